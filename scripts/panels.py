@@ -153,8 +153,7 @@ BOARD: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Told to wait, refused",
             "ops",
-            "Messages answered THROTTLED, by what was full; frames that failed verification; connections that were "
-            "hung up on for frames that never became whole.",
+            "Messages answered THROTTLED, by what was full; frames that failed verification.",
             (
                 (
                     f"sum by (bound) (rate(timeline_throttled_total{{{OF}}}[$__rate_interval])) > 0",
@@ -164,7 +163,6 @@ BOARD: dict[str, tuple[Panel, ...]] = {
                     f"sum by (method) (rate(timeline_frames_refused_total{{{OF}}}[$__rate_interval])) > 0",
                     "refused: {{method}}",
                 ),
-                (f"rate(timeline_hung_up_total{{{OF}}}[$__rate_interval]) > 0", "hung up: {{instance}}"),
             ),
         ),
         Panel(

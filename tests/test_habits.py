@@ -28,12 +28,10 @@ NOT_IN_CORE = {"time", "random", "secrets", "uuid", "grpc", "sqlalchemy", "sqlit
 CORE = ("leases", "model.py", "columns.py", "errors.py", "broker", "wire")
 # The broker's shell: it meets the network, the process and the clock so that the rest need not.
 SHELL = {
-    "broker/server/service.py",
-    "broker/serve.py",
     "broker/server/calls.py",
     "broker/server/certificates.py",
-    "broker/server/health.py",
-    "broker/server/peer_channel.py",
+    "broker/server/probes.py",
+    "broker/server/service.py",
 }
 
 
@@ -134,6 +132,10 @@ def test_modules_are_named_after_what_they_are() -> None:
     named = [path for folder in (PACKAGE, TESTS) for path in folder.rglob("*") if path.suffix in {"", ".py"}]
     assert named
     assert not [_name(path) for path in named if vague.search(path.stem)]
+
+
+def test_the_shell_is_there() -> None:
+    assert not [name for name in SHELL if not (PACKAGE / name).is_file()]
 
 
 def test_core_reads_no_clock_no_randomness_and_no_driver() -> None:

@@ -114,7 +114,6 @@ CATALOG: dict[str, Declaration] = {
     "timeline_outbox_bytes": gauge("Payload bytes waiting to be pushed to consumers"),
     "timeline_throttled_total": counter("Messages answered THROTTLED, by what was full", "bound"),
     "timeline_frames_refused_total": counter("Frames that failed verification", "method"),
-    "timeline_hung_up_total": counter("Connections ended because they brought too much of frames that were not whole"),
     "timeline_access_refused_total": counter(
         "Calls refused for who called, by cause, and long calls that ended for it", "cause"
     ),

@@ -46,7 +46,7 @@ async def test_settles_that_wait_are_bounded_in_bytes():
         assert [statuses(await answer) for answer in (first, small)] == [[Status.OK]] * 2
         # All of it is free again.
         assert statuses(await link.settle(pipes[1], got[1], Operation.BURY, reason=b"y" * 1_000)) == [Status.OK]
-        assert link.node.settling._room.bytes == 0
+        assert link.node.settling._quota.bytes == 0
 
 
 async def test_calls_under_way_are_bounded_in_bytes():

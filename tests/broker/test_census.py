@@ -13,7 +13,6 @@ from timeline.broker.dispatch.roster import Roster
 from timeline.broker.fairness.cooperative import AT_ONCE, CooperativePace
 from timeline.broker.fairness.limits import Limits
 from timeline.broker.node import Node
-from timeline.broker.status.consumers import _look_at
 from timeline.metrics import Metrics
 from timeline.wire import TopicAction
 
@@ -63,7 +62,7 @@ async def test_never_more_are_looked_at_between_two_pauses_however_they_are_spre
         looked = 0
 
     monkeypatch.setattr("timeline.broker.fairness.cooperative.AT_ONCE", 4)
-    monkeypatch.setattr("timeline.broker.status.consumers.TOPIC", 1)
+    monkeypatch.setattr("timeline.broker.status.counts.TOPIC", 1)
     monkeypatch.setattr(Roster, "recount", noted)
     monkeypatch.setattr(CooperativePace, "_pause", pause)
     async with broker(limits=SELDOM) as link:
@@ -99,14 +98,14 @@ async def test_of_two_that_are_stalled_the_one_that_ends_meanwhile_is_left_alone
 async def come(link: Link, *names: str) -> list[Pipe]:
     """They are connected and dealt to."""
     pipes = [await link.consume(name) for name in names]
-    while not link.node.dealers[0].roster.well.issuperset(name.encode() for name in names):
+    while not next(iter(link.node.dealers)).roster.well.issuperset(name.encode() for name in names):
         await asyncio.sleep(0)
     return pipes
 
 
 async def begun(link: Link) -> asyncio.Task[None]:
     """A look at the topic's consumers that has come to its first pause, behind one of those that are there."""
-    look = asyncio.create_task(_look_at(link.node.dealers[0], link.node, CooperativePace()))
+    look = asyncio.create_task(link.node._consumers.look(CooperativePace()))
     await asyncio.sleep(0)
     assert not look.done()
     return look
@@ -119,7 +118,7 @@ def shown(node: Node, health: str) -> float | None:
 async def test_who_is_silent_is_not_among_the_well_until_it_is_heard_again():
     async with broker(limits=SELDOM) as link:
         await come(link, "steady", "moody")
-        roster = link.node.dealers[0].roster
+        roster = next(iter(link.node.dealers)).roster
         roster.consumers[b"moody"].heard_ms = -1e9
         await link.node._look_over()
         assert roster.well == {b"steady"}
@@ -133,7 +132,7 @@ async def test_who_is_silent_is_not_among_the_well_until_it_is_heard_again():
 async def test_who_leaves_or_comes_in_the_middle_of_a_look(go_on: asyncio.Event):
     async with broker(limits=SELDOM) as link:
         pipes = await come(link, "c0", "c1", "c2")
-        roster = link.node.dealers[0].roster
+        roster = next(iter(link.node.dealers)).roster
         look = await begun(link)
         before = roster.consumers[b"c2"]
         await link.consume("c2", session=2)  # another has its name from now on
@@ -164,7 +163,7 @@ async def test_a_topic_that_is_dropped_in_the_middle_of_a_look_has_no_gauges(go_
 async def test_one_whose_id_another_took_is_not_hosted_though_the_store_let_it_in_late():
     async with broker(limits=SELDOM) as link:
         await come(link, "w")
-        dealer = link.node.dealers[0]
+        dealer = next(iter(link.node.dealers))
         first = dealer.roster.consumers[b"w"]
         second = await link.consume("w", session=2)
         while not dealer.roster.consumers[b"w"].dealing:

@@ -22,7 +22,6 @@ from tests.servers.mysql import MysqlServer
 from tests.servers.postgresql import PostgresqlServer, program
 from tests.servers.redis import RedisServer
 from tests.services import require_service
-from timeline.broker.api import produce
 from timeline.model import Answers, Status, Topic
 from timeline.storage_plugins.contract import Opened, Puts, StoreRefused
 from timeline.storage_plugins.memory import MemoryStore
@@ -57,7 +56,7 @@ class HalfGone(Changing):
 
 async def test_a_put_that_finds_another_store_half_way_keeps_the_answers_before():
     async with broker(HalfGone()) as link:
-        told = await produce.put(link.node, link.puts(["stored", "lost"], FAR_MS), "test")
+        told = await link.node.puts.put(link.puts(["stored", "lost"], FAR_MS), "test")
         assert told.status.tolist() == [Status.OK.code, Status.UNAVAILABLE.code]
         assert "another" in told.details[1] and 0 not in told.details
 
@@ -75,7 +74,7 @@ async def look(link: Link) -> str:
 
 async def put(link: Link, id: str) -> Any:
     """On a stream that was open before whatever happened."""
-    return await produce.put(link.node, link.puts([id], FAR_MS), "test")
+    return await link.node.puts.put(link.puts([id], FAR_MS), "test")
 
 
 async def refused(link: Link) -> str:

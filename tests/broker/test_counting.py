@@ -25,8 +25,8 @@ def shown(link: Link, name: str, **labels: str) -> float | None:
 
 
 async def counted(link: Link) -> None:
-    await link.node.counting.near()
-    await link.node.counting.far()
+    await link.node.counts.near()
+    await link.node.counts.far()
 
 
 async def test_what_is_expected_is_told_by_when_it_comes():
@@ -46,13 +46,13 @@ async def test_what_is_expected_is_told_by_when_it_comes():
 async def test_what_is_overdue_is_told_but_not_while_the_topic_is_paused():
     async with broker() as link:
         await link.put(["a"], in_ms=0)
-        await link.node.counting.near()
+        await link.node.counts.near()
         before = shown(link, "timeline_overdue_seconds")
         assert before is not None
         while not shown(link, "timeline_overdue_seconds"):
-            await link.node.counting.near()
+            await link.node.counts.near()
         await link.topic(TopicAction.UPDATE, paused=True)
-        await link.node.counting.near()
+        await link.node.counts.near()
         assert shown(link, "timeline_overdue_seconds") == 0
 
 
@@ -116,7 +116,7 @@ async def test_counting_takes_a_bounded_share_of_the_stores_time():
         for name in ("t", "u", "v"):
             await link.topic(TopicAction.CREATE, name)
             await link.put(["a"], HOUR_MS, topic=name)
-        await link.node.counting.near()
+        await link.node.counts.near()
         assert len(store.spans) == 3
         for (began, ended), (next_began, _) in zip(store.spans, store.spans[1:], strict=False):
             assert next_began - began >= (ended - began) / SHARE * 0.99
@@ -149,9 +149,9 @@ async def test_a_topic_that_cannot_be_counted_is_that_topics_trouble_alone():
         for name in ("t", "u"):
             await link.put(["a"], HOUR_MS, topic=name)
         store.refused = set()
-        await link.node.counting.near()
+        await link.node.counts.near()
         store.refused = {"t"}
-        for count in (link.node.counting.near, link.node.counting.far):
+        for count in (link.node.counts.near, link.node.counts.far):
             with pytest.raises(StoreError):
                 await count()
         value = link.node.metrics.registry.get_sample_value
@@ -174,11 +174,11 @@ async def test_what_a_sweep_had_to_find_is_counted_as_stranded():
         link.node.membership.buckets = lambda uid, buckets: []  # nobody deals any bucket, as far as this one knows
         await link.put(["a"], in_ms=0)
         consumer = await link.consume()
-        dealer = link.node.dealers[0]
+        dealer = next(iter(link.node.dealers))
         while not shown(link, "timeline_stranded_total"):
             dealer._sweep_at_ms = 0.0
             dealer.look()
-            await link.node.counting.near()
+            await link.node.counts.near()
         assert (await consumer.down(Deliver)).ids.tolist() == [b"a"]
 
 
@@ -186,7 +186,7 @@ async def test_what_a_sweep_had_to_find_is_counted_as_stranded():
 async def test_room_is_told_where_the_store_knows_it(store: str, tmp_path) -> None:
     url = f"sqlite:///{tmp_path / 'a.db'}" if store == "sqlite" else store
     async with broker(url) as link:
-        await link.node.counting.near()
+        await link.node.counts.near()
         free, size = (
             link.node.metrics.registry.get_sample_value(f"timeline_store_{which}_bytes") for which in ("free", "size")
         )

@@ -87,7 +87,7 @@ async def _two_of(link: Link, more: int = 2) -> tuple[Pipe, Deliver, ConnectedCo
     pipe = await link.consume(credit=2, credit_bytes=4)
     got: Deliver = await pipe.down(Deliver)
     assert len(got.birth) == 2
-    ((_, dealer),) = link.node._dealers.items()
+    (dealer,) = link.node.dealers
     return pipe, got, dealer.roster.consumers[b"c"]
 
 

@@ -61,7 +61,7 @@ async def test_a_broker_that_knows_no_sums_goes_on_right_behind_the_last():
     async with broker() as link:
         await filled(link)
         first = await first_page(link, Scan("t"))
-        topic = await link.node.topic("t")
+        topic = await link.node.catalog.find("t")
         assert topic is not None
         everything = ScanFilter(frozenset({State.WAITING}))
         page = await link.node.store.store.scan(topic, link.node.clock.now_ms(), everything, first.cursor, MANY, False)

@@ -86,7 +86,7 @@ async def _took(link: Link, consumer: Pipe, count: int) -> dict[bytes, bytes]:
 
 async def _dead(link: Link) -> dict[bytes, bytes]:
     """The dead letters and their reasons."""
-    await link.node.dealer(await link.node.topic("t")).back.settled.wait()
+    await link.node.dealers.of(await link.node.catalog.find("t")).own_settles.settled.wait()
     dead: dict[bytes, bytes] = {}
     async for data in link.node.service.unary_stream("Scan", encode(Scan("t", states=(State.DEAD,)))):
         rows = decode_as(data, ScanPage).rows

@@ -7,11 +7,12 @@ import pytest
 from tests.broker.columns import make_parcel
 from tests.broker.link import broker, statuses
 from tests.broker.test_newer import UNKNOWN
+from timeline.broker.api.consume import deliver
 from timeline.broker.fairness.loop_scheduler import LoopScheduler
 from timeline.model import MAX_REASON_BYTES, Operation, Status
 from timeline.wire import Beat, Deliver
 
-NOTHING = make_parcel([], []).deliver(0, 0)
+NOTHING = deliver(make_parcel([], []), 0, 0)
 
 
 @pytest.fixture

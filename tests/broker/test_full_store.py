@@ -20,7 +20,6 @@ from tests.servers.mysql import MysqlServer
 from tests.servers.postgresql import PostgresqlServer
 from tests.servers.redis import RedisServer
 from tests.services import require_service
-from timeline.broker.api import produce
 from timeline.broker.fairness.limits import Limits
 from timeline.columns import Ragged
 from timeline.model import Operation, Status
@@ -101,7 +100,7 @@ async def fill(link: Link) -> set[bytes]:
     for number in range(10_000):
         ids = [f"fill-{number:05}-{at:02}" for at in range(BATCH)]
         payloads = Ragged.of([os.urandom(900) for _ in ids])
-        told = await produce.put(link.node, link.puts(ids, FAR_MS, payloads=payloads), "test")
+        told = await link.node.puts.put(link.puts(ids, FAR_MS, payloads=payloads), "test")
         stored.update(id.encode() for id, code in zip(ids, told.status.tolist(), strict=True) if code == Status.OK.code)
         if Status.UNAVAILABLE.code in told.status.tolist():
             return stored
@@ -133,7 +132,7 @@ async def begun(link: Link) -> tuple[Any, Deliver, set[bytes]]:
     await link.put(["now"])
     got = await consumer.down(Deliver)
     stored = await fill(link) | {b"now"}
-    assert link.node.not_ready.startswith("the store takes no puts: ") and link.node.no_calls == ""
+    assert link.node.not_ready.startswith("the store takes no puts: ") and link.node.readiness.no_calls == ""
     await reads(link, stored)
     return consumer, got, stored
 

@@ -57,9 +57,9 @@ async def given_up(link: Link, channel: Any, method: str) -> Any:
     else:
         call = channel.stream_stream(f"/{SERVICE}/Consume")()
         await call.write(hello("deaf", "t", credit=1 << 30))
-        topic = await link.node.topic("t")
+        topic = await link.node.catalog.find("t")
         assert topic is not None
-        roster = link.node.dealer(topic).roster
+        roster = link.node.dealers.of(topic).roster
         while not roster.consumers:
             await service.streams.ended(0.01)
         while roster.consumers:

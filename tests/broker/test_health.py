@@ -42,7 +42,7 @@ async def test_health_follows_the_node_without_a_timer(monkeypatch: pytest.Monke
             return real(*args, **more)
 
         monkeypatch.setattr(loop, "call_at", noted)
-        watching = asyncio.ensure_future(_watch_health(servicer, link.node))
+        watching = asyncio.ensure_future(_watch_health(servicer, link.node.readiness))
         assert await servicer.said.get() == SERVING
         for _ in range(100):
             await asyncio.sleep(0)

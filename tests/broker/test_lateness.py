@@ -11,6 +11,7 @@ from prometheus_client import generate_latest
 from tests.broker.columns import make_parcel
 from timeline.broker.fairness.limits import Limits
 from timeline.broker.status.late import LatenessCauses, LateRing, TopicLateness
+from timeline.broker.status.traces import Traces
 from timeline.metrics import Metrics
 from timeline.model import Topic, TopicSettings
 
@@ -34,7 +35,7 @@ def test_a_message_is_noted_alone_as_it_is_among_others(dealt: list[tuple[int, i
     told = []
     for batches in ([whole], [whole.slice(at, at + 1) for at in range(len(whole))]):
         metrics, ring = Metrics(), LateRing(100)
-        lateness = TopicLateness(LatenessCauses(0), ring, metrics, Limits())
+        lateness = TopicLateness(LatenessCauses(0), ring, metrics, Limits(), Traces("b1"))
         for batch in batches:
             lateness.note(Topic("t", 1, TopicSettings()), b"c", batch, 10_000)
         late = sorted((one.id, one.due_ms, one.cause) for one in ring.since(0, {1: "t"}))

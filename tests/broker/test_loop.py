@@ -12,13 +12,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from timeline.broker.server import loop as broker_loop
-from timeline.broker.server.loop import new_loop
+from timeline.broker.server import process
+from timeline.broker.server.process import new_loop
 
 if sys.platform != "linux":
     pytest.skip("epoll is Linux's", allow_module_level=True)
 
-from timeline.broker.server.loop import MicrosecondSelector
+from timeline.broker.server.process import MicrosecondSelector
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_signal_wakes_a_loop_from_a_short_wait_and_from_a_long_one() -> None:
 
 
 def test_a_process_with_too_many_files_has_asyncios_own_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker_loop, "FD_SETSIZE", 0)
+    monkeypatch.setattr(process, "FD_SETSIZE", 0)
     made = new_loop()
     try:
         assert not isinstance(made._selector, MicrosecondSelector)  # type: ignore[attr-defined]

@@ -17,6 +17,7 @@ import pytest
 from tests.broker.link import Link, broker, statuses
 from tests.simulation.loop import Timer, VirtualLoop
 from timeline.broker.fairness.cooperative import EMPTY_COUNTED
+from timeline.broker.fairness.limits import Limits
 from timeline.clock import Clock
 from timeline.columns import Ragged
 from timeline.metrics import REST, Metrics
@@ -86,7 +87,7 @@ async def crowded(store: Counted, count: int) -> AsyncIterator[Link]:
     for at in range(count):
         await store.create_topic(Topic(f"t{at}", 1_000 + at, TopicSettings()))
     async with broker(store, clock=Clock(loop.time, loop.time)) as link:
-        while len(link.node.depths) < count + 1:
+        while len(link.node.counts.depths) < count + 1:
             await wait(1.0)
         await wait(60.0)
         store.calls.clear()
@@ -252,11 +253,11 @@ def test_what_is_put_to_an_idle_topic_is_counted_and_swept_again() -> None:
         store = Counted(shared=True)
         async with crowded(store, MANY) as link:
             await link.put(["a"], HOUR_MS, topic="t3", expires_ms=np.array([link.node.clock.now_ms() + 2 * HOUR_MS]))
-            assert 1_003 not in link.node.depths, "as counted it had none: that is not known any more"
+            assert 1_003 not in link.node.counts.depths, "as counted it had none: that is not known any more"
             await wait(12.0)
-            assert link.node.depths[1_003].waiting == 1
+            assert link.node.counts.depths[1_003].waiting == 1
             await wait(2 * HOUR_MS / 1000 + 15)
-            depth = link.node.depths[1_003]
+            depth = link.node.counts.depths[1_003]
             assert (depth.waiting, depth.available, depth.next_due_ms) == (0, 0, 0)
             swept = link.node.metrics.registry.get_sample_value("timeline_expired_total", {"topic": "t3"})
             assert swept == 1
@@ -268,12 +269,12 @@ def test_what_another_broker_put_to_an_idle_topic_is_counted_in_its_turn() -> No
     async def scene() -> None:
         store = Counted(shared=True)
         async with crowded(store, MANY) as link:
-            topic = await link.node.topic("t5")
+            topic = await link.node.catalog.find("t5")
             assert topic is not None
             await put_elsewhere(store, topic, b"a", link.node.clock.now_ms() + HOUR_MS)
             rounds = 2 + (MANY + 1) // EMPTY_COUNTED
             await wait(rounds * (link.node.limits.count_every_ms / 1000 + 1))
-            assert link.node.depths[topic.uid].waiting == 1
+            assert link.node.counts.depths[topic.uid].waiting == 1
 
     in_virtual_time(scene)
 
@@ -283,7 +284,7 @@ def test_a_message_of_an_idle_topic_that_another_broker_put_is_delivered(when: s
     async def scene() -> None:
         store = Counted(shared=True)
         async with crowded(store, MANY) as link:
-            topic = await link.node.topic("t9")
+            topic = await link.node.catalog.find("t9")
             assert topic is not None
             if when == "before the consumer":
                 await put_elsewhere(store, topic, b"a", link.node.clock.now_ms())
@@ -317,7 +318,7 @@ def test_the_first_message_of_an_idle_topic_is_as_punctual_as_any() -> None:
 
 
 async def test_a_topic_that_never_had_a_consumer_still_has_its_place_in_answers() -> None:
-    async with broker() as link:
+    async with broker(limits=Limits(late_ms=-1)) as link:
         await link.put(["a"], 0)
         await asyncio.sleep(0)
         told = decode_as(await link.node.service.unary("Stand", encode(StatusRequest("", 10))), BrokerStatus)
@@ -325,7 +326,6 @@ async def test_a_topic_that_never_had_a_consumer_still_has_its_place_in_answers(
         value = link.node.metrics.registry.get_sample_value
         assert value("timeline_consumers", {"topic": "t", "health": "healthy"}) == 0
         assert value("timeline_messages_depth", {"topic": "t", "state": "waiting"}) == 0
-        link.node.limits = replace(link.node.limits, late_ms=-1)
         late = decode_as(await link.node.service.unary("Late", encode(Late(topic="t", id=b"a"))), LateList)
         assert late.ids.tolist() == [b"a"], "and 'why' has its answer"
 

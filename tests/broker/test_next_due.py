@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from timeline.broker.dispatch.next_due import NextDue
+from timeline.broker.dispatch.rounds import NextDue
 
 
 def test_the_soonest_of_what_was_told_and_hinted_counts() -> None:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
 from tests.broker.columns import make_parcel
-from timeline.broker.dispatch.lease_ahead_buffer import LeaseAheadBuffer
-from timeline.broker.dispatch.rate import RateLimit
+from timeline.broker.dispatch.leased_batch import LeaseAheadBuffer
 from timeline.broker.dispatch.roster import ConnectedConsumer, ConsumerHealth, Outboxes, Roster, grants_for
+from timeline.broker.dispatch.rounds import RateLimit
 from timeline.broker.fairness.limits import Limits
-from timeline.broker.server.logs import JsonLines, TextLines
+from timeline.broker.server.process import JsonLines, TextLines
 from timeline.broker.status.late import LatenessCauses, LateRing
 from timeline.columns import Ragged
 from timeline.metrics import CATALOG, Metrics
@@ -239,7 +239,7 @@ def test_late_ring_is_bounded_and_filters():
 @given(st.lists(st.integers(0, 700_000), min_size=1, max_size=12), st.integers(1, 5))
 def test_a_parcel_is_cut_into_frames_of_bounded_size(sizes, most):
     batch = make_parcel([0] * len(sizes), [b"x" * size for size in sizes])
-    parts = list(batch.frames(most))
+    parts = list(batch.frames(most, AIM_BYTES))
     assert [id for part in parts for id in part.rows.ids.tolist()] == batch.rows.ids.tolist()
     for part in parts:
         assert 1 <= len(part) <= most

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from tests.broker.machines import Lasting, Register, Registered
-from timeline.broker.cluster.hints import ClusterHints
-from timeline.broker.cluster.membership_log import MembershipLog
+from timeline.broker.cluster.hints import ClusterHints, MembershipLog
 from timeline.broker.cluster.peers import BrokerPeers
 from timeline.broker.fairness.limits import Limits
 from timeline.broker.node import Node
-from timeline.broker.tasks import Tasks
+from timeline.broker.runtime import Tasks
 from timeline.clock import Clock
 from timeline.columns import Ragged
 from timeline.metrics import Metrics
@@ -221,7 +220,7 @@ async def test_who_deals_a_bucket_now_is_told_what_was_put_while_that_changed() 
     await scene.told()
     assert scene.ways["b2:9000"].heard == [{topic.uid: 400}] and "b3:9000" not in scene.ways
     for mono_ms in (6_000.0, 12_000.0):
-        cluster.stand([], mono_ms, True)
+        cluster.stand(mono_ms, True)
     cluster.changed()
     await scene.told()
     assert len(scene.ways["b2:9000"].heard) == 1, "what was put long ago, its own looks have found"

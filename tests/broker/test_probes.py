@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.broker.link import Link, broker
-from timeline.broker.server import metrics_port
+from timeline.broker.server import probes
 from timeline.config import split_address
 from timeline.errors import Invalid
 
@@ -19,7 +19,7 @@ from timeline.errors import Invalid
 @contextmanager
 def probing(link: Link, listen: str = "127.0.0.1:0") -> Iterator[str]:
     """The address of a port that answers for `link`'s broker."""
-    made = metrics_port.MetricsPort(listen, link.node)
+    made = probes.MetricsPort(listen, link.node.metrics.registry, lambda: link.node.not_ready)
     try:
         yield made.start()
     finally:
@@ -54,7 +54,7 @@ async def test_an_address_that_cannot_be_meant_is_refused():
 
 @pytest.mark.slow
 async def test_a_connection_that_says_nothing_ends(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
-    monkeypatch.setattr(metrics_port._Quiet, "timeout", 0.05)
+    monkeypatch.setattr(probes._Quiet, "timeout", 0.05)
     async with broker() as link:
         with probing(link) as address, socket.create_connection(split_address(address), timeout=30) as silent:
             assert await asyncio.to_thread(silent.recv, 1) == b""
@@ -63,8 +63,8 @@ async def test_a_connection_that_says_nothing_ends(monkeypatch: pytest.MonkeyPat
 
 
 async def test_who_says_a_request_byte_by_byte_gives_way(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(metrics_port, "MOST_AT_ONCE", 2)
-    monkeypatch.setattr(metrics_port._Quiet, "timeout", 3_600)
+    monkeypatch.setattr(probes, "MOST_AT_ONCE", 2)
+    monkeypatch.setattr(probes._Quiet, "timeout", 3_600)
     async with broker() as link:
         with probing(link) as address:
             slow = [socket.create_connection(split_address(address), timeout=30) for _ in range(4)]

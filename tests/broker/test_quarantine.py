@@ -197,7 +197,7 @@ def test_lateness_while_quarantined_is_blamed_on_the_clock_and_a_drain_is_not_un
         await made.create_topic()
         made.consume("c", broker.address)
         (topic,) = broker.node.catalog.all()
-        dealer = broker.node.dealer(topic)
+        dealer = broker.node.dealers.of(topic)
         dealer.stop_leasing(LateCause.CLOCK)
         await made.put([0.1])
         await made.timer.wait(2.0)

@@ -150,7 +150,7 @@ async def test_two_who_ask_for_an_unknown_topic_wait_for_one_reading():
         link.node.catalog._topics.clear()
         link.node.catalog._read_at_ms = -1e9
         store.hold("topics")
-        finding = [asyncio.ensure_future(link.node.topic("t")) for _ in range(2)]
+        finding = [asyncio.ensure_future(link.node.catalog.find("t")) for _ in range(2)]
         await store.arrived("topics")
         store.release("topics")
         assert [topic is not None and topic.name for topic in await asyncio.gather(*finding)] == ["t", "t"]
@@ -291,9 +291,9 @@ async def test_a_session_waits_for_what_the_one_before_hands_back():
         while await link.ids(State.LEASED) != [b"a"]:
             await asyncio.sleep(0)
         second = await link.consume(session=2)
-        while not (link.node._dealers and store.calls["settle"]):
+        while not (list(link.node.dealers) and store.calls["settle"]):
             await asyncio.sleep(0)
-        dealer = next(iter(link.node._dealers.values()))
+        dealer = next(iter(link.node.dealers))
         while not dealer.roster.consumers[b"c"].dealing:
             await asyncio.sleep(0)
         # One settle: it was handed back, and there was nothing left to be let again.

@@ -14,6 +14,7 @@ import pytest
 
 from tests.broker.link import Link, broker, statuses
 from tests.broker.slow import SlowStore
+from timeline.broker.api import mutate
 from timeline.broker.api.access import ANYBODY, Principal
 from timeline.broker.api.mutate import Sendings
 from timeline.clock import Clock
@@ -182,13 +183,15 @@ async def test_what_nobody_waits_for_any_more_is_not_begun_after_its_first_sendi
     assert not caplog.records
 
 
-async def test_a_mistake_of_ours_is_told_though_its_caller_has_gone(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_mistake_of_ours_is_told_though_its_caller_has_gone(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with slow() as (link, store):
         call = sent(link, move(op=7))
         await store.reached.wait()
         call.cancel()
         await asyncio.wait({call})
-        link.node.count = None  # type: ignore[assignment, method-assign]
+        monkeypatch.setattr(mutate, "count_answers", None)
         store.go.set()
         await link.node.service.idle()
     assert [record.getMessage() for record in caplog.records] == ["a call whose caller has gone failed"]
@@ -197,7 +200,7 @@ async def test_a_mistake_of_ours_is_told_though_its_caller_has_gone(caplog: pyte
 async def test_its_callers_time_counts_from_when_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
     hands = Hands()
     async with broker(clock=Clock(hands, hands)) as link:
-        turns = link.node.turns
+        turns = link.node.scheduler
         take = turns.take
 
         async def taken(peer: str, *more: Any) -> bool:
@@ -235,7 +238,7 @@ async def test_what_its_callers_time_was_over_for_is_not_begun() -> None:
 async def test_what_was_given_up_while_it_waited_for_its_turn_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     async with broker() as link:
         assert statuses(await link.put(["a"], HOUR_MS)) == [Status.OK]
-        turns, waits, turn = link.node.turns, asyncio.Event(), asyncio.Event()
+        turns, waits, turn = link.node.scheduler, asyncio.Event(), asyncio.Event()
         take = turns.take
 
         async def taken(peer: str, *more: Any) -> bool:

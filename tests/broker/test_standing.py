@@ -84,18 +84,18 @@ async def test_a_broker_that_is_not_ready_says_why():
 async def test_a_dropped_topic_is_told_of_no_more():
     async with broker(limits=Limits(count_every_ms=1)) as link:
         await link.put(["a"], in_ms=3_600_000)
-        while not link.node.depths:
+        while not link.node.counts.depths:
             await link.topic(TopicAction.LIST)
         await link.drop()
         assert len((await stands(link)).topics.topics) == 0
-        assert link.node.depths == {}
+        assert link.node.counts.depths == {}
 
 
 async def test_credit_of_those_that_nobody_hears_of_is_no_room():
     async with broker() as link:
         for name, credit in (("well", 5), ("ill", 7)):
             await link.consume(name, credit=credit)
-        link.node.dealers[0].roster.consumers[b"ill"].heard_ms = -1e9
+        next(iter(link.node.dealers)).roster.consumers[b"ill"].heard_ms = -1e9
         await link.node._look_over()
         shown = link.node.metrics.registry.get_sample_value("timeline_credit_messages", {"topic": "t"})
         assert shown == (await stands(link)).topics.credit[0] == 5

@@ -25,11 +25,11 @@ async def test_what_is_stranded_comes_as_fast_as_credit_in_bytes_comes_back(monk
         pipe = link.open("Produce")
         pipe.up(puts)
         assert statuses(await pipe.down()) == [Status.OK] * 7
-        topic = await link.node.topic("t")
+        topic = await link.node.catalog.find("t")
         assert topic is not None
         consumer = await link.consume(credit=5, credit_bytes=45, room_messages=5, room_bytes=45)
-        link.node.dealer(topic)._sweep_at_ms = 0.0
-        link.node.dealer(topic).wake()
+        link.node.dealers.of(topic)._sweep_at_ms = 0.0
+        link.node.dealers.of(topic).wake()
         came: list[bytes] = []
         while len(came) < 7:
             got = await consumer.down(Deliver)

@@ -158,6 +158,6 @@ async def test_where_many_are_connected_each_is_told_to_beat_less_often():
             pipe.to_broker.put_nowait(hello(f"c{number}", "t"))
             told.append((await pipe.down(Welcome)).heartbeat_ms)
         assert told == [100, 200, 250, 250]
-        second = link.node.dealers[0].roster.consumers[b"c2"]
+        second = next(iter(link.node.dealers)).roster.consumers[b"c2"]
         assert second.health(second.heard_ms + 600) is ConsumerHealth.HEALTHY
         assert second.health(second.heard_ms + 601) is ConsumerHealth.SILENT

@@ -13,8 +13,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from timeline.broker.server.supervisor import Started, Supervisor, _reserved
-from timeline.broker.server.worker import MOST_UNSENT_BYTES
+from timeline.broker.server.workers import MOST_UNSENT_BYTES, Started, Supervisor, _reserved
 from timeline.config import ServeConfig
 
 PATIENCE_S = 60.0

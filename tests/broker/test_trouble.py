@@ -16,7 +16,7 @@ from tests.broker.columns import make_parcel
 from tests.broker.link import broker, statuses
 from tests.broker.slow import SlowStore
 from timeline.broker import node
-from timeline.broker.dispatch import release_unseen
+from timeline.broker.dispatch import dealer as dealing
 from timeline.clock import Clock
 from timeline.model import Answers, Operation, Status
 from timeline.storage_plugins import make_store
@@ -37,15 +37,15 @@ async def test_what_cannot_be_handed_back_is_given_up_after_the_last_try(monkeyp
 
     store = SlowStore()
     async with broker(store) as link:
-        topic = await link.node.topic("t")
+        topic = await link.node.catalog.find("t")
         assert topic is not None
-        back = link.node.dealer(topic).back
+        back = link.node.dealers.of(topic).own_settles
         store.refuse = {"settle"}
-        monkeypatch.setattr(release_unseen.asyncio, "sleep", noted)
-        back.unseen([make_parcel([0])])
+        monkeypatch.setattr(dealing.asyncio, "sleep", noted)
+        back.release_unseen([make_parcel([0])])
         await back.settled.wait()
         monkeypatch.undo()
-        assert store.calls["settle"] == release_unseen.TRIES == len(waits) + 1
+        assert store.calls["settle"] == dealing.TRIES == len(waits) + 1
 
 
 async def test_what_the_store_could_not_do_is_told_to_each_caller_with_the_reason():

@@ -18,7 +18,7 @@ import pytest
 
 import timeline
 from tests.cli.conftest import Call, start
-from timeline.broker.server.logs import JsonLines, TextLines
+from timeline.broker.server.process import JsonLines, TextLines
 from timeline.cli.app import cli, complain, say
 from timeline.cli.terminal.output import print_json
 from timeline.model import Topic, TopicSettings

@@ -67,7 +67,7 @@ class Broker:
         """As on SIGTERM: tells every stream to leave, and serves no more. The store stays open for others."""
         assert self.node is not None
         node, self.node = self.node, None
-        node._state = "draining"
+        node.readiness.state = "draining"
         await node._drain(node.limits.hand_back_ms)
         await self._server.stop(1.0)
         await node.tasks.cancel()

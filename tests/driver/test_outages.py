@@ -234,7 +234,7 @@ async def test_a_settle_that_failed_gives_no_credit_back(broker: Broker, tl: tim
 def _credit(broker: Broker) -> int:
     """The credit in messages that the broker knows of its one consumer."""
     assert broker.node is not None
-    ((_, dealer),) = broker.node._dealers.items()
+    (dealer,) = broker.node.dealers
     ((_, consumer),) = dealer.roster.consumers.items()
     return consumer.credit_messages
 

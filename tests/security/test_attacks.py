@@ -13,7 +13,7 @@ import pytest
 import timeline
 from tests.security.guarded import Guarded, Tokens
 from timeline.broker.api import gateway as gateway_module
-from timeline.broker.server.peer_channel import GrpcPeerChannel
+from timeline.broker.server.calls import GrpcPeerChannel
 from timeline.columns import Ragged
 from timeline.credentials import Credentials
 from timeline.driver.transport.grpc_transport import GrpcTransport

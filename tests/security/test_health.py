@@ -10,16 +10,16 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from timeline.broker.server import health
-from timeline.broker.server.health import Health
+from timeline.broker.server import probes
+from timeline.broker.server.probes import HealthService
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 @pytest.fixture
-async def served() -> AsyncIterator[tuple[Health, Any]]:
+async def served() -> AsyncIterator[tuple[HealthService, Any]]:
     """A health service and a stub of it."""
-    made = Health()
+    made = HealthService()
     server = grpc.aio.server()
     port = server.add_insecure_port("127.0.0.1:0")
     health_pb2_grpc.add_HealthServicer_to_server(made, server)
@@ -33,7 +33,7 @@ def asked(service: str = "") -> Any:
     return health_pb2.HealthCheckRequest(service=service)
 
 
-async def test_it_is_checked_and_watched(served: tuple[Health, Any]) -> None:
+async def test_it_is_checked_and_watched(served: tuple[HealthService, Any]) -> None:
     made, stub = served
     with pytest.raises(grpc.aio.AioRpcError) as unknown:
         await stub.Check(asked("x"))
@@ -47,9 +47,9 @@ async def test_it_is_checked_and_watched(served: tuple[Health, Any]) -> None:
     watch.cancel()
 
 
-async def test_those_who_watch_are_bounded(served: tuple[Health, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_those_who_watch_are_bounded(served: tuple[HealthService, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     made, stub = served
-    monkeypatch.setattr(health, "MOST_WATCHES", 3)
+    monkeypatch.setattr(probes, "MOST_WATCHES", 3)
     await made.set("", SERVING)
     watches = [stub.Watch(asked()) for _ in range(3)]
     for watch in watches:
@@ -77,7 +77,7 @@ class Stubborn:
 
 
 async def test_one_who_does_not_read_holds_up_nobody() -> None:
-    made, stubborn = Health(), Stubborn()
+    made, stubborn = HealthService(), Stubborn()
     await made.set("", SERVING)
     hanging = asyncio.ensure_future(made.Watch(asked(), stubborn))
     await stubborn.writing.wait()

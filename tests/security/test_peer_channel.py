@@ -11,8 +11,8 @@ import pytest
 
 from tests.security.conftest import Papers
 from tests.security.guarded import Guarded, Tokens
+from timeline.broker.server.calls import GrpcPeerChannel
 from timeline.broker.server.certificates import Certificates
-from timeline.broker.server.peer_channel import GrpcPeerChannel
 from timeline.clock import Clock
 from timeline.credentials import Credentials
 from timeline.wire import SERVICE, Fault, Ping, Pong, TransportError, decode_as, encode

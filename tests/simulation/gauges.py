@@ -76,7 +76,7 @@ class Gauges:
         self._held("calls under way", len(node.service._under_way), limits.calls_in_flight)
         self._held("late deliveries kept", sum(len(batch.ids) for batch in node.late._batches), limits.late_kept)
         answers = limits.answers_waiting + limits.requests_per_stream + CREDIT
-        for dealer in node._dealers.values():
+        for dealer in node.dealers:
             for consumer in dealer.roster.consumers.values():
                 self._held("frames for a consumer", len(consumer.outbox), answers)
 

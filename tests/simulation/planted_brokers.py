@@ -12,16 +12,16 @@ from tests.simulation.gauges import ROOMY
 from tests.simulation.loop import Timer, VirtualLoop
 from timeline.broker.api import consume
 from timeline.broker.dispatch.dealer import Dealer
-from timeline.broker.dispatch.lease_ahead import LeaseAhead
 from timeline.broker.dispatch.leased_batch import LeasedBatch
 from timeline.broker.dispatch.roster import ConnectedConsumer, Roster
+from timeline.broker.dispatch.rounds import LeaseAhead
 from timeline.broker.fairness.fair_queue import Quota
-from timeline.broker.lanes.intake import Intake
+from timeline.broker.lanes.group_commit import Intake
 from timeline.broker.lanes.metered_store import MeteredStore
 from timeline.broker.node import Node
 from timeline.driver.consume.broker_clock import BrokerClock
 from timeline.driver.consume.in_flight import DeliveredFrame, InFlight
-from timeline.model import Answers, Rows, State, Topic
+from timeline.model import Answers, State, Topic
 from timeline.storage_plugins.contract import LeasedRows, Puts, ScanFilter
 
 ALL = frozenset((State.WAITING, State.AVAILABLE, State.LEASED, State.DEAD))
@@ -80,7 +80,7 @@ class BottomlessNode(Node):
 
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
-        self.intake._room = Quota(ROOMY.intake_messages, ROOMY.intake_bytes)
+        self.intake._quota = Quota(ROOMY.intake_messages, ROOMY.intake_bytes)
 
 
 @contextmanager
@@ -128,8 +128,7 @@ def endless_leases() -> Any:
 
 def lets_again() -> Any:
     """Whoever reconnects gets again what it has in hand."""
-    tokens = consume._tokens
-    return instead(consume, "_tokens", lambda of: tokens(of) if isinstance(of, Rows) else set())
+    return instead(consume, "tokens", lambda ids, birth, version: set())
 
 
 def pushes_ahead() -> Any:
@@ -149,7 +148,7 @@ def hands_back_what_it_pushed() -> Any:
     def both(dealer: Dealer, consumer: ConnectedConsumer, batch: LeasedBatch) -> None:
         push(dealer, consumer, batch)
         if int(batch.rows.birth[0]) % 32 == 0:
-            dealer.back.unseen([batch])
+            dealer.own_settles.release_unseen([batch])
 
     return instead(Dealer, "_push", both)
 

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from tests.simulation.planted_brokers import instead
-from timeline.broker.api.consume import ConsumeStream, Token, _tokens
 from timeline.broker.cluster.peers import BrokerPeers
 from timeline.broker.dispatch.dealer import Dealer
-from timeline.broker.dispatch.leased_batch import LeasedBatch
+from timeline.broker.dispatch.leased_batch import LeasedBatch, Token, tokens
 from timeline.broker.dispatch.roster import ConnectedConsumer
 from timeline.clock import Clock, StepVerdict
-from timeline.model import Rows, Topic
+from timeline.model import Rows
 from timeline.sync.view import View
 
 
@@ -37,14 +36,14 @@ def tells_nobody() -> Any:
 def shares_a_token() -> Any:
     """Whoever takes a consumer's id over gets what it holds under the very tokens that it has."""
 
-    async def as_it_is(
-        stream: ConsumeStream, rows: Rows, consumer: ConnectedConsumer, dealer: Dealer, topic: Topic
-    ) -> set[Token]:
+    async def as_it_is(dealer: Dealer, rows: Rows, consumer: ConnectedConsumer, peer: str) -> set[Token]:
         again = np.ones(len(rows), dtype=np.bool_)
-        dealer.give_again(consumer, LeasedBatch(rows, rows.scheduled_ms, again, stream._node.clock.now_ms()))
-        return _tokens(rows)
+        batch = LeasedBatch(rows, rows.scheduled_ms, again, dealer._clock.now_ms())
+        consumer.spend(len(batch), int(batch.sizes.sum()))
+        dealer.give(consumer, batch)
+        return tokens(rows.ids, rows.birth, rows.version)
 
-    return instead(ConsumeStream, "_regrant", as_it_is)
+    return instead(Dealer, "_regrant", as_it_is)
 
 
 def follows_every_step() -> Any:

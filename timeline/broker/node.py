@@ -2,46 +2,46 @@
 
 It is what `timeline serve` runs behind gRPC and what the simulation runs behind its own network: nothing here knows
 which. `start` → serve through `service` → `drain` (hand back, tell streams to leave) or `stop` (at once, as a crash).
+
+This is the composition root: the only module that sees all of a broker's parts. Each of them takes what it uses.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from timeline.broker.api.gateway import Gateway
-from timeline.broker.api.traces import Traces
+from timeline.broker.api.mutate import MutateHandler
+from timeline.broker.api.produce import ProduceStream, PutHandler
+from timeline.broker.api.read import ReadHandler
+from timeline.broker.api.topics import TopicAccess
 from timeline.broker.catalog import Catalog
-from timeline.broker.clocks.quarantine import watched
-from timeline.broker.cluster.hints import ClusterHints
-from timeline.broker.cluster.membership_log import MembershipLog
+from timeline.broker.clocks.offsets import Clocks
+from timeline.broker.cluster.hints import ClusterHints, MembershipLog
 from timeline.broker.cluster.peers import PeerFactory
-from timeline.broker.dispatch.dealer import Dealer
+from timeline.broker.dispatch.dealer import Dealer, Dealers
 from timeline.broker.dispatch.roster import Outboxes
-from timeline.broker.drain import part, stand_back
-from timeline.broker.fairness.cooperative import EMPTY_SWEPT, TopicRounds, rest
+from timeline.broker.fairness.cooperative import EMPTY_SWEPT, CooperativePace, TopicRounds, rest
 from timeline.broker.fairness.limits import Limits
 from timeline.broker.fairness.loop_scheduler import LoopScheduler
 from timeline.broker.journal.events import Journal
-from timeline.broker.lanes.intake import Intake
+from timeline.broker.lanes.group_commit import Intake, Settling
 from timeline.broker.lanes.metered_store import MeteredStore
-from timeline.broker.lanes.settling import Settling
-from timeline.broker.status.broker_status import Depth
-from timeline.broker.status.consumers import look_over, show_nobody
-from timeline.broker.status.counts import Counting
-from timeline.broker.status.late import LateRing, Spans
-from timeline.broker.tasks import FINISH_S, Tasks
+from timeline.broker.readiness import JOINING, Readiness
+from timeline.broker.runtime import FINISH_S, Runtime, Tasks
+from timeline.broker.status.broker_status import StatusReporter
+from timeline.broker.status.counts import ConsumerCounts, MessageCounts
+from timeline.broker.status.late import LatenessCauses, LateRing, Spans, TopicLateness
+from timeline.broker.status.traces import Traces
 from timeline.clock import Clock
-from timeline.columns import UInt8
 from timeline.metrics import Metrics
-from timeline.model import LateCause, LeavingReason, Operation, Status, Topic
+from timeline.model import LateCause, LeavingReason, Topic
 from timeline.storage_plugins.contract import Opened, Store, StoreError, StoreUnavailable
 from timeline.sync import JoinState, Member, Membership, MembershipChange
 
 log = logging.getLogger("timeline.broker")
-STARTING = "the broker is starting"
-JOINING = "the broker waits to join its cluster"
 DRAINING = "the broker is draining: use another one, or wait until it is back"
 
 
@@ -49,8 +49,7 @@ class Node:
     """A broker. `store` is not open yet; `random_bits(n)` gives n random bits; `service` answers the wire.
 
     `store_shown`: where the store is, in words that hold no secret. `make_peer` makes the way to another broker's
-    address. `depths`: by topic's uid, as last counted.
-    `not_ready`: why it does not serve now, empty while it does; `readiness` is set whenever that may have changed.
+    address. `readiness` says whether it serves now, and is told whenever that may have changed.
     """
 
     def __init__(
@@ -70,57 +69,74 @@ class Node:
         journal: Journal | None = None,
     ) -> None:
         self.name, self.address, self.version = name, address, version
-        self.store_shown = store_shown
-        self.started_ms = 0
-        self.depths: dict[int, Depth] = {}
         self.clock, self.membership = clock, membership
-        self.limits = limits or Limits()
-        self.metrics = metrics or Metrics()
-        self.readiness = asyncio.Event()
+        self.limits, self.metrics = limits or Limits(), metrics or Metrics()
+        self.tasks, self.scheduler = Tasks(self._crashed), LoopScheduler(clock.monotonic_ms)
+        runtime = self._runtime = Runtime(clock, self.limits, self.metrics, self.tasks, self.scheduler)
+        changed = asyncio.Event()
         self.store = MeteredStore(
-            store, clock.monotonic_ms, self.metrics, self._store_took, self.readiness.set, self._used, journal
+            store, clock.monotonic_ms, self.metrics, self._store_took, changed.set, self._used, journal
         )
-        self.tasks = Tasks(self._crashed)
-        self.late = LateRing(self.limits.late_kept)
-        self.cluster = ClusterHints(membership, name, make_peer, self.limits, self.metrics, self.tasks, self.hint)
-        self.neighbours = MembershipLog(membership, name)
-        self.turns = LoopScheduler(clock.monotonic_ms)
-        queued = (self.limits, self.metrics, self.tasks, self.turns, self.cluster.scheduled)
-        self.intake = Intake(self.store, clock.now_ms, clock.monotonic_ms, *queued)
-        self.settling = Settling(self.store, clock.now_ms, clock.monotonic_ms, *queued)
-        self.outboxes = Outboxes(self.limits.outboxes_bytes, self._wake_all)
+        self.readiness = Readiness(self.store, membership, changed)
+        self.dealers = Dealers(self._dealer_of, self.tasks)
+        self.cluster = ClusterHints(
+            membership, name, make_peer, self.limits, self.metrics, self.tasks, self.dealers.hint
+        )
+        self._membership_log = MembershipLog(membership, name)
         self.catalog = Catalog(self.store, clock, random_bits, self._topic_changed, self.cluster.alone)
-        self.clocks = watched(self, store)
-        self.service = Gateway(self)
-        self.counting = Counting(self)
+        self.intake = Intake(self.store, runtime, self.cluster.scheduled)
+        self.settling = Settling(self.store, runtime, self.cluster.scheduled)
+        self.outboxes = Outboxes(self.limits.outboxes_bytes, self.dealers.wake)
+        self.clocks = Clocks(
+            name=name,
+            clock=clock,
+            store=store,
+            members=membership.members,
+            consumers=self.dealers.consumers,
+            peers=self.cluster.peers,
+            limits=self.limits,
+            metrics=self.metrics,
+            changed=self._trust_changed,
+        )
         self._to_sweep = TopicRounds(EMPTY_SWEPT)
-        self.traces = Traces(name)
+        self.counts = MessageCounts(runtime, self.catalog, self.store, self.cluster, self._to_sweep)
+        self._consumers = ConsumerCounts(runtime, self.dealers)
+        self.late, self._traces = LateRing(self.limits.late_kept), Traces(name)
         self._random_bits = random_bits
-        self._dealers: dict[int, Dealer] = {}
         self._store_slow = Spans()
-        self._state = STARTING
         self._store_down_since_ms: float | None = None
+        self.puts = PutHandler(runtime, self.catalog, self.readiness, self.intake, self._traces)
+        self.service = self._gateway(version, store_shown)
+
+    def _gateway(self, version: str, store_shown: str) -> Gateway:
+        runtime, readiness, store = self._runtime, self.readiness, self.store
+        topics = TopicAccess(self.catalog, readiness, self.membership.topics_changed)
+        status = StatusReporter(
+            runtime,
+            version=version,
+            store_shown=store_shown,
+            readiness=readiness,
+            store=store,
+            catalog=self.catalog,
+            dealers=self.dealers,
+            counts=self.counts,
+            cluster=self.cluster,
+        )
+        return Gateway(
+            runtime,
+            topics,
+            puts=self.puts,
+            mutations=MutateHandler(runtime, topics, store, self.cluster),
+            reads=ReadHandler(runtime, topics, readiness, store, self.dealers, self.late),
+            status=status,
+            dealers=self.dealers,
+            cluster=self.cluster,
+        )
 
     @property
     def not_ready(self) -> str:
         """Why it does not serve, in words; empty while it does."""
-        if self._state == JOINING and self.membership.state.reason:
-            return f"{JOINING}: {self.membership.state.reason}"
-        if self._state or self.clocks.quarantined or self.store.refused:
-            return self._state or self.clocks.quarantined or self.store.refused
-        what = "takes no puts" if self.store.full else "is down"
-        return f"the store {what}: {self.store.down}" if self.store.down else ""
-
-    @property
-    def no_calls(self) -> str:
-        """Why it takes no calls, in words: what `not_ready` says, unless the store lacks nothing but room. That takes
-        no puts, but answers whoever reads, and may take what frees some."""
-        roomless = self.store.full and not (self._state or self.clocks.quarantined or self.store.refused)
-        return "" if roomless else self.not_ready
-
-    def _say(self, state: str) -> None:
-        self._state = state
-        self.readiness.set()
+        return self.readiness.not_ready
 
     async def start(self) -> Opened:
         """Opens and joins. Raises what these raise."""
@@ -130,7 +146,7 @@ class Node:
 
     async def open(self) -> Opened:
         """Opens the store and reads the topics. Raises StoreRefused or StoreUnavailable."""
-        self.started_ms = self.clock.now_ms()
+        self.readiness.started_ms = self.clock.now_ms()
         opened = await self.store.open()
         await self.catalog.refresh()
         return opened
@@ -138,12 +154,12 @@ class Node:
     async def join(self, opened: Opened) -> None:
         """Joins the cluster, which may take until others can be asked, and serves from then on. May be cancelled.
         Raises MembershipRefused."""
-        self._say(JOINING)
+        self.readiness.say(JOINING)
         self.membership.on_change(self._cluster_changed)
         await self.membership.start(Member(self.name, self.address, self.version), opened.cluster_uid)
-        self.neighbours.look(self.catalog.all())
+        self._membership_log.look(self.catalog.all())
         await self.clocks.measure()  # before it leases anything by a clock that may be wrong
-        self._say("")
+        self.readiness.say("")
         self.metrics.gauge("timeline_broker_info", 1, self.name, self.version)
         self.tasks.spawn(self._every(self.limits.observe_every_ms, self._observe), "clock")
         self.tasks.spawn(self._every(self.limits.observe_every_ms, self._look_over), "consumers")
@@ -152,13 +168,13 @@ class Node:
         self.tasks.spawn(self._every(self.limits.inspect_every_ms, self._inspect_store), "store settings")
         self.tasks.spawn(self._every(self.limits.catalog_every_ms, self.catalog.refresh), "catalog")
         self.tasks.spawn(self._every(self.limits.sweep_every_ms, self._sweep), "sweep")
-        for counting in (self.counting.near, self.counting.far):
+        for counting in (self.counts.near, self.counts.far):
             self.tasks.spawn(self._every(self.limits.count_every_ms, counting), "counting")
 
     async def drain(self, grace_ms: float) -> None:
         """Not ready → leases no more → hands back what was not pushed → tells streams to leave → lets what is in flight
         be settled → closes. Takes no longer than `grace_ms`. Handlers keep their leases."""
-        self._say(DRAINING)
+        self.readiness.say(DRAINING)
         finish = True
         try:
             await asyncio.wait_for(self._drain(min(self.limits.hand_back_ms, grace_ms / 4)), grace_ms / 1000.0)
@@ -168,8 +184,8 @@ class Node:
         await self.stop(finish=finish)
 
     async def _drain(self, hand_back_ms: float) -> None:
-        stand_back(self)
-        await part(self, LeavingReason.DRAINING, DRAINING, hand_back_ms)
+        self._stand_back(LateCause.PAUSED)
+        await self._dismiss(LeavingReason.DRAINING, DRAINING, hand_back_ms)
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self.limits.drain_streams_ms / 1000.0
         while len(self.service.streams) and loop.time() < until_s:
@@ -183,7 +199,7 @@ class Node:
     async def stop(self, *, finish: bool = True) -> None:
         """Ends everything at once. What was leased and not settled runs out by its lease. `finish`: waits a moment for
         what is in the middle of a store's call."""
-        self._say(self._state or "the broker has stopped")
+        self.readiness.say(self.readiness.state or "the broker has stopped")
         await self.tasks.cancel(FINISH_S if finish else 0.0)
         try:
             await self.cluster.peers.close()
@@ -191,34 +207,29 @@ class Node:
         finally:
             await self.store.store.close()
 
-    async def topic(self, name: str) -> Topic | None:
-        """The topic's record, None when there is none. Raises StoreError when it cannot be looked up."""
-        return await self.catalog.find(name)
+    def _stand_back(self, cause: LateCause) -> None:
+        """From this moment nothing is leased and nothing pushed. `cause`: what is to blame for lateness from now on."""
+        self.stand()  # first of all: others deal its buckets from now on
+        self.dealers.stop_leasing(cause)
 
-    def current(self, topic: Topic) -> Topic:
-        """The record of `topic` as it stands now (its settings may have changed)."""
-        return self.catalog.of(topic.uid) or topic
+    async def _dismiss(self, reason: LeavingReason, text: str, hand_back_ms: float) -> None:
+        """After `_stand_back`: tell producers to leave, and consumers once what was not pushed to them is back."""
+        for stream in self.service.streams.of(ProduceStream):
+            # Not waited for: who does not read holds up nobody.
+            self.tasks.spawn(stream.leave(text, reason), "parting with a producer")
+        await self.dealers.dismiss(reason, text, hand_back_ms)
 
-    @property
-    def dealers(self) -> list[Dealer]:
-        """All dealers: of each topic that had a consumer here."""
-        return list(self._dealers.values())
-
-    def deals(self, dealer: Dealer) -> bool:
-        """Whether `dealer` is still one of them."""
-        return self._dealers.get(dealer.topic.uid) is dealer
-
-    def dealer(self, topic: Topic) -> Dealer:
-        """The dealer of `topic`, which the catalog has: made when it is asked for first."""
-        return self._dealers.get(topic.uid) or self._new_dealer(topic)
-
-    def hint(self, topic_uid: int, due_ms: int, commit_seq: int = 0) -> bool:
-        """A message of the topic is due at `due_ms` now, in a bucket of ours; `commit_seq`: see `Store`.
-        Whether the topic has a dealer here: a new one looks for itself."""
-        dealer = self._dealers.get(topic_uid)
-        if dealer is not None:
-            dealer.hint(due_ms, commit_seq)
-        return dealer is not None
+    def _trust_changed(self) -> None:
+        """This broker may go by its clock no more: its buckets and whoever is connected go to others. Or it may again:
+        it leases for whoever comes back."""
+        why = self.readiness.quarantined = self.clocks.quarantined
+        if why:
+            self._stand_back(LateCause.CLOCK)
+            self.tasks.spawn(self._dismiss(LeavingReason.QUARANTINED, why, self.limits.hand_back_ms), "parting")
+        else:
+            for dealer in self.dealers:
+                dealer.lease_again(LateCause.CLOCK)
+        self.readiness.changed.set()
 
     def _store_took(self, took_ms: float) -> None:
         """A call on messages' way took so long: those of other topics may have waited behind it."""
@@ -226,20 +237,8 @@ class Node:
             now_ms = self.clock.now_ms()
             self._store_slow.add(now_ms - int(took_ms), now_ms)
 
-    def count(self, operation: Operation, statuses: UInt8) -> None:
-        """Counts answers by operation and status."""
-        if len(statuses):
-            self.metrics.operations(operation.name.lower(), statuses, lambda code: Status.of(code).value)
-
     def _used(self, uid: int) -> None:
-        """Messages of the topic may have changed."""
-        if self.stocked(uid):
-            self.depths.pop(uid, None)  # nothing, as counted: that is not known any more
-
-    def stocked(self, uid: int) -> bool:
-        """The topic may have messages from now on; whether it was taken for empty."""
-        self._to_sweep.used(uid)
-        return self.counting.rounds.used(uid)
+        self.counts.used(uid)
 
     def _topic_changed(self, before: Topic | None, after: Topic | None, made: bool) -> None:
         if before is not None and (after is None or after.uid != before.uid):
@@ -247,74 +246,53 @@ class Node:
         if after is None:
             return
         if before is None or after.uid != before.uid:
-            self.counting.add(after, made)
+            self.counts.add(after, made)
             self._to_sweep.add(after.uid, empty=True)  # until it is counted
-            show_nobody(self.metrics, after.name)
-        if (dealer := self._dealers.get(after.uid)) is not None:
-            dealer.update(after)
+            self._consumers.add(after)
+        self.dealers.update(after)
 
-    def _new_dealer(self, topic: Topic) -> Dealer:
-        dealer = self._dealers[topic.uid] = Dealer(
+    def _dealer_of(self, topic: Topic) -> Dealer:
+        since_ms = min(self.clock.now_ms(), max(self.readiness.started_ms, topic.created_ms))
+        causes = LatenessCauses(since_ms, self._store_slow)
+        dealer = Dealer(
             topic,
-            since_ms=min(self.clock.now_ms(), max(self.started_ms, topic.created_ms)),
+            runtime=self._runtime,
             store=self.store,
             settling=self.settling,
-            clock=self.clock,
-            limits=self.limits,
-            metrics=self.metrics,
-            late=self.late,
-            random_bits=self._random_bits,
-            tasks=self.tasks,
-            buckets=self._buckets,
-            hosts=self.cluster.host,
+            lateness=TopicLateness(causes, self.late, self.metrics, self.limits, self._traces, self.store.journal),
             outboxes=self.outboxes,
-            store_slow=self._store_slow,
+            random_bits=self._random_bits,
+            buckets=self.cluster.buckets,
+            hosts=self.cluster.host,
         )
         if self.clocks.quarantined:
             dealer.stop_leasing(LateCause.CLOCK)
-        dealer.task = self.tasks.spawn(dealer.run(), f"dealer of {topic.name}")
         return dealer
 
     def _forget(self, topic: Topic) -> None:
         """The topic was dropped."""
-        dealer = self._dealers.pop(topic.uid, None)
-        if dealer is not None:
-            dealer.dismiss(LeavingReason.TOPIC_DROPPED, f"topic {topic.name!r} was dropped")
-            if dealer.task is not None:
-                dealer.task.cancel()
+        self.dealers.drop(topic)
         self.cluster.drop(topic)
-        self.counting.forget(topic.uid)
+        self.counts.forget(topic.uid)
         self._to_sweep.remove(topic.uid)
-        self.depths.pop(topic.uid, None)
         self.metrics.forget_topic(topic.name)
-
-    def _buckets(self, topic: Topic) -> Sequence[int] | None:
-        return self.membership.buckets(topic.uid, topic.settings.buckets)
-
-    def _wake_all(self) -> None:
-        for dealer in self._dealers.values():
-            dealer.wake()
 
     def _cluster_changed(self, change: MembershipChange) -> None:
         """Others came or went, or changed a topic's record, or this broker stands otherwise than before."""
-        self.readiness.set()
+        self.readiness.changed.set()
         if MembershipChange.TOPICS in change:
             self.tasks.spawn(self._read_topics(), "catalog")
         if MembershipChange.MEMBERS in change:
             self.cluster.changed()
-            if self.neighbours.look(self.catalog.all()):
-                self.counting.restart()
-            self._look_all()
+            if self._membership_log.look(self.catalog.all()):
+                self.counts.restart()
+            self.dealers.look()
 
     async def _read_topics(self) -> None:
         try:
             await self.catalog.hinted()
         except StoreError as trouble:
             log.warning("topics cannot be read again yet: %s", trouble)
-
-    def _look_all(self) -> None:
-        for dealer in self._dealers.values():
-            dealer.look()
 
     def _crashed(self, name: str, error: BaseException) -> None:
         self.metrics.count("timeline_task_crashes_total", name.split(" ")[0])
@@ -341,13 +319,15 @@ class Node:
         after_ms = self.clock.now_ms()
         if abs(after_ms - before_ms) > self.limits.late_ms:
             log.warning("the clock jumped by %d ms: what came due in between is late by it", after_ms - before_ms)
-            for dealer in self._dealers.values():
+            for dealer in self.dealers:
                 dealer.clock_jumped(before_ms, after_ms)
         self.stand()
         self._measure()
 
     async def _look_over(self) -> None:
-        await look_over(self)
+        pace = CooperativePace()
+        await self.service.streams.abort_stalled(self.clock.monotonic_ms(), pace)
+        await self._consumers.look(pace)
 
     def stand(self) -> None:
         """Tells the membership whether this broker can deal: while it cannot, no healthy consumers are here."""
@@ -358,8 +338,9 @@ class Node:
             self._store_down_since_ms = mono_ms
         since_ms = self._store_down_since_ms
         cut_off = since_ms is not None and mono_ms - since_ms >= self.limits.withdraw_after_ms
-        serving = not (self._state or cut_off or self.clocks.quarantined)
-        self.cluster.stand(self._dealers.values(), mono_ms, serving)
+        if self.cluster.stand(mono_ms, not (self.readiness.state or cut_off or self.clocks.quarantined)):
+            for dealer in self.dealers:
+                dealer.rehost()
 
     async def _check_store(self) -> None:
         """While the store is down, asks whether it is back, and still the one that was opened; a broker that comes back
@@ -373,7 +354,7 @@ class Node:
             return
         log.info("the store is back")
         self.stand()
-        self._look_all()
+        self.dealers.look()
 
     async def _inspect_store(self) -> None:
         """Settings change while a server runs, and one that was quick to come back had no outage."""
@@ -400,7 +381,7 @@ class Node:
         more = True
         while more and (topic := self.catalog.of(uid)) is not None:
             began_ms, now_ms = self.clock.monotonic_ms(), self.clock.now_ms()
-            if self.counting.rounds.is_empty(uid):
+            if self.counts.rounds.is_empty(uid):
                 # There may still be ids that are remembered, and dead letters: they are removed in its turn.
                 self._to_sweep.empty(uid)
             swept = await self.store.call("sweep", self.store.store.sweep(topic, now_ms, 10_000))

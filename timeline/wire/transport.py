@@ -61,7 +61,8 @@ class Stream(Protocol):
 
     async def send(self, frame: bytes) -> None:
         """Hands a frame over; returns when there is room for the next (flow control). Raises TransportError when the
-        stream is over."""
+        stream is over. Not to be cancelled: gRPC goes on with a write whose caller was cancelled, and sends no status
+        beside it, so that the call would neither go on nor end."""
 
     async def receive(self) -> bytes | None:
         """The peer's next frame; None when the peer has ended the stream in order. Raises TransportError else."""

@@ -22,7 +22,7 @@ from timeline.bench.figures import BenchReport, latencies, worst
 from timeline.bench.processes import Measured, within
 from timeline.bench.scenario import observed
 from timeline.bench.scenarios.lateness import BEGIN_MS, PATIENCE_S, LatenessScenario
-from timeline.broker.server.loop import new_loop
+from timeline.broker.server.process import new_loop
 from timeline.clock import Clock
 
 SERVICE, METHOD = "timeline.bench", "Push"

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import TypeAlias
 
 import numpy as np
 
-from timeline.columns import Bools, Indexes, Int64, Ragged
+from timeline.columns import Bools, Indexes, Int64, Ragged, UInt8
+from timeline.metrics import Metrics
 from timeline.model import MAX_TIME_MS, Answers, Operation, Status, Topic, payload_sums
 from timeline.storage_plugins.contract import Mutations, Puts, Settles
 from timeline.wire.frames import Mutate, MutateFlag, Produce, PutFlag, Settle, SettleFlag
@@ -25,9 +23,6 @@ from timeline.wording import shown_duration
 log = logging.getLogger("timeline.broker")
 
 BEYOND_EXPIRY = "the message's expires must lie after its due and after now"
-Scheduled: TypeAlias = Callable[[Topic, Ragged, Int64, Bools, int], None]
-"""Is told that messages (ids, dues; those of them `which`) are due anew, or may be, by the store's
-`commit_seq` (0: it did not say in which)."""
 _INVALID = bytes([Status.INVALID.code])
 
 
@@ -174,21 +169,7 @@ def refused(count: int, status: Status, why: str) -> Answers:
     return answers
 
 
-def stumbled(count: int, starts: Sequence[int], what: str, bug: Exception) -> Answers:
-    """UNKNOWN for all that was under way when an error of ours came between, which is told to the log: whoever waits
-    must not wait for ever, nor those behind him."""
-    log.error("%s stumbled, and go on", what, exc_info=bug)
-    answers = Answers.blank(count, Status.UNKNOWN)
-    answers.details = dict.fromkeys(starts, f"{type(bug).__name__}: {bug}")
-    return answers
-
-
-def starts(parts: Sequence[Sized]) -> list[int]:
-    """Where each of `parts` begins, one after the other: there goes a sentence that is meant for each."""
-    return list(accumulate(map(len, parts[:-1]), initial=0))
-
-
-def perhaps_done(answers: Answers) -> Bools:
-    """Which were answered OK, or UNKNOWN."""
-    done: Bools = (answers.status == Status.OK.code) | (answers.status == Status.UNKNOWN.code)
-    return done
+def count_answers(metrics: Metrics, operation: Operation, statuses: UInt8) -> None:
+    """Count answers by operation and status."""
+    if len(statuses):
+        metrics.operations(operation.name.lower(), statuses, lambda code: Status.of(code).value)

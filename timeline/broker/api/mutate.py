@@ -8,28 +8,33 @@ the same broker, waits for that; and what nobody waits for any more is not begun
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from timeline.broker.api.access import Principal
-from timeline.broker.api.admission import admit_mutations, beyond_horizon, forbidden, latest_ms, perhaps_done, refused
+from timeline.broker.api.access import Deed, Principal
+from timeline.broker.api.admission import admit_mutations, beyond_horizon, count_answers, forbidden, latest_ms, refused
 from timeline.broker.api.cursors import Walk, opened, sealed
-from timeline.broker.api.operator_access import note_operator, owners
+from timeline.broker.api.topics import TopicAccess, permit
+from timeline.broker.cluster.hints import ClusterHints
+from timeline.broker.lanes.group_commit import perhaps_done
+from timeline.broker.lanes.metered_store import MeteredStore
+from timeline.broker.runtime import Runtime
+from timeline.columns import Ragged
 from timeline.errors import Invalid
 from timeline.model import Answers, Operation, Status, Topic
-from timeline.storage_plugins.contract import StoreError, StoreUnavailable, TagMutation
+from timeline.storage_plugins.contract import Mutations, ScanFilter, StoreError, StoreUnavailable, TagMutation
 from timeline.wire import Mutate, Mutated, MutateTag, TagMutated, validate_mutate
 from timeline.wording import no_such_topic
 
-if TYPE_CHECKING:
-    from timeline.broker.node import Node
-
+log = logging.getLogger("timeline.broker")
 MAX_TAG_CHUNK = 10_000
+PAGE_ROWS = 1_000
+IDS_NAMED = 5
 MOST_AHEAD_MS = 1_000
 """How far another broker's clock may be ahead, by which a walk began."""
 NOT_BEGUN = "the broker came to it after its caller's time was over: it was not begun"
@@ -71,73 +76,91 @@ class PendingCall:
     gone: bool = False
 
 
-class Mutating:
+class MutateHandler:
     """Mutate calls of one broker."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, runtime: Runtime, topics: TopicAccess, store: MeteredStore, cluster: ClusterHints) -> None:
+        self._clock, self._limits, self._metrics = runtime.clock, runtime.limits, runtime.metrics
+        self._topics, self._store, self._cluster = topics, store, cluster
         self._sendings = Sendings()
 
     async def by_ids(self, asked: Mutate, caller: Principal, call: PendingCall) -> Mutated:
         """What became of each message named. The frame's `timeout_ms` (here and below) counts from when the call came.
         Raises StoreError."""
-        node, count = self._node, len(asked.op)
+        count = len(asked.op)
         why = caller.change_refusal(asked.topic, asked.group)
         if why:
             denied = forbidden(count, validate_mutate(asked), why)
-            node.count(asked.operation, denied.status)
+            count_answers(self._metrics, asked.operation, denied.status)
             return Mutated(denied)
         async with self._sendings.in_order(asked.op.tolist()):
             if self._not_wanted(call, asked.timeout_ms):
                 answers = refused(count, Status.UNAVAILABLE, NOT_BEGUN)
-                node.count(asked.operation, answers.status)
-                return Mutated(answers, node.limits.throttle_ms)
-            topic = await node.topic(asked.topic)
+                count_answers(self._metrics, asked.operation, answers.status)
+                return Mutated(answers, self._limits.throttle_ms)
+            topic = await self._topics.catalog.find(asked.topic)
             if topic is None:
                 return Mutated(refused(count, Status.NOT_FOUND, no_such_topic(asked.topic)))
             return await self._mutate(asked, topic, caller)
 
     async def _mutate(self, asked: Mutate, topic: Topic, caller: Principal) -> Mutated:
-        node = self._node
-        refusals, mutations = admit_mutations(asked, topic, node.clock.now())
+        refusals, mutations = admit_mutations(asked, topic, self._clock.now())
         if caller.as_operator:
-            mutations.groups = await owners(node, topic, mutations, caller)
+            mutations.groups = await self._owners(topic, mutations, caller)
         answers: Answers | None = None
         if len(mutations):
             try:
-                answers = await node.store.mutate(topic, node.clock.now_ms(), mutations)
+                answers = await self._store.mutate(topic, self._clock.now_ms(), mutations)
             except StoreError as trouble:
                 nothing = isinstance(trouble, StoreUnavailable)
                 status = Status.UNAVAILABLE if nothing else Status.UNKNOWN
                 answers = refused(len(mutations), status, str(trouble))
             if asked.operation in (Operation.MOVE, Operation.REVIVE):
-                node.cluster.scheduled(topic, mutations.ids, mutations.due_ms, perhaps_done(answers), 0)
+                self._cluster.scheduled(topic, mutations.ids, mutations.due_ms, perhaps_done(answers), 0)
         whole = refusals.merge(answers)
-        node.count(asked.operation, whole.status)
+        count_answers(self._metrics, asked.operation, whole.status)
         waits = bool((whole.status == Status.UNAVAILABLE.code).any())
-        return Mutated(whole, node.limits.throttle_ms if waits else 0)
+        return Mutated(whole, self._limits.throttle_ms if waits else 0)
+
+    async def _owners(self, topic: Topic, mutations: Mutations, caller: Principal) -> Ragged:
+        """The group that owns each message now; the asked one where there is no such message: whoever may act for all
+        of them does so in the name of each. Raises StoreError."""
+        ids, store = mutations.ids.tolist(), self._store
+        found: dict[bytes, bytes] = {}
+        where, cursor = ScanFilter(ids=mutations.ids), b""
+        while ids:
+            now_ms = self._clock.now_ms()
+            page = await store.call("scan", store.store.scan(topic, now_ms, where, cursor, PAGE_ROWS, False))
+            found.update(zip(page.rows.ids.tolist(), page.rows.groups.tolist(), strict=True))
+            if not page.cursor:
+                break
+            cursor = page.cursor
+        named = ", ".join(repr(id.decode(errors="replace")) for id in ids[:IDS_NAMED])
+        more = f" and {len(ids) - IDS_NAMED} more" * (len(ids) > IDS_NAMED)
+        _note_operator(caller, mutations.operation, topic, named + more)
+        asked = mutations.groups.tolist()
+        return Ragged.of([found.get(id, group) for id, group in zip(ids, asked, strict=True)])
 
     def _not_wanted(self, call: PendingCall, timeout_ms: int) -> bool:
         """Whether its caller has gone, or will not wait for it any more."""
-        late = timeout_ms > 0 and self._node.clock.monotonic_ms() >= call.came_ms + timeout_ms
+        late = timeout_ms > 0 and self._clock.monotonic_ms() >= call.came_ms + timeout_ms
         return call.gone or late
 
-    async def by_tag(
-        self, asked: MutateTag, find: Callable[[], Awaitable[Topic]], caller: Principal, call: PendingCall
-    ) -> TagMutated:
-        """A chunk of what a tag is asked, on the topic that `find` finds. Raises Invalid, StoreError, and as `find`."""
+    async def by_tag(self, asked: MutateTag, caller: Principal, call: PendingCall) -> TagMutated:
+        """A chunk of what a tag is asked. Raises Invalid, StoreError, TransportError."""
+        permit(caller.change_refusal(asked.topic, asked.group))
         async with self._sendings.in_order([asked.op]):
             if self._not_wanted(call, asked.timeout_ms):
                 raise StoreUnavailable(NOT_BEGUN)
-            topic = await find()
+            topic = await self._topics.find(asked.topic, caller, Deed.SEE)
             if caller.as_operator:
-                note_operator(caller, asked.operation, topic, f"tag {asked.tag!r} of group {asked.group!r}")
+                _note_operator(caller, asked.operation, topic, f"tag {asked.tag!r} of group {asked.group!r}")
             return await self._walk(topic, self._tag_mutation(asked, topic), asked)
 
     def _tag_mutation(self, asked: MutateTag, topic: Topic) -> TagMutation:
         if not asked.tag:
             raise Invalid("a tag must not be empty: an empty one would mean every message")
-        now = self._node.clock.now()
+        now = self._clock.now()
         at_ms = asked.at_ms or (math.ceil(now) + asked.in_ms if asked.in_ms >= 0 else 0)
         if asked.operation is Operation.MOVE and not at_ms and not asked.by_ms:
             raise Invalid("a move by tag needs a time to move to, or a shift that is not 0")
@@ -164,21 +187,33 @@ class Mutating:
         )
 
     async def _walk(self, topic: Topic, mutation: TagMutation, asked: MutateTag) -> TagMutated:
-        node = self._node
         limit = min(asked.limit or MAX_TAG_CHUNK, MAX_TAG_CHUNK)
         cursor = opened(topic, Walk.TAG, asked.cursor)
-        now_ms = node.clock.now_ms()
+        now_ms = self._clock.now_ms()
         if mutation.by_ms and not mutation.dry_run and now_ms <= mutation.started_ms:
             # What it shifts must count as asked for after its start, or a repeat would shift it again.
             await asyncio.sleep(min(mutation.started_ms + 1 - now_ms, MOST_AHEAD_MS) / 1000.0)
-            now_ms = node.clock.now_ms()
-        step = await node.store.call("mutate_tag", node.store.store.mutate_tag(topic, now_ms, mutation, cursor, limit))
+            now_ms = self._clock.now_ms()
+        step = await self._store.call(
+            "mutate_tag", self._store.store.mutate_tag(topic, now_ms, mutation, cursor, limit)
+        )
         if step.earliest_due_ms is not None:
-            node.cluster.scheduled_somewhere(topic, step.earliest_due_ms)
+            self._cluster.scheduled_somewhere(topic, step.earliest_due_ms)
         if not mutation.dry_run:
             for code, many in step.counts.items():
-                node.count(mutation.operation, np.full(many, code, dtype=np.uint8))
-            node.store.expired(topic, step.counts.get(Status.EXPIRED.code, 0))
-            if node.store.journal is not None:
-                node.store.journal.mutated_tag(topic, mutation, step)
+                count_answers(self._metrics, mutation.operation, np.full(many, code, dtype=np.uint8))
+            self._store.expired(topic, step.counts.get(Status.EXPIRED.code, 0))
+            if self._store.journal is not None:
+                self._store.journal.mutated_tag(topic, mutation, step)
         return TagMutated(step.counts, sealed(topic, Walk.TAG, step.cursor), mutation.started_ms, mutation.due_ms)
+
+
+def _note_operator(caller: Principal, operation: Operation, topic: Topic, what: str) -> None:
+    """One line in the log for what is done as an operator, at a level that is always kept."""
+    log.warning(
+        "as an operator: %s of %s on %r",
+        operation.name.lower(),
+        what,
+        topic.name,
+        extra={"identity": caller.identity.name, "token": caller.identity.token},
+    )

@@ -6,8 +6,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from timeline.broker.api.access import ANYBODY, Principal
 from timeline.broker.fairness.cooperative import CooperativePace
 from timeline.broker.fairness.fair_queue import host_of
 from timeline.broker.fairness.limits import Limits
@@ -15,6 +17,15 @@ from timeline.metrics import Metrics
 from timeline.wire import Fault, Stream, TransportError
 
 S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStream:
+    """A two-way stream, where it comes from (scheme:host:port, or any name), and who it is."""
+
+    stream: Stream
+    peer: str
+    caller: Principal = ANYBODY
 
 
 class Served(Protocol):
@@ -39,6 +50,11 @@ class Streams:
 
     def __len__(self) -> int:
         return self._peers.total()
+
+    @property
+    def heartbeat_ms(self) -> int:
+        """How often a consumer that joins now has to beat."""
+        return self._limits.heartbeat_of(len(self))
 
     @contextmanager
     def admit(self, peer: str) -> Iterator[None]:

@@ -3,22 +3,24 @@ comes due there anew. All of that makes delivery fast; nothing is safe or unsafe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
 from timeline.broker.cluster.peers import BrokerPeers, PeerFactory
+from timeline.broker.fairness.limits import Limits
+from timeline.broker.runtime import Tasks
 from timeline.columns import Bools, Int64, Ragged
+from timeline.metrics import Metrics
 from timeline.model import Topic, buckets_of
 from timeline.sync import Membership
+from timeline.sync.assignment import assign
 from timeline.wire import Hint, Hinted
 
-if TYPE_CHECKING:
-    from timeline.broker.dispatch.dealer import Dealer
-    from timeline.broker.fairness.limits import Limits
-    from timeline.broker.tasks import Tasks
-    from timeline.metrics import Metrics
+log = logging.getLogger("timeline.broker")
+Hosting = Mapping[int, Mapping[str, int]]
+"""Healthy consumers by topic's uid and broker's name."""
 
 
 class ClusterHints:
@@ -49,19 +51,22 @@ class ClusterHints:
         """These healthy consumers of the topic are connected here; a broker that does not serve hosts nobody."""
         self.membership.host(topic.uid, topic.name, consumers if self._serving else ())
 
-    def stand(self, dealers: Iterable[Dealer], mono_ms: float, serving: bool) -> None:
-        """`serving`: whether this broker can deal at all. Where that has changed, all that it hosts is told anew."""
+    def stand(self, mono_ms: float, serving: bool) -> bool:
+        """`serving`: whether this broker can deal at all. Return whether that has changed: then all that it hosts has
+        to be told anew."""
         if mono_ms - self._turned_ms >= self._retell_ms:
             self._turned_ms, self._lately = mono_ms, ({}, self._lately[0])
-        if serving != self._serving:
-            self._serving = serving
-            for dealer in dealers:
-                self.rehost(dealer)
+        changed, self._serving = serving != self._serving, serving
+        return changed
 
-    def rehost(self, dealer: Dealer) -> None:
-        """Others of the topic's consumers are well than were: buckets may be ours because of it, or no more."""
-        self.host(dealer.topic, dealer.roster.well)
-        dealer.look()
+    def buckets(self, topic: Topic) -> Sequence[int] | None:
+        """The buckets of the topic that this broker deals; None: all."""
+        return self.membership.buckets(topic.uid, topic.settings.buckets)
+
+    def dealt(self, topic: Topic) -> int:
+        """How many these are."""
+        mine = self.buckets(topic)
+        return topic.settings.buckets if mine is None else len(mine)
 
     def drop(self, topic: Topic) -> None:
         """The topic is gone."""
@@ -152,3 +157,44 @@ class ClusterHints:
         state, members = self.membership.state, len(self.membership.members())
         counted = f"{state.join_state}, {members} broker{'' if members == 1 else 's'}"
         return f"{counted}: {state.reason}" if state.reason else counted
+
+
+class MembershipLog:
+    """Tells the log once of each change of who is there. What consumers that come and go make of the buckets is no such
+    change, and not told."""
+
+    def __init__(self, membership: Membership, name: str) -> None:
+        self._membership, self._name = membership, name
+        self._there: set[str] | None = None
+        self._hosting: dict[int, Mapping[str, int]] = {}
+
+    def look(self, topics: Collection[Topic]) -> bool:
+        """What has changed since the last look, told; the first one only learns who is there. Return whether a broker
+        is gone."""
+        there = {member.name for member in self._membership.members()} - {self._name}
+        hosting = {topic.uid: self._membership.hosting(topic.uid) for topic in topics}
+        before, self._there = self._there, there
+        hosted, self._hosting = self._hosting, hosting
+        if before is None or there == before:
+            return False
+        moved, ours = self._moved(topics, hosted, hosting)
+        said = f"{moved:,} bucket{'' if moved == 1 else 's'} changed hands, {ours:,} of them to this broker"
+        for names, became, level in ((before - there, "gone", logging.WARNING), (there - before, "here", logging.INFO)):
+            if names:
+                who = f"broker{'' if len(names) == 1 else 's'} {', '.join(sorted(names))}"
+                log.log(level, "%s %s %s: %s", who, "is" if len(names) == 1 else "are", became, said)
+        return not before <= there
+
+    def _moved(self, topics: Collection[Topic], hosted: Hosting, hosting: Hosting) -> tuple[int, int]:
+        """How many buckets are dealt by another broker than before, and how many of them by this one."""
+        moved = ours = 0
+        for topic in topics:
+            was, now = hosted.get(topic.uid, {}), hosting[topic.uid]
+            if was == now:
+                continue
+            many = topic.settings.buckets
+            before, after = assign(topic.uid, many, was), assign(topic.uid, many, now)
+            changed = [after.owner(bucket) for bucket in range(many) if before.owner(bucket) != after.owner(bucket)]
+            moved += len(changed)
+            ours += changed.count(self._name)
+        return moved, ours

@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from timeline.broker.fairness.limits import Limits
-from timeline.broker.tasks import Tasks
+from timeline.broker.runtime import Tasks
 from timeline.metrics import Metrics
 from timeline.sync import Member
 from timeline.wire import Fault, Hint, Hinted, TransportError, WireError, decode_as, encode

@@ -9,70 +9,112 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 
-from timeline.broker.dispatch.lease_ahead import LeaseAhead
-from timeline.broker.dispatch.lease_ahead_buffer import LeaseAheadBuffer
-from timeline.broker.dispatch.leased_batch import LeasedBatch, ran_out, unsound_rows
-from timeline.broker.dispatch.next_due import NextDue
-from timeline.broker.dispatch.rate import RateLimit
-from timeline.broker.dispatch.release_unseen import HandBack
+from timeline.broker.dispatch.leased_batch import (
+    LeaseAheadBuffer,
+    LeasedBatch,
+    Token,
+    content_sizes,
+    ran_out,
+    tokens,
+    unsound_rows,
+)
 from timeline.broker.dispatch.roster import ConnectedConsumer, Outboxes, Roster, grants_for
-from timeline.broker.fairness.limits import Limits
+from timeline.broker.dispatch.rounds import LeaseAhead, NextDue, RateLimit
+from timeline.broker.lanes.group_commit import Settling
 from timeline.broker.lanes.metered_store import MeteredStore
-from timeline.broker.lanes.settling import Settling
-from timeline.broker.status.late import LatenessCauses, LateRing, Spans, TopicLateness
-from timeline.broker.tasks import Tasks, Underway
-from timeline.clock import Clock
+from timeline.broker.runtime import Runtime, Tasks, Underway
+from timeline.broker.status.late import TopicLateness
 from timeline.columns import Bools
-from timeline.metrics import Metrics
-from timeline.model import DELIVERED_OUT, LateCause, LeavingReason, Topic
-from timeline.storage_plugins.contract import Grant, LeasedRows, StoreError
+from timeline.leases import deal
+from timeline.model import DELIVERED_OUT, LateCause, LeavingReason, Operation, Rows, Status, Topic
+from timeline.storage_plugins.contract import Grant, LeasedRows, Settles, StoreError
 
 log = logging.getLogger("timeline.broker")
 FIRST_RETRY_MS = 20.0
 LAST_RETRY_MS = 1_000.0
 FRUITLESS_MS = 100.0
+TRIES = 5
+FIRST_WAIT_MS = 20.0
+WAIT_FACTOR = 3.0
+UNSURE = (Status.UNAVAILABLE.code, Status.UNKNOWN.code, Status.THROTTLED.code)
+
+
+class OwnSettles:
+    """Settles that a broker makes itself, on one topic: leases that nobody's code has seen go back, and what cannot be
+    delivered is buried. `settled` is set while none is under way: whoever must see their effect waits
+    for it. A call counts from when it is made, not from when its task starts."""
+
+    def __init__(
+        self, settling: Settling, tasks: Tasks, random_bits: Callable[[int], int], topic: Callable[[], Topic]
+    ) -> None:
+        self._settling, self._tasks, self._random_bits, self._topic = settling, tasks, random_bits, topic
+        self._under_way = Underway()
+        self.settled = self._under_way.none
+
+    def release_unseen(self, batches: list[LeasedBatch]) -> None:
+        """Returns leases that no person's code has seen."""
+        for batch in batches:
+            if len(batch):
+                self._begin(batch.unseen(self._random_bits), "handing back")
+
+    def bury(self, batch: LeasedBatch, reason: bytes) -> None:
+        """Makes dead letters of what cannot be delivered."""
+        self._begin(batch.settles(Operation.BURY, self._random_bits, reason=reason), "burying")
+
+    def _begin(self, settles: Settles, why: str) -> None:
+        self._under_way.begin()
+        self._tasks.spawn(self._settle(settles), why)
+
+    async def _settle(self, settles: Settles) -> None:
+        """Tries again while the outcome is not known, since operation ids make that harmless. What cannot be settled
+        runs out by its lease."""
+        try:
+            wait_ms = FIRST_WAIT_MS
+            for left in reversed(range(TRIES)):
+                answers = await self._settling.settle(self._topic(), settles)
+                if not left or not np.isin(answers.status, UNSURE).any():
+                    break
+                await asyncio.sleep(wait_ms / 1000.0)
+                wait_ms *= WAIT_FACTOR
+        finally:
+            self._under_way.end()
 
 
 class Dealer:
-    """Deals one topic. `topic` is replaced when its record changes; `since_ms`: since when it is here, without a
-    consumer; `buckets` says which buckets are ours, `hosts` is told which consumers are here and well."""
+    """Deals one topic. `topic` is replaced when its record changes; `buckets` says which buckets are ours, `hosts` is
+    told which consumers are here and well."""
 
     def __init__(
         self,
         topic: Topic,
         *,
-        since_ms: int,
+        runtime: Runtime,
         store: MeteredStore,
         settling: Settling,
-        clock: Clock,
-        limits: Limits,
-        metrics: Metrics,
-        late: LateRing,
+        lateness: TopicLateness,
+        outboxes: Outboxes,
         random_bits: Callable[[int], int],
-        tasks: Tasks,
         buckets: Callable[[Topic], Sequence[int] | None],
         hosts: Callable[[Topic, Collection[bytes]], None],
-        outboxes: Outboxes,
-        store_slow: Spans,
     ) -> None:
         self.topic = topic
-        self.roster = Roster(limits)
-        self._store, self._clock, self._limits = store, clock, limits
-        self._metrics = metrics
+        self.roster = Roster(runtime.limits)
+        self.settling, self.lateness = settling, lateness
+        self._store, self._clock, self._limits, self._metrics = store, runtime.clock, runtime.limits, runtime.metrics
         self._buckets, self._hosts, self._outboxes = buckets, hosts, outboxes
-        self._held = LeaseAheadBuffer()
+        self._held = LeaseAheadBuffer[ConnectedConsumer]()
         self._rate = RateLimit()
-        self._ahead = LeaseAhead(limits, store.store.capabilities.lease_ahead_ms)
+        self._ahead = LeaseAhead(runtime.limits, store.store.capabilities.lease_ahead_ms)
         self._wake = asyncio.Event()
         self._next = NextDue()
         self._never_ahead_ms: int | None = None
         self._held_timer: asyncio.TimerHandle | None = None
         self._retry_ms = self._retry_at_ms = 0.0
-        self._sweep_at_ms = clock.monotonic_ms() + limits.sweep_every_ms
+        self._sweep_at_ms = runtime.clock.monotonic_ms() + runtime.limits.sweep_every_ms
         self._swept = False
         self._stranded_until_ms = self._fruitless_until_ms = 0.0
         self._behind = False
@@ -82,11 +124,10 @@ class Dealer:
         self._dry = False
         """Whether a consumer has said since the last round began that it may have nothing left to do."""
         self._stopped: LateCause | None = None
-        self._hindrances = LatenessCauses(since_ms, store_slow)
-        self._hindrances.now(LateCause.NO_CONSUMER, since_ms)
-        self.lateness = TopicLateness(self._hindrances, late, metrics, limits, store.journal)
+        self._causes = lateness.causes
+        self._causes.now(LateCause.NO_CONSUMER, self._causes.started_ms)
         self.task: asyncio.Task[None] | None = None
-        self.back = HandBack(settling, tasks, random_bits, lambda: self.topic)
+        self.own_settles = OwnSettles(settling, runtime.tasks, random_bits, lambda: self.topic)
         self.coming_back = Underway()
         """Consumers that are being given what they hold."""
         self._between_rounds = asyncio.Event()
@@ -129,6 +170,78 @@ class Dealer:
         self._retry_at_ms = 0.0
         self.wake()
 
+    def connect(
+        self,
+        id: bytes,
+        session: int,
+        bearer: str,
+        lease_ms: int,
+        heartbeat_ms: int,
+        credit: tuple[int, int],
+        room: tuple[int, int],
+    ) -> ConnectedConsumer:
+        """Return a consumer of this topic, which is not on the roster yet. `credit`, `room`: messages and bytes."""
+        return ConnectedConsumer(
+            id=id,
+            session=session,
+            bearer=bearer,
+            lease_ms=lease_ms or self.topic.settings.lease_ms,
+            heartbeat_ms=heartbeat_ms,
+            credit_messages=credit[0],
+            credit_bytes=credit[1],
+            room_messages=room[0],
+            room_bytes=room[1],
+            limits=self._limits,
+            heard_ms=self._clock.monotonic_ms(),
+            wake=self.wake,
+            trickled=self.trickled,
+            outboxes=self._outboxes,
+        )
+
+    async def resume(self, consumer: ConnectedConsumer, in_hand: set[Token], peer: str) -> None:
+        """Grant again to a consumer what its id holds beyond the tokens in hand, at version + 1: nobody else may have
+        it until its lease runs out."""
+        await self.own_settles.settled.wait()
+        try:
+            async for rows in self._store.held(self.topic, self._clock.now_ms(), consumer.id):
+                listed = zip(rows.ids.tolist(), rows.birth.tolist(), rows.version.tolist(), strict=True)
+                missing = np.array([at for at, token in enumerate(listed) if token not in in_hand], dtype=np.intp)
+                sizes = content_sizes(rows)[missing]
+                room = deal(grants_for([consumer], self._limits, len(missing)), sizes) if len(missing) else missing
+                await consumer.room_for_batches()
+                if consumer.gone:
+                    return  # it is for the broker that it goes to
+                if len(room):
+                    # A store may walk leases by their end: what is granted again here lies ahead on the same walk.
+                    in_hand |= await self._regrant(rows.take(missing[: len(room)]), consumer, peer)
+                if len(room) < len(missing):
+                    return  # no credit for more: the rest comes back when its lease runs out
+        except StoreError as trouble:
+            log.warning("cannot look up what consumer %r holds: %s", consumer.id.decode(), trouble)
+
+    async def _regrant(self, rows: Rows, consumer: ConnectedConsumer, peer: str) -> set[Token]:
+        """Lease `rows` again and give them to their holder; return their new tokens."""
+        count, end_ms = len(rows), self._clock.now_ms() + consumer.lease_ms
+        operation, time_ms = np.full(count, Operation.REGRANT, dtype=np.uint8), np.full(count, end_ms, dtype=np.int64)
+        settles = Settles.of(rows, operation=operation, time_ms=time_ms)
+        answers = await self.settling.settle(self.topic, settles, peer)
+        good = np.flatnonzero(answers.status == Status.OK.code)
+        if len(good) == 0:
+            return set()
+        rows = rows.take(good)
+        rows.version, rows.due_ms = answers.version[good], answers.due_ms[good]
+        rows.deliveries = rows.deliveries + np.uint32(1)
+        again = np.ones(len(rows), dtype=np.bool_)
+        batch = LeasedBatch(rows, rows.scheduled_ms, again, self._clock.now_ms())
+        consumer.spend(len(batch), int(batch.sizes.sum()))
+        self._give_sound(consumer, batch, again, unsound_rows(rows))
+        return tokens(rows.ids, rows.birth, rows.version)
+
+    def rehost(self) -> None:
+        """Others of the topic's consumers are well than were: buckets may be ours because of it, or no more."""
+        self._hosts(self.topic, self.roster.well)
+        self.look()
+
     def admit(self, consumer: ConnectedConsumer) -> None:
         """From now on `consumer` is dealt to, and buckets are ours because of it; unless another has its id by now."""
         if not self.roster.knows(consumer):
@@ -161,7 +274,7 @@ class Dealer:
         self._retry_ms = min(LAST_RETRY_MS, max(FIRST_RETRY_MS, self._retry_ms * 2))
         self._retry_at_ms = self._clock.monotonic_ms() + self._retry_ms
         self._next.not_told(self._clock.now_ms())
-        self._hindrances.now(LateCause.STORE_SLOW, self._clock.now_ms())
+        self._causes.now(LateCause.STORE_SLOW, self._clock.now_ms())
         if trouble is not None:
             log.warning("cannot lease on topic %r: %s", self.topic.name, trouble)
 
@@ -184,7 +297,7 @@ class Dealer:
         until_step_ms = self._step_until_ms - mono_ms
         if self._behind and until_step_ms > 0:
             cause, wait_ms = cause or LateCause.NO_CREDIT, min(wait_ms or until_step_ms, until_step_ms)
-        self._hindrances.now(cause, int(now))
+        self._causes.now(cause, int(now))
         if wait_ms is not None:
             return wait_ms
         until_sweep_ms, due_ms = max(self._sweep_at_ms - mono_ms, until_step_ms), self._next.at_ms
@@ -326,11 +439,6 @@ class Dealer:
             if counts[at]:
                 self._give_sound(consumer, whole, leased.grant == at, unsound)
 
-    def give_again(self, consumer: ConnectedConsumer, batch: LeasedBatch) -> None:
-        """Gives what its holder had before."""
-        consumer.spend(len(batch), int(batch.sizes.sum()))
-        self._give_sound(consumer, batch, np.ones(len(batch), dtype=np.bool_), unsound_rows(batch.rows))
-
     def _give_sound(
         self, consumer: ConnectedConsumer, whole: LeasedBatch, mine: Bools, unsound: dict[bytes, Bools]
     ) -> None:
@@ -347,7 +455,7 @@ class Dealer:
         self._metrics.count(
             "timeline_buried_total", self._metrics.topic(self.topic.name), reason.decode(), by=len(batch)
         )
-        self.back.bury(batch, reason)
+        self.own_settles.bury(batch, reason)
         consumer.refund(batch)
 
     def give(self, consumer: ConnectedConsumer, batch: LeasedBatch) -> None:
@@ -355,7 +463,7 @@ class Dealer:
         stopped or paused since it was leased."""
         if consumer.gone or self._stopped is not None or self.topic.settings.paused:
             consumer.refund(batch)
-            self.back.unseen([batch])
+            self.own_settles.release_unseen([batch])
             return
         ahead = batch.was_due_ms > self._clock.now_ms()
         if ahead.any():
@@ -384,12 +492,12 @@ class Dealer:
 
     def _push(self, consumer: ConnectedConsumer, batch: LeasedBatch) -> None:
         """Queues `batch`, which is due, for its consumer."""
-        for part in batch.frames(self._limits.deliver_messages):
+        for part in batch.frames(self._limits.deliver_messages, self._limits.deliver_bytes):
             consumer.push(part)
 
     def clock_jumped(self, before_ms: int, after_ms: int) -> None:
         """The clock went from one to the other in no time."""
-        self._hindrances.jumped(before_ms, after_ms)
+        self._causes.jumped(before_ms, after_ms)
         self._set_timer()
         self.look()
 
@@ -397,13 +505,13 @@ class Dealer:
         """Returns when no lease call is under way and what was to go back has gone back."""
         await self._between_rounds.wait()
         await self.coming_back.none.wait()
-        await self.back.settled.wait()
+        await self.own_settles.settled.wait()
 
     def part_with(self, consumer: ConnectedConsumer, unsent: list[LeasedBatch]) -> None:
         """`consumer` goes: what was not sent to it goes back."""
         self.roster.leave(consumer)
         self._hosts(self.topic, self.roster.well)
-        self.back.unseen(self._held.of(consumer) + unsent)
+        self.own_settles.release_unseen(self._held.of(consumer) + unsent)
         self._wake.set()
 
     def stop_leasing(self, cause: LateCause = LateCause.PAUSED) -> None:
@@ -422,15 +530,100 @@ class Dealer:
         """What was leased ahead of its time goes back, and the credit that it took."""
         for consumer, batch in self._held.everything():
             consumer.refund(batch)
-            self.back.unseen([batch])
+            self.own_settles.release_unseen([batch])
 
     def withdraw(self) -> None:
         """Nothing more is pushed to any consumer of the topic: what was not pushed goes back."""
         for consumer in list(self.roster.consumers.values()):
-            self.back.unseen(self._held.of(consumer) + consumer.withdraw())
+            self.own_settles.release_unseen(self._held.of(consumer) + consumer.withdraw())
 
     def dismiss(self, reason: LeavingReason, text: str) -> None:
         """Tells every consumer of the topic to leave and hands back what was not pushed."""
         for consumer in list(self.roster.consumers.values()):
-            self.back.unseen(self._held.of(consumer) + consumer.leave(reason, text))
+            self.own_settles.release_unseen(self._held.of(consumer) + consumer.leave(reason, text))
         self._wake.set()
+
+
+class Dealers:
+    """The dealers of one broker: of each topic that had a consumer here, by its uid. `make` makes one."""
+
+    def __init__(self, make: Callable[[Topic], Dealer], tasks: Tasks) -> None:
+        self._make, self._tasks = make, tasks
+        self._dealers: dict[int, Dealer] = {}
+
+    def __iter__(self) -> Iterator[Dealer]:
+        return iter(list(self._dealers.values()))
+
+    def __contains__(self, dealer: Dealer) -> bool:
+        return self._dealers.get(dealer.topic.uid) is dealer
+
+    def of(self, topic: Topic) -> Dealer:
+        """Return the dealer of `topic`, which the catalog has. It begins when it is asked for first."""
+        dealer = self._dealers.get(topic.uid)
+        if dealer is None:
+            dealer = self._dealers[topic.uid] = self._make(topic)
+            dealer.task = self._tasks.spawn(dealer.run(), f"dealer of {topic.name}")
+        return dealer
+
+    def consumers(self) -> Iterator[ConnectedConsumer]:
+        """All that are connected here."""
+        for dealer in self:
+            yield from dealer.roster.consumers.values()
+
+    def hint(self, topic_uid: int, due_ms: int, commit_seq: int = 0) -> bool:
+        """A message of the topic is due at `due_ms` now, in a bucket of ours. `commit_seq`: see `Store`. Return whether
+        the topic has a dealer here: a new one looks for itself."""
+        dealer = self._dealers.get(topic_uid)
+        if dealer is not None:
+            dealer.hint(due_ms, commit_seq)
+        return dealer is not None
+
+    def update(self, topic: Topic) -> None:
+        """The topic's record changed."""
+        if (dealer := self._dealers.get(topic.uid)) is not None:
+            dealer.update(topic)
+
+    def drop(self, topic: Topic) -> None:
+        """The topic was dropped."""
+        dealer = self._dealers.pop(topic.uid, None)
+        if dealer is not None:
+            dealer.dismiss(LeavingReason.TOPIC_DROPPED, f"topic {topic.name!r} was dropped")
+            if dealer.task is not None:
+                dealer.task.cancel()
+
+    def wake(self) -> None:
+        """There is room for more."""
+        for dealer in self._dealers.values():
+            dealer.wake()
+
+    def look(self) -> None:
+        """What is ours and due may have changed, on any topic."""
+        for dealer in self._dealers.values():
+            dealer.look()
+
+    def stop_leasing(self, cause: LateCause) -> None:
+        """From this moment nothing is leased and nothing pushed; what was not pushed goes back. `cause`: what is to
+        blame for lateness from now on."""
+        for dealer in self:
+            dealer.stop_leasing(cause)
+            dealer.withdraw()
+
+    async def dismiss(self, reason: LeavingReason, text: str, hand_back_ms: float) -> None:
+        """After `stop_leasing`: tell each topic's consumers to leave once what was not pushed is back.
+
+        Another broker leases again to a consumer what it holds there and does not have in hand: what is still on its
+        way back by then would have been delivered once more, to nobody's code. A store that does not answer keeps
+        nobody for longer than `hand_back_ms`, nor any other topic's consumers at all; what it refuses again and again
+        to take back runs out by its lease.
+        """
+        await asyncio.gather(*(_dismiss(dealer, reason, text, hand_back_ms) for dealer in self))
+
+
+async def _dismiss(dealer: Dealer, reason: LeavingReason, text: str, hand_back_ms: float) -> None:
+    try:
+        async with asyncio.timeout(hand_back_ms / 1000.0):
+            await dealer.quiet()
+    except TimeoutError:
+        name = dealer.topic.name
+        log.warning("topic %r: what was not pushed is not back after %d ms: consumers leave now", name, hand_back_ms)
+    dealer.dismiss(reason, text)

@@ -1,18 +1,23 @@
-"""A batch: rows leased together for one consumer, on their way to it, still columns."""
+"""Leased batches: rows leased together for one consumer, on their way to it, still columns; and where those wait that
+were leased ahead of their due."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import numpy as np
 
-from timeline.columns import Bools, ColumnBatch, Int64, Ragged
-from timeline.model import PAYLOAD_APART, PAYLOAD_DAMAGED, PAYLOAD_GONE, Operation, Rows
+from timeline.columns import Bools, ColumnBatch, Int64, Ragged, UInt64
+from timeline.model import MAX_TIME_MS, PAYLOAD_APART, PAYLOAD_DAMAGED, PAYLOAD_GONE, Operation, Rows
 from timeline.storage_plugins.contract import LeasedRows, Settles
 from timeline.storage_plugins.offload.payloads import is_pointer
-from timeline.wire.frames import AIM_BYTES, Deliver
 
+C = TypeVar("C")
+Token = tuple[bytes, int, int]
+"""A lease: id, birth and version of its message."""
 MESSAGE_OVERHEAD_BYTES = 80
 """What a message takes in a Deliver frame beside its id, tag, headers and payload."""
 
@@ -62,35 +67,20 @@ class LeasedBatch(ColumnBatch):
             self._frame_bytes = content + rows.ids.nbytes + rows.tags.nbytes + count * MESSAGE_OVERHEAD_BYTES
         return self._frame_bytes
 
-    def frames(self, most_messages: int) -> Iterator[LeasedBatch]:
-        """Cut so that each part makes a Deliver frame of about AIM_BYTES at most."""
+    def frames(self, most_messages: int, most_bytes: int) -> Iterator[LeasedBatch]:
+        """Cut so that each part makes a frame of about `most_bytes` at most."""
         count = len(self)
-        if count <= most_messages and self.frame_bytes <= AIM_BYTES:
+        if count <= most_messages and self.frame_bytes <= most_bytes:
             yield self
             return
         ends = np.cumsum(self.sizes + self.rows.ids.sizes + self.rows.tags.sizes + MESSAGE_OVERHEAD_BYTES)
         start = 0
         while start < count:
             before = int(ends[start - 1]) if start else 0
-            stop = int(np.searchsorted(ends, before + AIM_BYTES, side="right"))
+            stop = int(np.searchsorted(ends, before + most_bytes, side="right"))
             stop = min(max(stop, start + 1), start + most_messages, count)
             yield self.slice(start, stop)
             start = stop
-
-    def deliver(self, pushed_ms: int, max_deliveries: int) -> Deliver:
-        """The frame that brings it to its consumer; `max_deliveries` is the topic's."""
-        rows = self.rows
-        assert rows.payloads is not None and rows.headers is not None
-        return Deliver.of(
-            rows,
-            leased_ms=self.leased_ms,
-            pushed_ms=pushed_ms,
-            due_ms=self.was_due_ms,
-            lease_until_ms=rows.due_ms,
-            headers=rows.headers if rows.headers.nbytes else None,
-            tags=rows.tags if rows.tags.nbytes else None,
-            max_deliveries=max_deliveries,
-        )
 
     def unseen(self, random_bits: Callable[[int], int]) -> Settles:
         """The settles that hand it back as never seen by anybody's code."""
@@ -108,6 +98,11 @@ class LeasedBatch(ColumnBatch):
             unseen=np.full(count, unseen, dtype=np.bool_),
             reasons=Ragged.repeat(reason, count),
         )
+
+
+def tokens(ids: Ragged, birth: UInt64, version: Int64) -> set[Token]:
+    """Return the token of each."""
+    return set(zip(ids.tolist(), birth.tolist(), version.tolist(), strict=True))
 
 
 def content_sizes(rows: Rows) -> Int64:
@@ -137,3 +132,72 @@ def unsound_rows(rows: Rows, lost: tuple[int, ...] = ()) -> dict[bytes, Bools]:
     for at in np.flatnonzero(differs & ~gone).tolist():
         apart[at] = is_pointer(rows.payloads[at])
     return {PAYLOAD_GONE: gone, PAYLOAD_APART: apart, PAYLOAD_DAMAGED: differs & ~gone & ~apart}
+
+
+@dataclass(slots=True)
+class _Waiting(Generic[C]):
+    """A batch in order of its dues; what lies before `at` is held no more."""
+
+    consumer: C
+    batch: LeasedBatch
+    at: int = 0
+
+    def rest(self) -> LeasedBatch:
+        """What is still held."""
+        return self.batch.slice(self.at, len(self.batch))
+
+
+class LeaseAheadBuffer(Generic[C]):
+    """Batches leased before they are due, given out at each due time, never before. A batch is put in order once; what
+    it has at a time is then a part of it that shares its columns."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int]] = []
+        """When the next of each batch is due, and its number."""
+        self._batches: dict[int, _Waiting[C]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        """Messages held."""
+        return sum(len(waiting.batch) - waiting.at for waiting in self._batches.values())
+
+    def add(self, consumer: C, batch: LeasedBatch) -> None:
+        """Holds `batch`, which is not empty, for `consumer`."""
+        due_ms = batch.was_due_ms
+        if (due_ms[1:] < due_ms[:-1]).any():
+            batch = batch.take(np.argsort(due_ms, kind="stable"))
+        self._count += 1
+        self._batches[self._count] = _Waiting(consumer, batch)
+        heapq.heappush(self._heap, (int(batch.was_due_ms[0]), self._count))
+
+    def next_due_ms(self) -> int | None:
+        """When the earliest is due."""
+        return self._heap[0][0] if self._heap else None
+
+    def due(self, now_ms: int) -> list[tuple[C, LeasedBatch]]:
+        """What is due by `now_ms`; held no more."""
+        given = []
+        while self._heap and self._heap[0][0] <= now_ms:
+            _, number = self._heap[0]
+            waiting = self._batches[number]
+            due_ms = waiting.batch.was_due_ms
+            start, waiting.at = waiting.at, int(due_ms.searchsorted(now_ms, side="right"))
+            given.append((waiting.consumer, waiting.batch.slice(start, waiting.at)))
+            if waiting.at < len(due_ms):
+                heapq.heapreplace(self._heap, (int(due_ms[waiting.at]), number))
+            else:
+                heapq.heappop(self._heap)
+                del self._batches[number]
+        return given
+
+    def everything(self) -> list[tuple[C, LeasedBatch]]:
+        """All of it; held no more."""
+        return self.due(MAX_TIME_MS)
+
+    def of(self, consumer: C) -> list[LeasedBatch]:
+        """All that is held for `consumer`; held no more."""
+        mine = {number for number, waiting in self._batches.items() if waiting.consumer is consumer}
+        if mine:
+            self._heap = [entry for entry in self._heap if entry[1] not in mine]
+            heapq.heapify(self._heap)
+        return [self._batches.pop(number).rest() for number in sorted(mine)]

@@ -15,7 +15,6 @@ from timeline.broker.dispatch.leased_batch import LeasedBatch
 from timeline.broker.fairness.limits import Limits
 from timeline.model import LeavingReason
 from timeline.storage_plugins.contract import Grant
-from timeline.wire.frames import Frame, Leaving
 
 
 class ConsumerHealth(StrEnum):
@@ -49,6 +48,14 @@ class Outboxes:
             self._freed()
 
 
+@dataclass(frozen=True, slots=True)
+class LeaveNotice:
+    """Queued for a consumer behind all that it still gets: it has to leave."""
+
+    reason: LeavingReason
+    text: str
+
+
 @dataclass(slots=True)
 class ConnectedConsumer:
     """One consumer's stream on this broker. Credit is what it has room for now; `room_*` the most it ever had, so that
@@ -71,7 +78,7 @@ class ConnectedConsumer:
     """Whose token its stream came with: while it is here, nobody else takes its id."""
     trickled: Callable[[], None] = lambda: None
     changed: Callable[[ConnectedConsumer], None] = lambda _: None
-    outbox: deque[Frame | LeasedBatch] = field(default_factory=deque)
+    outbox: deque[object] = field(default_factory=deque)
     outbox_bytes: int = 0
     room_bytes: int = 0
     room_messages: int = 0
@@ -81,7 +88,7 @@ class ConnectedConsumer:
     set_asides: int = 0
     set_aside_until_ms: float = 0.0
     dealing: bool = False
-    leaving: Leaving | None = None
+    leaving: LeaveNotice | None = None
     clock: Offset | None = None
     gone: bool = False
     finished: bool = False
@@ -170,8 +177,8 @@ class ConnectedConsumer:
         """What was leased for it does not reach it after all."""
         self.add_credit(len(batch), int(batch.sizes.sum()))
 
-    def push(self, item: Frame | LeasedBatch) -> None:
-        """Queues a frame, or a batch to be made into one when its turn comes."""
+    def push(self, item: object) -> None:
+        """Queues a frame, a batch or a notice: the stream makes frames of these when their turn comes."""
         self.outbox.append(item)
         if isinstance(item, LeasedBatch):
             self._weigh(item.frame_bytes)
@@ -185,7 +192,7 @@ class ConnectedConsumer:
             self._room.set()
             self.wake()
 
-    async def next(self) -> Frame | LeasedBatch | None:
+    async def next(self) -> object | None:
         """What to send next; None once it is finished and all that was queued is sent. Batches of one round that wait
         behind each other go together: what is late already is not made later by a frame for each."""
         while not self.outbox:
@@ -240,7 +247,7 @@ class ConnectedConsumer:
         """Tells it to leave; answers the batches that were not sent, for handing back."""
         unsent = self.withdraw()
         if self.leaving is None:
-            self.leaving = Leaving(reason, text)
+            self.leaving = LeaveNotice(reason, text)
             self.push(self.leaving)
         return unsent
 

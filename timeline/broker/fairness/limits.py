@@ -58,8 +58,6 @@ class Limits:
     calls_in_flight: int = 256
     calls_bytes: int = 64 * MIB
     """Unary calls under way, in all."""
-    unfinished_bytes: int = 512 * MIB
-    """What is here of frames that are not whole, in all; past it those who sent most are hung up on."""
     lease_messages: int = 5_000
     lease_bytes: int = 16 * MIB
     consumers_dealt: int = 512
@@ -74,6 +72,8 @@ class Limits:
     outboxes_bytes: int = 128 * MIB
     """The same over all consumers."""
     deliver_messages: int = 5_000
+    deliver_bytes: int = MIB
+    """One frame of deliveries, but for a single larger message."""
     answers_waiting: int = 256
     """Frames waiting to be sent to one consumer; past it the consumer is not read."""
     lease_along_ms: int = 10

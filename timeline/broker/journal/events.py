@@ -13,8 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from timeline.broker.dispatch.leased_batch import LeasedBatch
-from timeline.columns import Indexes, Int64, Ragged, UInt8
+from timeline.columns import Bools, Indexes, Int64, Ragged, UInt8
 from timeline.model import Answers, Operation, Rows, Status, Topic
 from timeline.storage_plugins.contract import LeasedRows, Mutations, Puts, Settles, TagMutation, TagStep
 
@@ -158,14 +157,15 @@ class Journal:
         self,
         topic: Topic,
         consumer: bytes,
-        batch: LeasedBatch,
+        rows: Rows,
+        again: Bools,
         sent_ms: int,
         late_ms: Int64,
         late: Indexes,
         causes: UInt8,
     ) -> None:
-        """A batch is on the wire to `consumer`; those at `late` are so for the `causes`."""
-        rows, count = batch.rows, len(late_ms)
+        """`rows` are on the wire to `consumer`; those at `late` are late for the `causes`."""
+        count = len(late_ms)
         if not count:
             return
         columns: dict[str, Column] = {
@@ -176,7 +176,7 @@ class Journal:
             "until": _folded(rows.due_ms),
             "deliveries": _folded(rows.deliveries),
             "lateness": _folded(late_ms),
-            "again": _folded(batch.again),
+            "again": _folded(again),
             "consumer": consumer,
         }
         if len(late):

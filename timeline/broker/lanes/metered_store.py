@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from timeline.broker.dispatch.lease_ahead import LeaseTimes
+from timeline.broker.dispatch.rounds import LeaseTimes
 from timeline.broker.journal.events import Journal
 from timeline.broker.lanes.plugin_answers import flaw_of
 from timeline.metrics import Metrics

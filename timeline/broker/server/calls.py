@@ -1,4 +1,5 @@
-"""gRPC's calls as the gateway takes them: bytes of frames in and out, and who calls. Of the broker's shell."""
+"""gRPC's calls: as the gateway takes them, bytes of frames in and out and who calls; and from one broker to another,
+single calls, each with its deadline."""
 
 from __future__ import annotations
 
@@ -9,14 +10,15 @@ from contextlib import aclosing
 from typing import Any
 
 import grpc
+import grpc.aio
 
 from timeline.broker.api.access import ANYBODY, Principal
 from timeline.broker.api.gateway import Gateway
-from timeline.broker.server.begun import Begun
 from timeline.broker.server.gatekeeper import Gatekeeper
-from timeline.broker.server.partial_frames import CALL_BYTES, Unfinished
+from timeline.credentials import PLAIN, CallMetadata, Credentials
+from timeline.errors import Invalid
 from timeline.metrics import Metrics
-from timeline.wire import METHODS, SERVICE, Fault, TransportError
+from timeline.wire import MAX_FRAME_BYTES, METHODS, SERVICE, Fault, TransportError
 from timeline.wire.transport import ADMITTED
 
 log = logging.getLogger("timeline.broker")
@@ -36,29 +38,36 @@ NOT_READY_TRAILER = (("timeline-not-ready", "1"),)
 
 
 class ServerStream:
-    """A two-way gRPC call as a `wire.Stream`.
+    """A two-way gRPC call as a `wire.Stream`. Whoever ends the call waits for what is being written (`let_go`)."""
 
-    gRPC goes on with a write whose caller was cancelled, and sends no status beside it: the call would neither go on
-    nor end. So a write goes on by itself, and whoever ends the call waits for it (`let_go`).
-    """
-
-    def __init__(self, context: Any, unfinished: Unfinished | None = None) -> None:
-        self._context, self._unfinished = context, unfinished
-        self._peer = context.peer() if unfinished is not None else ""
+    def __init__(self, context: Any) -> None:
+        self._context = context
         self._task = asyncio.current_task()
-        self._writing: Begun | None = None
+        self._taken = asyncio.Event()
+        self._taken.set()
+        self._sending: asyncio.Task[None] | None = None
         self._admitted = False
         self.closed = self.given_up = False
         self.broken = False
         """Whether the peer has ended the call, or its connection: there is nobody to tell anything any more."""
 
     async def send(self, frame: bytes) -> None:
-        self._writing = Begun(self._context.write(frame))
+        self._taken.clear()
         try:
-            await self._writing.wait()
+            await self._context.write(frame)
         except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as over:
             self.broken = True
             raise TransportError(Fault.BROKEN, str(over)) from over
+        finally:
+            self._taken.set()
+
+    async def send_within(self, frame: bytes, timeout_s: float) -> None:
+        """The same for one who may be cancelled. Raise TimeoutError when the peer has not taken it by then."""
+        self._sending = asyncio.ensure_future(self.send(frame))
+        await asyncio.wait((self._sending,), timeout=timeout_s)
+        if not self._sending.done():
+            raise TimeoutError
+        await self._sending
 
     async def receive(self) -> bytes | None:
         try:
@@ -69,25 +78,17 @@ class ServerStream:
         except (grpc.RpcError, grpc.aio.BaseError) as over:
             self.broken = True
             raise TransportError(Fault.BROKEN, str(over)) from over
-        if not isinstance(data, bytes):  # the end
-            return None
-        if self._unfinished is not None:
-            self._unfinished.whole(self._peer, len(data))
-        return data
+        return data if isinstance(data, bytes) else None  # the end
 
     @property
     def writing(self) -> bool:
         """Whether gRPC holds something that the peer has not taken."""
-        return self._writing is not None and not self._writing.over
+        return not self._taken.is_set()
 
     async def let_go(self) -> None:
         """Returns when gRPC holds nothing more: the peer has taken it, or has ended the call or its connection. There
         is no way to break a call off from here, `abort` neither: it waits behind what is being written."""
-        if self._writing is not None:
-            try:
-                await self._writing.wait()
-            except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
-                pass  # taken or not, it is over
+        await self._taken.wait()
 
     async def close(self) -> None:
         """Ends the call in order: its handler stops where it stands and answers OK."""
@@ -107,15 +108,8 @@ class ServerStream:
 class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
     """All methods of the service, bytes in and bytes out. Who calls is asked before anything of the call is read."""
 
-    def __init__(
-        self,
-        service: Gateway,
-        stall_ms: int,
-        gate: Gatekeeper | None = None,
-        unfinished: Unfinished | None = None,
-    ) -> None:
+    def __init__(self, service: Gateway, stall_ms: int, gate: Gatekeeper | None = None) -> None:
         self._service, self._stall_s = service, stall_ms / 1000.0
-        self._unfinished = unfinished
         self._gate = gate or Gatekeeper("", lambda: 0, Metrics())
         self._stalled = TransportError(Fault.DEADLINE, f"what was sent here was not taken for {stall_ms} ms")
         kinds = {
@@ -143,16 +137,9 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
 
         return refuse
 
-    def _came(self, frame: bytes, context: Any) -> str:
-        """A call's one frame is whole; answers from whom."""
-        peer: str = context.peer()
-        if self._unfinished is not None:
-            self._unfinished.whole(peer, len(frame), CALL_BYTES)
-        return peer
-
     def _unary(self, method: str, caller: Principal) -> Callable[[bytes, Any], Any]:
         async def serve(frame: bytes, context: Any) -> bytes:
-            peer = self._came(frame, context)
+            peer = context.peer()
             try:
                 return await self._service.unary(method, frame, caller, peer)
             except TransportError as fault:
@@ -164,15 +151,14 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
 
     def _unary_stream(self, method: str, caller: Principal) -> Callable[[bytes, Any], Any]:
         async def serve(frame: bytes, context: Any) -> None:
-            stream, peer = ServerStream(context), self._came(frame, context)
+            stream, peer = ServerStream(context), context.peer()
             asked = self._service.unary_stream(method, frame, caller, peer)
             del frame
             try:
                 with self._gate.serving(caller):
                     async with aclosing(asked) as pages:
                         async for page in pages:
-                            async with asyncio.timeout(self._stall_s):
-                                await stream.send(page)
+                            await stream.send_within(page, self._stall_s)
             except TimeoutError:
                 log.info("a scan of %s does not take its pages: it ends", peer)
                 await self._refuse(context, stream, self._stalled)
@@ -183,7 +169,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
 
     def _stream(self, method: str, caller: Principal) -> Callable[[Any, Any], Any]:
         async def serve(_: Any, context: Any) -> None:
-            stream = ServerStream(context, self._unfinished)
+            stream = ServerStream(context)
             try:
                 with self._gate.serving(caller):
                     await self._service.stream(method, stream, context.peer(), caller)
@@ -213,3 +199,68 @@ async def _abort(context: Any, fault: TransportError) -> None:
     fault.__traceback__ = fault.__cause__ = fault.__context__ = None
     trailers = NOT_READY_TRAILER if fault.fault is Fault.NOT_READY else ()
     await context.abort(STATUS_OF.get(fault.fault, grpc.StatusCode.UNKNOWN), fault.reason, trailers)
+
+
+PEER_OPTIONS = [
+    ("grpc.max_send_message_length", MAX_FRAME_BYTES),
+    ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+
+
+class GrpcPeerChannel:
+    """The way to the broker at `address`, as whom `credentials` say. Connects on first use, and again by itself; a call
+    while nobody is there fails at once. gRPC connects again with what the files of `credentials` had at first: once a
+    call has failed and they have others, the next one reads them anew."""
+
+    def __init__(self, address: str, credentials: Credentials = PLAIN) -> None:
+        self.address = address
+        self._credentials, self._shown = credentials, CallMetadata(credentials)
+        self._channel: Any = None
+        self._stamps: object = None
+
+    async def unary(self, method: str, frame: bytes, timeout_s: float) -> bytes:
+        """One frame for one. Raises TransportError: OVERLOADED when nothing happened, since the broker has too much to
+        do; BROKEN: it may have arrived."""
+        channel = self._channel or self._opened()
+        try:
+            call = channel.unary_unary(f"/{SERVICE}/{method}")
+            answer: bytes = await call(frame, timeout=timeout_s, metadata=self._shown.metadata())
+        except grpc.aio.AioRpcError as error:
+            await self._part_with_old(channel)
+            busy = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            fault = Fault.OVERLOADED if busy else Fault.BROKEN
+            raise TransportError(fault, f"{self.address}: {error.details() or error.code()}") from error
+        except Invalid as bad:  # the token was there when this broker began
+            raise TransportError(Fault.BROKEN, f"{self.address}: {bad.reason}") from bad
+        except (asyncio.CancelledError, grpc.aio.UsageError) as over:
+            task = asyncio.current_task()
+            if isinstance(over, asyncio.CancelledError) and (task is None or task.cancelling()):
+                raise
+            raise TransportError(Fault.BROKEN, f"{self.address}: the connection was closed") from over
+        return answer
+
+    def _opened(self) -> Any:
+        try:
+            self._shown.metadata()
+            self._stamps = self._credentials.stamps
+            self._channel = self._credentials.channel(self.address, PEER_OPTIONS)
+        except Invalid as bad:  # a file that was there when this broker began
+            raise TransportError(Fault.BROKEN, f"{self.address}: {bad.reason}") from bad
+        return self._channel
+
+    async def _part_with_old(self, channel: Any) -> None:
+        """Parts with `channel` when it was opened with other certificates than the files have now."""
+        if self._channel is channel and self._stamps != self._credentials.stamps:
+            await self.close()
+
+    async def close(self) -> None:
+        """Ends the connection and the calls on it."""
+        if self._channel is not None:
+            channel, self._channel = self._channel, None
+            await channel.close()

@@ -15,7 +15,7 @@ import resource
 import secrets
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any
 
@@ -26,16 +26,13 @@ from timeline.broker.fairness.limits import Limits
 from timeline.broker.journal.events import Journal
 from timeline.broker.journal.pipe import JournalPipe
 from timeline.broker.node import Node
-from timeline.broker.server import logs
-from timeline.broker.server.calls import Handlers
+from timeline.broker.readiness import Readiness
+from timeline.broker.server.calls import GrpcPeerChannel, Handlers
 from timeline.broker.server.certificates import Certificates
 from timeline.broker.server.gatekeeper import LOOK_EVERY_S, Gatekeeper
-from timeline.broker.server.health import Health
-from timeline.broker.server.metrics_port import MetricsPort
-from timeline.broker.server.partial_frames import FDS, UNFINISHED_EVERY_S, Unfinished
-from timeline.broker.server.peer_channel import GrpcPeerChannel
-from timeline.broker.server.ports import check_free
-from timeline.broker.server.worker import WorkerProcess
+from timeline.broker.server.probes import HealthService, MetricsPort
+from timeline.broker.server.process import check_free, set_up_logs
+from timeline.broker.server.workers import WorkerProcess
 from timeline.clock import Clock
 from timeline.config import ServeConfig, joined, split_address
 from timeline.credentials import Credentials
@@ -121,25 +118,16 @@ async def serve(
     A store that cannot be reached keeps the broker up and not ready, trying again. Raises StoreRefused when the store
     cannot be used as configured, OSError when a port cannot be had, whose `filename` is the address.
     """
-    logs.set_up(config.log_level, config.log_format, config.name if worker is not None else "")
-    metrics = Metrics(config.metrics_topics)
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    set_up_logs(config.log_level, config.log_format, config.name if worker is not None else "")
+    metrics, clock, stopping = Metrics(config.metrics_topics), Clock(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     server = grpc.aio.server(options=_options(config, shared=worker is not None))
-    clock = Clock()
     gate = Gatekeeper(config.tokens, clock.now_ms, metrics)
     certificates = None
     if config.tls_cert:
         certificates = Certificates(config.tls_cert, config.tls_key, config.client_ca, clock.now_ms)
-    peers = Credentials(
-        tls=bool(config.tls_cert),
-        ca=config.tls_ca,
-        cert=config.tls_cert,
-        key=config.tls_key,
-        token_file=config.token_file,
-    ).check()
+    make_peer = _peer_factory(config)
     config = _listening(server, config, certificates, shared=worker is not None)
     membership = worker.membership if worker is not None else make_membership(config.sync)
     store = _store_for(config)
@@ -152,65 +140,89 @@ async def serve(
         name=config.name,
         address=config.advertise,
         version=version,
-        limits=Limits(
-            intake_bytes=config.max_inflight_bytes,
-            outboxes_bytes=config.max_outbox_bytes,
-            streams=config.max_streams,
-            streams_per_peer=config.max_streams_per_peer,
-            scans=config.max_scans,
-        ),
+        limits=_limits(config),
         metrics=metrics,
         store_shown=shown(config.store),
-        make_peer=partial(GrpcPeerChannel, credentials=peers),
+        make_peer=make_peer,
         journal=None if pipe is None else Journal(pipe.carry, clock.now_ms),
     )
-    ports = {split_address(address)[1] for address in (config.listen, config.advertise)}
-    unfinished = Unfinished(ports, node.limits.unfinished_bytes) if FDS.exists() else None
-    server.add_generic_rpc_handlers((Handlers(node.service, node.limits.stall_ms, gate, unfinished),))
-    servicer = Health()
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    probes = MetricsPort(config.metrics, node)
+    server.add_generic_rpc_handlers((Handlers(node.service, node.limits.stall_ms, gate),))
+    health = HealthService()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    port = MetricsPort(config.metrics, metrics.registry, lambda: node.not_ready)
+    watching = (partial(_watch_health, health, node.readiness), partial(_watch_files, gate, certificates, metrics))
     try:
         if worker is not None:
             await worker.start(stopping.set)
-        probes_at = probes.start()
-        ours = asyncio.all_tasks()
-        await server.start()
-
-        def opened(store_open: bool) -> None:
-            # What stands now stands to the end. Walking all of it, as each full collection would, stops every delivery
-            # for some 25 ms.
-            gc.collect()
-            gc.freeze()
-            sys.setswitchinterval(SWITCH_S)
-            if announce is not None:
-                announce(config.advertise if worker is not None else config.listen, probes_at, store_open)
-
-        watching = [
-            asyncio.ensure_future(_watch_health(servicer, node)),
-            asyncio.ensure_future(_watch_files(gate, certificates, metrics)),
-        ]
-        if unfinished is not None:
-            watching.append(asyncio.ensure_future(_watch_unfinished(unfinished, metrics)))
-        try:
-            if await _open(node, stopping, opened):
-                where = {"listen": config.listen, "metrics": probes_at, "broker": node.name}
-                log.info(node.not_ready or "ready", extra=where)
-                await stopping.wait()
-                log.info("draining", extra={"grace_ms": config.grace_ms})
-                await node.drain(config.grace_ms)
-        finally:
-            for task in watching:
-                task.cancel()
-            await server.stop(1.0)
-            await _calls_ended(ours)
+        metrics_at = port.start()
+        say = None if announce is None else partial(announce, config.advertise if worker else config.listen, metrics_at)
+        await _run(server, node, config, stopping, watching, say, metrics_at)
     finally:
-        probes.stop()
+        port.stop()
         if worker is not None:
             await worker.stop()
         if pipe is not None:
             await pipe.close(config.grace_ms / 1000.0)
     log.info("stopped")
+
+
+async def _run(
+    server: Any,
+    node: Node,
+    config: ServeConfig,
+    stopping: asyncio.Event,
+    watching: Iterable[Callable[[], Coroutine[Any, Any, None]]],
+    announce: Callable[[bool], None] | None,
+    metrics_at: str,
+) -> None:
+    """Serves until told to stop, then drains."""
+    ours = asyncio.all_tasks()
+    await server.start()
+
+    def opened(store_open: bool) -> None:
+        # What stands now stands to the end. Walking all of it, as each full collection would, stops every delivery
+        # for some 25 ms.
+        gc.collect()
+        gc.freeze()
+        sys.setswitchinterval(SWITCH_S)
+        if announce is not None:
+            announce(store_open)
+
+    tasks = [asyncio.ensure_future(watch()) for watch in watching]
+    try:
+        if await _open(node, stopping, opened):
+            where = {"listen": config.listen, "metrics": metrics_at, "broker": node.name}
+            log.info(node.not_ready or "ready", extra=where)
+            await stopping.wait()
+            log.info("draining", extra={"grace_ms": config.grace_ms})
+            await node.drain(config.grace_ms)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await server.stop(1.0)
+        await _calls_ended(ours)
+
+
+def _limits(config: ServeConfig) -> Limits:
+    return Limits(
+        intake_bytes=config.max_inflight_bytes,
+        outboxes_bytes=config.max_outbox_bytes,
+        streams=config.max_streams,
+        streams_per_peer=config.max_streams_per_peer,
+        scans=config.max_scans,
+    )
+
+
+def _peer_factory(config: ServeConfig) -> Callable[[str], GrpcPeerChannel]:
+    """What makes the way to another broker. Raises Invalid when its files cannot be used."""
+    credentials = Credentials(
+        tls=bool(config.tls_cert),
+        ca=config.tls_ca,
+        cert=config.tls_cert,
+        key=config.tls_key,
+        token_file=config.token_file,
+    ).check()
+    return partial(GrpcPeerChannel, credentials=credentials)
 
 
 async def _calls_ended(ours: set[asyncio.Task[Any]]) -> None:
@@ -338,18 +350,18 @@ async def _join(node: Node, opened: Opened, stopping: asyncio.Event, announce: C
         await asyncio.gather(told, joining, return_exceptions=True)
 
 
-async def _watch_health(servicer: Any, node: Node) -> None:
-    """Keeps the gRPC health service saying what the node says of itself."""
+async def _watch_health(health: HealthService, readiness: Readiness) -> None:
+    """Keeps the gRPC health service saying what the broker says of itself."""
     said: object = None
     while True:
-        node.readiness.clear()
+        readiness.changed.clear()
         serving = health_pb2.HealthCheckResponse
-        now = serving.NOT_SERVING if node.not_ready else serving.SERVING
+        now = serving.NOT_SERVING if readiness.not_ready else serving.SERVING
         if now != said:
             said = now
             for name in ("", SERVICE):
-                await servicer.set(name, now)
-        await node.readiness.wait()
+                await health.set(name, now)
+        await readiness.changed.wait()
 
 
 async def _watch_files(gate: Gatekeeper, certificates: Certificates | None, metrics: Metrics) -> None:
@@ -365,14 +377,3 @@ async def _watch_files(gate: Gatekeeper, certificates: Certificates | None, metr
             log.exception("the tokens or the certificate could not be looked at; once more soon")
             metrics.count("timeline_task_crashes_total", "files")
         await asyncio.sleep(LOOK_EVERY_S)
-
-
-async def _watch_unfinished(unfinished: Unfinished, metrics: Metrics) -> None:
-    """Looks at what connections hold of frames that are not whole, again and again."""
-    while True:
-        try:
-            metrics.count("timeline_hung_up_total", by=unfinished.look())
-        except Exception:
-            log.exception("what connections hold could not be looked at; once more soon")
-            metrics.count("timeline_task_crashes_total", "unfinished")
-        await asyncio.sleep(UNFINISHED_EVERY_S)

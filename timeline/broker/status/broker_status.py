@@ -1,22 +1,34 @@
-"""How a broker stands: what its topics bear, how late deliveries were, who is connected. Answers StatusRequest."""
+"""How a broker stands: what its topics bear, how late deliveries were, who is connected. Answers status and Ping."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from timeline.broker.catalog import Catalog
+from timeline.broker.cluster.hints import ClusterHints
+from timeline.broker.dispatch.dealer import Dealer, Dealers
 from timeline.broker.dispatch.roster import ConsumerHealth
+from timeline.broker.lanes.metered_store import MeteredStore
+from timeline.broker.readiness import Readiness
+from timeline.broker.runtime import Runtime
+from timeline.broker.status.counts import Depth, MessageCounts
 from timeline.columns import Int64, Ragged
+from timeline.metrics import Metrics
 from timeline.model import MAX_BATCH, MAX_TIME_MS, Topic
-from timeline.wire import MAX_COUNT, BrokerStatus, Consumers, Health, LatenessCounts, StatusRequest, TopicLoads
-
-if TYPE_CHECKING:
-    from timeline.broker.dispatch.dealer import Dealer
-    from timeline.broker.node import Node
+from timeline.wire import (
+    MAX_COUNT,
+    BrokerStatus,
+    Consumers,
+    Health,
+    LatenessCounts,
+    Ping,
+    Pong,
+    StatusRequest,
+    TopicLoads,
+)
 
 HEALTH = {
     ConsumerHealth.HEALTHY: Health.HEALTHY,
@@ -27,86 +39,95 @@ HEALTH = {
 """Those that are on a roster; one that is gone is told of no more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Depth:
-    """What the store counted of a topic at `counted_ms`: messages nobody holds, due and to come, and when the next one
-    comes due (0: none is pending)."""
-
-    available: int = 0
-    waiting: int = 0
-    next_due_ms: int = 0
-    counted_ms: int = 0
-
-
 _UNCOUNTED = Depth()
 
 
-def standing(node: Node, asked: StatusRequest, sees: Callable[[str], bool]) -> BrokerStatus:
-    """How `node` stands now, without asking its store; of topics that `sees` permits."""
-    dealers = [
-        dealer
-        for dealer in node.dealers
-        if (not asked.topic or dealer.topic.name == asked.topic) and sees(dealer.topic.name)
-    ]
-    one = node.catalog.known(asked.topic)
-    asked_for = node.catalog.all() if not asked.topic else [one] if one is not None else []
-    topics = [topic for topic in asked_for if sees(topic.name)][:MAX_BATCH]
-    return BrokerStatus(
-        broker=node.name,
-        version=node.version,
-        now_ms=node.clock.now_ms(),
-        started_ms=node.started_ms,
-        trouble=node.not_ready,
-        store=node.store_shown,
-        store_ms=node.store.lease_p99_ms or 0.0,
-        topics=_loads(node, topics, dealers),
-        lateness=_lateness(node, asked.topic, sees),
-        consumers=_consumers(node, dealers, asked.limit),
-        sync=node.cluster.shown(),
-        warnings=node.store.warnings,
-    )
+class StatusReporter:
+    """How one broker stands, without asking its store. `store_shown`: where the store is, in words that hold no
+    secret."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        version: str,
+        store_shown: str,
+        readiness: Readiness,
+        store: MeteredStore,
+        catalog: Catalog,
+        dealers: Dealers,
+        counts: MessageCounts,
+        cluster: ClusterHints,
+    ) -> None:
+        self._clock, self._metrics = runtime.clock, runtime.metrics
+        self._version, self._store_shown = version, store_shown
+        self._readiness, self._store, self._catalog = readiness, store, catalog
+        self._dealers, self._counts, self._cluster = dealers, counts, cluster
+
+    def pong(self, ping: Ping) -> Pong:
+        """The answer to a Ping, with two readings of this broker's clock."""
+        clock, cluster = self._clock, self._cluster
+        now = clock.now()
+        return Pong(ping.sent_ms, now, clock.now(), cluster.name, self._version, cluster.addresses(), clock.step_ms)
+
+    def answer(self, asked: StatusRequest, sees: Callable[[str], bool]) -> BrokerStatus:
+        """The answer to a StatusRequest: of topics that `sees` permits."""
+        dealers = [
+            dealer
+            for dealer in self._dealers
+            if (not asked.topic or dealer.topic.name == asked.topic) and sees(dealer.topic.name)
+        ]
+        one = self._catalog.known(asked.topic)
+        asked_for = self._catalog.all() if not asked.topic else [one] if one is not None else []
+        topics = [topic for topic in asked_for if sees(topic.name)][:MAX_BATCH]
+        mono_ms = self._clock.monotonic_ms()
+        return BrokerStatus(
+            broker=self._cluster.name,
+            version=self._version,
+            now_ms=self._clock.now_ms(),
+            started_ms=self._readiness.started_ms,
+            trouble=self._readiness.not_ready,
+            store=self._store_shown,
+            store_ms=self._store.lease_p99_ms or 0.0,
+            topics=self._loads(topics, dealers, mono_ms),
+            lateness=_lateness(self._metrics, asked.topic, sees),
+            consumers=_consumers(dealers, asked.limit, mono_ms),
+            sync=self._cluster.shown(),
+            warnings=self._store.warnings,
+        )
+
+    def _loads(self, topics: list[Topic], dealers: list[Dealer], mono_ms: float) -> TopicLoads:
+        depths = [self._counts.depths.get(topic.uid, _UNCOUNTED) for topic in topics]
+        place = {topic.uid: at for at, topic in enumerate(topics)}
+        ours = [(place[dealer.topic.uid], dealer) for dealer in dealers if dealer.topic.uid in place]
+
+        def dealt(value: Callable[[Dealer], int]) -> Int64:
+            """A column of what dealers know: 0 where a topic has none here."""
+            column = np.zeros(len(topics), dtype=np.int64)
+            for at, dealer in ours:
+                column[at] = min(value(dealer), MAX_COUNT)
+            return column
+
+        return TopicLoads(
+            topics=Ragged.of([topic.name.encode() for topic in topics]),
+            available=_longs([depth.available for depth in depths]),
+            waiting=_longs([depth.waiting for depth in depths]),
+            next_due_ms=_longs([depth.next_due_ms for depth in depths]),
+            counted_ms=_longs([depth.counted_ms for depth in depths]),
+            consumers=dealt(lambda dealer: len(dealer.roster.consumers)),
+            in_flight=dealt(lambda dealer: sum(one.in_flight for one in dealer.roster.consumers.values())),
+            credit=dealt(lambda dealer: sum(one.open_credit(mono_ms) for one in dealer.roster.consumers.values())),
+            delivered=dealt(lambda dealer: dealer.lateness.delivered),
+            redelivered=dealt(lambda dealer: dealer.lateness.redelivered),
+            buckets=_longs([topic.settings.buckets for topic in topics]),
+            dealt=_longs([self._cluster.dealt(topic) for topic in topics]),
+        )
 
 
-def _loads(node: Node, topics: list[Topic], dealers: list[Dealer]) -> TopicLoads:
-    mono_ms = node.clock.monotonic_ms()
-    depths = [node.depths.get(topic.uid, _UNCOUNTED) for topic in topics]
-    place = {topic.uid: at for at, topic in enumerate(topics)}
-    ours = [(place[dealer.topic.uid], dealer) for dealer in dealers if dealer.topic.uid in place]
-
-    def dealt(value: Callable[[Dealer], int]) -> Int64:
-        """A column of what dealers know: 0 where a topic has none here."""
-        column = np.zeros(len(topics), dtype=np.int64)
-        for at, dealer in ours:
-            column[at] = min(value(dealer), MAX_COUNT)
-        return column
-
-    return TopicLoads(
-        topics=Ragged.of([topic.name.encode() for topic in topics]),
-        available=_longs([depth.available for depth in depths]),
-        waiting=_longs([depth.waiting for depth in depths]),
-        next_due_ms=_longs([depth.next_due_ms for depth in depths]),
-        counted_ms=_longs([depth.counted_ms for depth in depths]),
-        consumers=dealt(lambda dealer: len(dealer.roster.consumers)),
-        in_flight=dealt(lambda dealer: sum(one.in_flight for one in dealer.roster.consumers.values())),
-        credit=dealt(lambda dealer: sum(one.open_credit(mono_ms) for one in dealer.roster.consumers.values())),
-        delivered=dealt(lambda dealer: dealer.lateness.delivered),
-        redelivered=dealt(lambda dealer: dealer.lateness.redelivered),
-        buckets=_longs([topic.settings.buckets for topic in topics]),
-        dealt=_longs([_dealt(node, topic) for topic in topics]),
-    )
-
-
-def _dealt(node: Node, topic: Topic) -> int:
-    """How many buckets of the topic are this broker's."""
-    many = topic.settings.buckets
-    mine = node.membership.buckets(topic.uid, many)
-    return many if mine is None else len(mine)
-
-
-def _lateness(node: Node, topic: str, sees: Callable[[str], bool]) -> LatenessCounts:
+def _lateness(metrics: Metrics, topic: str, sees: Callable[[str], bool]) -> LatenessCounts:
     """The histogram of lateness; topics past those that metrics show by name are summed under the name they have
     there."""
-    histogram = node.metrics.lateness
+    histogram = metrics.lateness
     bounds_ms = [round(bound_s * 1000) for bound_s in histogram.bounds_s.tolist()] + [MAX_TIME_MS]
     found = {name: counts for name, counts in histogram.counts.items() if (not topic or name == topic) and sees(name)}
     return LatenessCounts(
@@ -116,9 +137,8 @@ def _lateness(node: Node, topic: str, sees: Callable[[str], bool]) -> LatenessCo
     )
 
 
-def _consumers(node: Node, dealers: list[Dealer], limit: int) -> Consumers:
+def _consumers(dealers: list[Dealer], limit: int, mono_ms: float) -> Consumers:
     """At most `limit` of those connected: what is not well first, then who has most in hand."""
-    mono_ms = node.clock.monotonic_ms()
     connected = [
         (dealer.topic.name, one, HEALTH[health])
         for dealer in dealers

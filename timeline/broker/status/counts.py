@@ -1,29 +1,44 @@
-"""What the store has of each topic, counted for people, metrics and autoscalers, at a bounded share of its time.
+"""Counts for people, metrics and autoscalers: what the store has of each topic, and how a broker's consumers are.
 
-What comes due within ten minutes is counted by the minute, and often; what lies beyond may be most of the store, and is
-counted as often as its cost allows. Topics take turns; those without messages are looked at seldom.
+The store is asked at a bounded share of its time. What comes due within ten minutes is counted by the minute, and
+often; what lies beyond may be most of the store, and is counted as often as its cost allows. Topics take turns; those
+without messages are looked at seldom.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from timeline.broker.fairness.cooperative import EMPTY_COUNTED, TopicRounds, rest
-from timeline.broker.status.broker_status import Depth
+from timeline.broker.catalog import Catalog
+from timeline.broker.cluster.hints import ClusterHints
+from timeline.broker.dispatch.dealer import Dealer, Dealers
+from timeline.broker.dispatch.roster import ConnectedConsumer, ConsumerHealth
+from timeline.broker.fairness.cooperative import EMPTY_COUNTED, CooperativePace, TopicRounds, rest
+from timeline.broker.lanes.metered_store import MeteredStore
+from timeline.broker.runtime import Runtime
 from timeline.columns import Int64
+from timeline.metrics import Metrics
 from timeline.model import MAX_TIME_MS, Topic
 from timeline.storage_plugins.contract import DiskSpace, StoreError, TellsDiskSpace
 
-if TYPE_CHECKING:
-    from timeline.broker.node import Node
-
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 NEAR_MINUTES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """What the store counted of a topic at `counted_ms`: messages nobody holds, due and to come, and when the next one
+    comes due (0: none is pending)."""
+
+    available: int = 0
+    waiting: int = 0
+    next_due_ms: int = 0
+    counted_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -37,13 +52,22 @@ class _Counted:
     counted_ms: int = 0
 
 
-class Counting:
-    """Counts what the store of `node` has, and sets the gauges and `node.depths`. `rounds`: the topics that it counts;
-    those without a living message are empty."""
+class MessageCounts:
+    """Counts what the store has, and sets the gauges and `depths`, by topic's uid. `rounds`: the topics that it counts;
+    those without a living message are empty. `to_sweep` hears of topics that are found to have messages."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self,
+        runtime: Runtime,
+        catalog: Catalog,
+        store: MeteredStore,
+        cluster: ClusterHints,
+        to_sweep: TopicRounds,
+    ) -> None:
+        self._clock, self._metrics = runtime.clock, runtime.metrics
+        self._catalog, self._store, self._cluster, self._to_sweep = catalog, store, cluster, to_sweep
         self.rounds = TopicRounds(EMPTY_COUNTED)
+        self.depths: dict[int, Depth] = {}
         self._counted: dict[int, _Counted] = {}
         """What was counted of topics that are not empty."""
 
@@ -51,12 +75,22 @@ class Counting:
         """A topic that is here from now on; `empty`: it was made just now."""
         self.rounds.add(topic.uid, empty)
         if empty:
-            self._tell(topic, _Counted(counted_ms=self._node.clock.now_ms()))
+            self._tell(topic, _Counted(counted_ms=self._clock.now_ms()))
+
+    def used(self, uid: int) -> None:
+        """Messages of the topic may have changed."""
+        if self._stocked(uid):
+            self.depths.pop(uid, None)  # nothing, as counted: that is not known any more
+
+    def _stocked(self, uid: int) -> bool:
+        """The topic may have messages from now on; whether it was taken for empty."""
+        self._to_sweep.used(uid)
+        return self.rounds.used(uid)
 
     def restart(self) -> None:
         """A broker is gone, and with it what it knew of topics that were used through it: each is counted again."""
         self.rounds.restart()
-        depths = self._node.depths
+        depths = self.depths
         for uid in [uid for uid, depth in depths.items() if not depth.next_due_ms]:
             del depths[uid]
 
@@ -64,6 +98,7 @@ class Counting:
         """The topic was dropped."""
         self.rounds.remove(uid)
         self._counted.pop(uid, None)
+        self.depths.pop(uid, None)
 
     async def near(self) -> None:
         """How much room is left. Then one turn of each topic: what is due, and what comes due within ten minutes."""
@@ -75,37 +110,36 @@ class Counting:
 
     async def _turns(self, counts: Sequence[Callable[[], Awaitable[None]]]) -> None:
         """One after the other, whatever becomes of any. Raises the last trouble in the end."""
-        node = self._node
         trouble: StoreError | None = None
         for count in counts:
-            started_ms = node.clock.monotonic_ms()
+            started_ms = self._clock.monotonic_ms()
             try:
                 await count()
             except StoreError as error:
                 trouble = error
-            await rest(node.clock.monotonic_ms() - started_ms)
+            await rest(self._clock.monotonic_ms() - started_ms)
         if trouble is not None:
             raise trouble
 
     async def _near(self, uid: int) -> None:
-        node, topic, now_ms = self._node, self._node.catalog.of(uid), self._node.clock.now_ms()
+        topic, now_ms = self._catalog.of(uid), self._clock.now_ms()
         if topic is None:
             return  # dropped meanwhile
         self.rounds.empty(uid)
         counted, found = self._counted.get(uid, _Counted()), True
         try:
-            next_due = await node.store.call("next_due", node.store.store.next_due(topic, None, -1))
+            next_due = await self._store.call("next_due", self._store.store.next_due(topic, None, -1))
             found = next_due is not None
             if found:
                 edges = now_ms + 1 + MINUTE_MS * np.arange(-1, NEAR_MINUTES + 1, dtype=np.int64)
                 edges[0] = 0
-                counted.near = await node.store.call("count_due", node.store.store.count_due(topic, edges))
+                counted.near = await self._store.call("count_due", self._store.store.count_due(topic, edges))
             else:
                 counted = _Counted()
         finally:
             if found:
-                node.stocked(uid)
-        if (topic := node.catalog.of(uid)) is None:
+                self._stocked(uid)
+        if (topic := self._catalog.of(uid)) is None:
             return  # its series are gone and stay so
         counted.next_due_ms, counted.counted_ms = next_due or 0, now_ms
         if found:
@@ -116,22 +150,22 @@ class Counting:
             self._tell(topic, counted)
 
     async def _far(self, uid: int) -> None:
-        node, topic = self._node, self._node.catalog.of(uid)
+        topic = self._catalog.of(uid)
         if topic is None:
             return
-        start_ms = node.clock.now_ms() + 1
+        start_ms = self._clock.now_ms() + 1
         ends = [start_ms + NEAR_MINUTES * MINUTE_MS, start_ms + HOUR_MS, start_ms + DAY_MS, MAX_TIME_MS + 1]
-        counts = await node.store.call("count_due", node.store.store.count_due(topic, np.array(ends, dtype=np.int64)))
-        topic, counted = node.catalog.of(uid), self._counted.get(uid)
+        counts = await self._store.call("count_due", self._store.store.count_due(topic, np.array(ends, dtype=np.int64)))
+        topic, counted = self._catalog.of(uid), self._counted.get(uid)
         if topic is not None and counted is not None:  # not dropped, nor emptied, meanwhile
             counted.far = counts
             self._tell(topic, counted)
 
     def _tell(self, topic: Topic, counted: _Counted) -> None:
-        metrics = self._node.metrics
+        metrics = self._metrics
         available, minutes = int(counted.near[0]), counted.near[1:]
         ten_minutes, far = int(minutes.sum()), counted.far.tolist()
-        self._node.depths[topic.uid] = Depth(available, ten_minutes + sum(far), counted.next_due_ms, counted.counted_ms)
+        self.depths[topic.uid] = Depth(available, ten_minutes + sum(far), counted.next_due_ms, counted.counted_ms)
         expected = {
             "1m": int(minutes[0]),
             "10m": ten_minutes,
@@ -146,18 +180,17 @@ class Counting:
         metrics.topic_gauge("timeline_next_due_timestamp_seconds", topic.name, counted.next_due_ms / 1000.0)
         metrics.topic_gauge("timeline_overdue_seconds", topic.name, _overdue_ms(topic, counted) / 1000.0)
         metrics.topic_gauge("timeline_topic_rate_limit", topic.name, topic.settings.max_rate_per_s)
-        mine = self._node.membership.buckets(topic.uid, topic.settings.buckets)
-        metrics.topic_gauge("timeline_buckets", topic.name, topic.settings.buckets if mine is None else len(mine))
+        metrics.topic_gauge("timeline_buckets", topic.name, self._cluster.dealt(topic))
 
     async def _room(self) -> None:
         """How much room is left where the store keeps its data, if it can tell."""
-        store = self._node.store.store
+        store = self._store.store
         room: DiskSpace | None = None
         if isinstance(store, TellsDiskSpace):
-            room = await self._node.store.call("room", store.room())
+            room = await self._store.call("room", store.room())
         if room is not None:
-            self._node.metrics.gauge("timeline_store_free_bytes", room.free_bytes)
-            self._node.metrics.gauge("timeline_store_size_bytes", room.size_bytes)
+            self._metrics.gauge("timeline_store_free_bytes", room.free_bytes)
+            self._metrics.gauge("timeline_store_size_bytes", room.size_bytes)
 
 
 def _overdue_ms(topic: Topic, counted: _Counted) -> int:
@@ -167,3 +200,61 @@ def _overdue_ms(topic: Topic, counted: _Counted) -> int:
     if not counted.next_due_ms or settings.paused:
         return 0
     return max(0, counted.counted_ms - counted.next_due_ms - settings.redelivery_backoff_ms)
+
+
+AILING = (ConsumerHealth.SILENT, ConsumerHealth.STALLED, ConsumerHealth.SET_ASIDE)
+TOPIC = 10
+"""A topic's gauges take as long as so many consumers."""
+
+
+class ConsumerCounts:
+    """How a broker's consumers are and what they have, looked up again and again."""
+
+    def __init__(self, runtime: Runtime, dealers: Dealers) -> None:
+        self._clock, self._metrics, self._dealers = runtime.clock, runtime.metrics, dealers
+
+    def add(self, topic: Topic) -> None:
+        """Set the gauges of a topic that had no consumer here yet."""
+        _Tally().show(self._metrics, topic.name)
+
+    async def look(self, pace: CooperativePace) -> None:
+        """Have the membership told of consumers that fell silent or stalled, or are well again; set the gauges of all
+        of them."""
+        for dealer in self._dealers:
+            await self._look_at(dealer, pace)
+
+    async def _look_at(self, dealer: Dealer, pace: CooperativePace) -> None:
+        tally, changed = _Tally(), False
+        for some in pace.some(dealer.roster.consumers):
+            changed |= dealer.roster.recount(some, self._clock.monotonic_ms(), tally.count)
+            await pace.did(len(some))
+        if dealer in self._dealers:  # its topic may have been dropped meanwhile
+            if changed:
+                dealer.rehost()
+            tally.show(self._metrics, dealer.topic.name)
+        await pace.did(TOPIC)
+
+
+class _Tally:
+    """Of one topic's consumers."""
+
+    def __init__(self) -> None:
+        self._ailing: Counter[ConsumerHealth] = Counter()
+        self._healthy = self._in_flight = self._credit = 0
+
+    def count(self, consumer: ConnectedConsumer, health: ConsumerHealth) -> None:
+        """One more, of this `health`."""
+        self._in_flight += consumer.in_flight
+        if health is ConsumerHealth.HEALTHY:
+            self._healthy += 1
+            self._credit += max(0, consumer.credit_messages)
+        else:
+            self._ailing[health] += 1
+
+    def show(self, metrics: Metrics, topic: str) -> None:
+        """Sets the topic's gauges."""
+        metrics.topic_gauge("timeline_consumers", topic, self._healthy, ConsumerHealth.HEALTHY.value)
+        for health in AILING:
+            metrics.topic_gauge("timeline_consumers", topic, self._ailing[health], health.value)
+        metrics.topic_gauge("timeline_leases_in_flight", topic, self._in_flight)
+        metrics.topic_gauge("timeline_credit_messages", topic, self._credit)

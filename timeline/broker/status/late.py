@@ -11,11 +11,11 @@ import numpy as np
 from timeline.broker.dispatch.leased_batch import LeasedBatch
 from timeline.broker.fairness.limits import Limits
 from timeline.broker.journal.events import Journal
+from timeline.broker.status.traces import Traces
 from timeline.columns import Int64, Ragged, UInt8
 from timeline.kinds import kind_of
 from timeline.metrics import Metrics
 from timeline.model import LateCause, Topic
-from timeline.wire.frames import LateList
 
 SPANS_KEPT = 256
 FLICKER_MS = 20
@@ -52,13 +52,13 @@ class LatenessCauses:
         self._spans: dict[LateCause, Spans] = {LateCause.STORE_SLOW: Spans() if store is None else store}
         self._cause: LateCause | None = None
         self._since_ms = started_ms
-        self._started_ms = started_ms
+        self.started_ms = started_ms
         self._back_ms: int | None = None
 
     def now(self, cause: LateCause | None, now_ms: int) -> None:
         """From now on dealing is hindered by `cause`; None: by nothing."""
         if self._back_ms is None and cause is not LateCause.NO_CONSUMER:
-            self._back_ms = min(now_ms, self._started_ms + COMING_BACK_MS)
+            self._back_ms = min(now_ms, self.started_ms + COMING_BACK_MS)
         if cause is self._cause:
             return
         if self._cause is not None:
@@ -99,16 +99,16 @@ class LatenessCauses:
                 covered += np.maximum(min(until_ms, pushed_ms) - np.maximum(due_ms, since_ms), 0)
             causes[covered > most] = cause
             most = np.maximum(most, covered)
-        if first_ms < self._started_ms:
-            back_ms = min(pushed_ms, self._started_ms + COMING_BACK_MS if self._back_ms is None else self._back_ms)
-            down = (due_ms < self._started_ms) & (back_ms - due_ms >= most)
+        if first_ms < self.started_ms:
+            back_ms = min(pushed_ms, self.started_ms + COMING_BACK_MS if self._back_ms is None else self._back_ms)
+            down = (due_ms < self.started_ms) & (back_ms - due_ms >= most)
             causes[down], most[down] = LateCause.BROKER_DOWN, back_ms - due_ms[down]
         return causes, most
 
     def still(self, due_ms: int, now_ms: int) -> LateCause:
         """What keeps a message that came due at `due_ms` and is not delivered yet: what hinders now, though something
         else may have kept it for longer; else what did."""
-        back = due_ms >= self._started_ms or self._back_ms is not None or now_ms >= self._started_ms + COMING_BACK_MS
+        back = due_ms >= self.started_ms or self._back_ms is not None or now_ms >= self.started_ms + COMING_BACK_MS
         if back and self._cause is not None:
             return self._cause
         causes, _ = self.why(np.array([due_ms], dtype=np.int64), now_ms)
@@ -121,14 +121,16 @@ class TopicLateness:
 
     def __init__(
         self,
-        hindrances: LatenessCauses,
+        causes: LatenessCauses,
         ring: LateRing,
         metrics: Metrics,
         limits: Limits,
+        traces: Traces,
         journal: Journal | None = None,
     ) -> None:
-        self._hindrances, self._ring, self._metrics, self._limits = hindrances, ring, metrics, limits
-        self._journal = journal
+        self.causes = causes
+        self._ring, self._metrics, self._limits = ring, metrics, limits
+        self._traces, self._journal = traces, journal
         self.delivered = self.redelivered = 0
 
     def note(self, topic: Topic, consumer: bytes, batch: LeasedBatch, sent_ms: int) -> None:
@@ -147,12 +149,13 @@ class TopicLateness:
             cause = self._causes(batch.take(late), due_ms[late], sent_ms)
             self._ring.add(topic.uid, consumer, rows.ids.take(late), due_ms[late], cause, sent_ms)
         if self._journal is not None:
-            self._journal.delivered(topic, consumer, batch, sent_ms, late_ms, late, cause)
+            self._journal.delivered(topic, consumer, rows, batch.again, sent_ms, late_ms, late, cause)
+        self._traces.delivered(topic.name, consumer, batch, sent_ms)
 
     def _causes(self, batch: LeasedBatch, due_ms: Int64, sent_ms: int) -> UInt8:
         """The cause of each: what took more than half of the delay, else what hindered the dealer for most of it."""
         late_ms = sent_ms - due_ms
-        cause, covered_ms = self._hindrances.why(due_ms, sent_ms)
+        cause, covered_ms = self.causes.why(due_ms, sent_ms)
         if batch.stranded:  # what kept another broker from dealing it is not known here
             cause[:] = LateCause.NO_BROKER
         held_up = (cause == LateCause.STORE_SLOW) & (2 * covered_ms > late_ms)
@@ -165,7 +168,7 @@ class TopicLateness:
 
     def still(self, due_ms: int, now_ms: int) -> LateCause:
         """What keeps a message that came due at `due_ms` and is not delivered yet."""
-        return self._hindrances.still(due_ms, now_ms)
+        return self.causes.still(due_ms, now_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,17 +231,3 @@ class LateRing:
                     chosen.append(LateOne(topic.encode(), ids[at], batch.consumer, due_ms, batch.delivered_ms, cause))
         chosen.reverse()
         return chosen
-
-
-def late_list(late: list[LateOne], dropped: int, now_ms: int) -> LateList:
-    """The frame that tells of `late`."""
-    return LateList(
-        topics=Ragged.of([one.topic for one in late]),
-        ids=Ragged.of([one.id for one in late]),
-        consumers=Ragged.of([one.consumer for one in late]),
-        due_ms=np.array([one.due_ms for one in late], dtype=np.int64),
-        delivered_ms=np.array([one.delivered_ms for one in late], dtype=np.int64),
-        cause=np.array([one.cause for one in late], dtype=np.uint8),
-        dropped=dropped,
-        now_ms=now_ms,
-    )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from timeline import __version__
-from timeline.broker.server.ports import check_free
+from timeline.broker.server.process import check_free
 from timeline.cli.options.client_options import who_serves
 from timeline.cli.terminal.output import picked
 from timeline.clock import CRITICAL_MS, WARN_MS, Clock

@@ -11,11 +11,10 @@ from typing import Any
 
 import timeline
 from timeline import config
-from timeline.broker.server import logs
-from timeline.broker.server.loop import new_loop
+from timeline.broker.server import process
+from timeline.broker.server.process import new_loop
 from timeline.broker.server.service import serve
-from timeline.broker.server.supervisor import Started, Supervisor
-from timeline.broker.server.worker import WorkerProcess, settings_from_supervisor
+from timeline.broker.server.workers import Started, Supervisor, WorkerProcess, settings_from_supervisor
 from timeline.cli.app import REFUSED, Failed, say
 from timeline.cli.options.client_options import who_serves
 from timeline.storage_plugins import make_store, shown
@@ -45,7 +44,7 @@ def run_workers(settings: config.ServeConfig, as_json: bool) -> int:
             f"{shown(settings.store)} is a store of one broker, and --workers {settings.workers} are several: choose a "
             "store that they can share (postgresql://, mysql://, redis://, cassandra://), or --workers 1",
         )
-    logs.set_up(settings.log_level, settings.log_format)
+    process.set_up_logs(settings.log_level, settings.log_format)
 
     def announce(listen: str, started: list[Started]) -> None:
         store_open = all(one.store_open for one in started)

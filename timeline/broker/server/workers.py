@@ -3,7 +3,8 @@
 Each accepts connections on the shared port (SO_REUSEPORT: the system spreads them) and on one of its own, which it
 advertises, and is a member of the cluster like any other broker. The supervisor carries no messages: it starts workers
 again when they end, tells them of each other where `local://` leaves nobody else to, and ends them when it is told to.
-Its own end they notice by their standard input, and drain.
+Its own end they notice by their standard input, and drain. A worker's settings come the same way, and so does what it
+hears of the others.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from timeline.broker.server.ports import check_free
-from timeline.broker.server.worker import LINE_BYTES, MOST_UNSENT_BYTES, settings_line
+from timeline.broker.server.process import check_free
 from timeline.child import send_signal
 from timeline.clock import Clock
 from timeline.config import ServeConfig, joined, split_address
-from timeline.sync.workers import TOPICS, WorkerRegistry
+from timeline.sync import Membership, make_membership
+from timeline.sync.workers import BEAT_S, TOPICS, Message, WorkerMembership, WorkerRegistry
 
 log = logging.getLogger("timeline.broker")
 
@@ -38,6 +39,10 @@ WELL_AFTER_S = 30.0
 END_S = 10.0
 """How much longer than the grace a worker may take to end before it is killed."""
 LOOK_EVERY_S = 1.0
+
+
+MOST_UNSENT_BYTES = 1 << 20
+LINE_BYTES = 1 << 26
 
 
 @dataclass(slots=True)
@@ -280,3 +285,71 @@ def _reserved(listen: str) -> Any:
         except OSError as taken:
             raise OSError(taken.errno, taken.strerror, listen) from taken
         yield joined(host, held.getsockname()[1])
+
+
+class WorkerProcess:
+    """This process as a worker. `config`: its own settings."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        self.config = config
+        self._local = config.sync.startswith("local://")
+        self.membership: Membership = WorkerMembership(self.tell) if self._local else make_membership(config.sync)
+        self._out: asyncio.WriteTransport | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, supervisor_gone: Callable[[], None]) -> None:
+        """Hears and tells from now on. `supervisor_gone` is called once standard input ends."""
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=LINE_BYTES)
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
+        self._out, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, sys.stdout.buffer)
+        self._tasks = [loop.create_task(self._hear(reader, supervisor_gone)), loop.create_task(self._beat())]
+
+    async def stop(self) -> None:
+        """Hears nothing more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._out is not None:
+            self._out.close()
+
+    def tell(self, message: Message) -> None:
+        """A line to the supervisor; lost when that has stopped reading, or is gone."""
+        if self._out is not None and self._out.get_write_buffer_size() < MOST_UNSENT_BYTES:
+            self._out.write(json.dumps(message).encode() + b"\n")
+
+    async def _hear(self, reader: asyncio.StreamReader, supervisor_gone: Callable[[], None]) -> None:
+        try:
+            while line := await reader.readline():
+                if isinstance(self.membership, WorkerMembership):
+                    self.membership.hear(json.loads(line))
+            log.warning("the supervisor is gone: this worker drains")
+        except Exception:
+            log.exception("what the supervisor says cannot be followed: it drains, and another takes its place")
+        if isinstance(self.membership, WorkerMembership):
+            self.membership.lost()
+        supervisor_gone()
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            self.tell({"say": "beat"})
+
+
+def settings_from_supervisor() -> ServeConfig:
+    """The first line of standard input. Raises ValueError for anything but a supervisor's."""
+    # Unbuffered, byte by byte: what comes behind the line is the event loop's to read.
+    line = bytearray()
+    descriptor = sys.stdin.fileno()
+    while not line.endswith(b"\n"):
+        byte = os.read(descriptor, 1)
+        if not byte:
+            raise ValueError("standard input ended before the settings")
+        line += byte
+    return ServeConfig(**json.loads(line))
+
+
+def settings_line(config: ServeConfig) -> bytes:
+    """What `settings_from_supervisor` reads."""
+    said: dict[str, Any] = dataclasses.asdict(config)
+    return json.dumps(said).encode() + b"\n"

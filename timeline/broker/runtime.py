@@ -1,10 +1,19 @@
-"""Background tasks of one broker: none is forgotten, none dies in silence."""
+"""What every part of a broker works with: its clock, its bounds, its metrics, background tasks and turns of the loop.
+
+No background task is forgotten, and none dies in silence.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+
+from timeline.broker.fairness.limits import Limits
+from timeline.broker.fairness.loop_scheduler import LoopScheduler
+from timeline.clock import Clock
+from timeline.metrics import Metrics
 
 log = logging.getLogger("timeline.broker")
 FINISH_S = 5.0
@@ -67,3 +76,14 @@ class Tasks:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """What every part of one broker works with. `scheduler` shares the event loop between peers."""
+
+    clock: Clock
+    limits: Limits
+    metrics: Metrics
+    tasks: Tasks
+    scheduler: LoopScheduler

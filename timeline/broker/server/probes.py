@@ -1,22 +1,26 @@
-"""The broker's small HTTP port: `/metrics` for Prometheus, `/healthz` (alive) and `/readyz` (serving, or why not)."""
+"""How a broker tells others how it is: gRPC's health service, and a small HTTP port with `/metrics` for Prometheus,
+`/healthz` (alive) and `/readyz` (serving, or why not).
+
+Whoever reaches the ports may ask, with a token or without. So those who watch, or are served at once, are bounded, and
+one of them who does not read holds up nobody else.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from socketserver import TCPServer, ThreadingMixIn
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import disable_created_metrics, make_wsgi_app
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry, disable_created_metrics, make_wsgi_app
 
 from timeline.config import check_address, is_ipv6, joined
-
-if TYPE_CHECKING:
-    from timeline.broker.node import Node
-
 
 MOST_AT_ONCE = 64
 """Requests; for a connection past it the one that has been there longest ends."""
@@ -98,11 +102,11 @@ class _ThreadedV6(_Threaded):
 
 
 class MetricsPort:
-    """Serves on `listen` ("host:port", or "off") in a thread of its own."""
+    """Serves on `listen` ("host:port", or "off") in a thread of its own. `not_ready`: why the broker does not serve."""
 
-    def __init__(self, listen: str, node: Node) -> None:
+    def __init__(self, listen: str, registry: CollectorRegistry, not_ready: Callable[[], str]) -> None:
         self._listen = listen
-        self._node = node
+        self._registry, self._not_ready = registry, not_ready
         self._server: WSGIServer | None = None
 
     def start(self) -> str:
@@ -126,7 +130,7 @@ class MetricsPort:
 
     def _application(self) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # they make two series of each counter
-        metrics = make_wsgi_app(self._node.metrics.registry)
+        metrics = make_wsgi_app(self._registry)
 
         def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
             path = environ.get("PATH_INFO", "/")
@@ -136,7 +140,7 @@ class MetricsPort:
             if path == "/healthz":
                 return _text(start_response, "200 OK", "alive")
             if path == "/readyz":
-                why = self._node.not_ready
+                why = self._not_ready()
                 return _text(start_response, "503 Service Unavailable" if why else "200 OK", why or "ready")
             return _text(start_response, "404 Not Found", "try /metrics, /healthz or /readyz")
 
@@ -146,3 +150,44 @@ class MetricsPort:
 def _text(start_response: Any, status: str, text: str) -> Iterable[bytes]:
     start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
     return [f"{text}\n".encode()]
+
+
+MOST_WATCHES = 256
+
+
+class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc has no types
+    """What was `set` for each service's name."""
+
+    def __init__(self) -> None:
+        self._statuses: dict[str, int] = {}
+        self._changed = asyncio.Event()
+        self.watches = 0
+
+    async def set(self, service: str, status: int) -> None:
+        """From now on this is how `service` is; those who watch are told."""
+        self._statuses[service] = status
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def Check(self, request: Any, context: Any) -> Any:
+        """How the service is now."""
+        if request.service not in self._statuses:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service here")
+        return health_pb2.HealthCheckResponse(status=self._statuses[request.service])
+
+    async def Watch(self, request: Any, context: Any) -> None:
+        """The same, again whenever it changes."""
+        if self.watches >= MOST_WATCHES:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MOST_WATCHES} watch already: ask by Check")
+        self.watches += 1
+        try:
+            last = None
+            while True:
+                changed = self._changed
+                status = self._statuses.get(request.service, health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
+                if status != last:
+                    last = status
+                    await context.write(health_pb2.HealthCheckResponse(status=status))
+                await changed.wait()
+        finally:
+            self.watches -= 1

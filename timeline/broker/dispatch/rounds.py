@@ -1,4 +1,8 @@
-"""Lease ahead: how long before its due a message may be leased, and how many a round takes that begins before.
+"""Rounds of dealing: when the next one begins (`NextDue`, `RateLimit`), how long before the next due, and how many
+messages it takes (`LeaseAhead`). Pure.
+
+A hint that comes while a round asks the store may be of something that the round did not see: it outlives what the
+round is told. A store that numbers its commits says in which, and what a round has seen needs no hint.
 
 A round that begins ahead of the next due has no time to lose: what it leases must be back by then, and a store takes
 longer the more is asked for. So the first round of a hot instant takes few, which then go out on time, and while rounds
@@ -18,6 +22,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
+from dataclasses import dataclass
 
 from timeline.broker.fairness.limits import Limits
 from timeline.model import LEASE_AHEAD_AUTO, TopicSettings
@@ -34,6 +39,91 @@ that stood still once has not become slow, and what is leased cannot be moved.""
 REMEMBERED_MS = 10_000.0
 FEWEST, MOST = 128, 4_096
 """So many leases at least are remembered, however long ago, and so many at most, however lately."""
+
+
+BURST_MS = 100.0
+"""A rate is a token bucket of a tenth of a second, so that it is even, not a burst each second."""
+
+
+@dataclass(slots=True)
+class NextDue:
+    """`at_ms`: when; None: nothing is due, as far as is known; 0: a round has to find out."""
+
+    at_ms: int | None = 0
+    _hinted_ms: int | None = None
+    _hinted_seq: float = 0.0
+    _seen_seq: int = 0
+
+    def hint(self, due_ms: int, commit_seq: int) -> bool:
+        """A message came to be due at `due_ms`, in the store's `commit_seq` (0: it did not say). Return whether that is
+        sooner than what was known."""
+        if 0 < commit_seq <= self._seen_seq:
+            return False  # the last round has seen it
+        self._hinted_seq = max(self._hinted_seq, commit_seq or math.inf)
+        if self._hinted_ms is None or due_ms < self._hinted_ms:
+            self._hinted_ms = due_ms
+        sooner = self.at_ms is None or due_ms < self.at_ms
+        if sooner:
+            self.at_ms = due_ms
+        return sooner
+
+    def look(self) -> None:
+        """Anything may be due. Counts as a hint too, so that a round under way, which began before, does not have the
+        last word."""
+        self._hinted_ms = self.at_ms = 0
+        self._hinted_seq = math.inf
+
+    def ask(self) -> None:
+        """A round asks the store now."""
+        self._hinted_ms, self._hinted_seq = None, 0.0
+
+    def told(self, due_ms: int | None, commit_seq: int) -> None:
+        """The round that asked was told so, in the store's `commit_seq`."""
+        self._seen_seq = commit_seq
+        if self._hinted_seq <= commit_seq:
+            self._hinted_ms = None
+        times = [due for due in (due_ms, self._hinted_ms) if due is not None]
+        self.at_ms = min(times, default=None)
+
+    def not_told(self, now_ms: int) -> None:
+        """The round that asked at about `now_ms` got no answer."""
+        self.at_ms = min(self.at_ms or 0, now_ms)
+
+
+class RateLimit:
+    """Messages per second; a limit of 0 is none."""
+
+    def __init__(self) -> None:
+        self._tokens = 0.0
+        self._at_ms: float | None = None
+
+    def _fill(self, per_s: int, mono_ms: float) -> None:
+        full = max(1.0, per_s * BURST_MS / 1000.0)
+        if self._at_ms is None:
+            self._tokens = full
+        else:
+            self._tokens = min(full, self._tokens + (mono_ms - self._at_ms) * per_s / 1000.0)
+        self._at_ms = mono_ms
+
+    def wait_ms(self, per_s: int, mono_ms: float) -> float:
+        """How long until one message may go; 0: now."""
+        if per_s == 0:
+            self._at_ms = None
+            return 0.0
+        self._fill(per_s, mono_ms)
+        return 0.0 if self._tokens >= 1.0 else (1.0 - self._tokens) * 1000.0 / per_s
+
+    def allowance(self, per_s: int, mono_ms: float, most: int) -> int:
+        """How many may go now, at most `most`."""
+        if per_s == 0:
+            return most
+        self._fill(per_s, mono_ms)
+        return max(0, min(most, int(self._tokens)))
+
+    def took(self, per_s: int, count: int) -> None:
+        """So many went."""
+        if per_s:
+            self._tokens -= count
 
 
 class LeaseTimes:

@@ -1,0 +1,168 @@
+"""Reading: scans of what a topic has or what one consumer holds, forecasts, and why deliveries were late."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+import numpy as np
+
+from timeline.broker.api.access import Deed, Principal
+from timeline.broker.api.cursors import Walk, opened, sealed
+from timeline.broker.api.topics import TopicAccess, permit
+from timeline.broker.dispatch.dealer import Dealers
+from timeline.broker.lanes.metered_store import MeteredStore
+from timeline.broker.readiness import Readiness
+from timeline.broker.runtime import Runtime
+from timeline.broker.status.late import LateOne, LateRing
+from timeline.columns import Ragged
+from timeline.errors import Invalid
+from timeline.model import Rows, State, Topic, buckets_of, payload_sums
+from timeline.storage_plugins.contract import ScanFilter
+from timeline.wire import Forecast, Forecasted, Late, LateList, Scan, ScanPage
+
+MAX_STEPS = 10_000
+PAGE_ROWS = 1_000
+READ_AGAIN = 3
+"""How often a message is read again that another replaced between the reading of its row and of its payload."""
+
+
+class ReadHandler:
+    """What one broker answers to those who read. Its calls raise StoreError, TransportError and Invalid."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        topics: TopicAccess,
+        readiness: Readiness,
+        store: MeteredStore,
+        dealers: Dealers,
+        late: LateRing,
+    ) -> None:
+        self._clock, self._late_ms = runtime.clock, runtime.limits.late_ms
+        self._topics, self._readiness, self._store = topics, readiness, store
+        self._dealers, self._late = dealers, late
+
+    async def scan(self, asked: Scan, caller: Principal) -> AsyncGenerator[ScanPage, None]:
+        """The pages of a scan, in the order of buckets, of at most `PAGE_ROWS` rows each. The last one, which may be
+        empty, has no cursor unless `asked.limit` ended it."""
+        topic = await self._topics.find(asked.topic, caller, Deed.READ if asked.payload else Deed.SEE)
+        walk = Walk.HELD if asked.holder else Walk.SCAN
+        cursor, left = opened(topic, walk, asked.cursor), asked.limit
+        if not cursor and asked.bucket_from:
+            cursor = asked.bucket_from.to_bytes(4, "big")
+        while True:
+            now_ms = self._clock.now_ms()
+            most = min(PAGE_ROWS, left) if left else PAGE_ROWS
+            rows, cursor = await _page(self._store, topic, now_ms, asked, cursor, most)
+            if len(rows) or not cursor:
+                yield ScanPage(rows, now_ms, sealed(topic, walk, cursor))
+            if asked.limit:
+                left -= len(rows)
+            if not cursor or (asked.limit and left <= 0):
+                return
+
+    async def forecast(self, asked: Forecast, caller: Principal) -> Forecasted:
+        """How many messages come due in each step of a window."""
+        topic, store = await self._topics.find(asked.topic, caller, Deed.SEE), self._store
+        if asked.step_ms < 1 or asked.window_ms < 1:
+            raise Invalid("window and step must be at least 1 ms")
+        steps = -(-asked.window_ms // asked.step_ms)
+        if steps > MAX_STEPS:
+            raise Invalid(f"a forecast has at most {MAX_STEPS} steps, not {steps}: ask for a longer step")
+        now_ms = self._clock.now_ms()
+        edges = now_ms + np.arange(steps + 1, dtype=np.int64) * asked.step_ms
+        edges[-1] = min(int(edges[-1]), now_ms + asked.window_ms)
+        whole = np.concatenate([np.zeros(1, dtype=np.int64), edges])
+        counted = await store.call("count_due", store.store.count_due(topic, whole))
+        return Forecasted(edges, counted[1:], int(counted[0]), store.store.capabilities.exact_counts)
+
+    async def late(self, asked: Late, caller: Principal) -> LateList:
+        """The late deliveries that this broker remembers, and of one message, that it is late now."""
+        now_ms = self._clock.now_ms()
+        if asked.topic:
+            permit(caller.refusal(Deed.SEE, asked.topic))
+        names = {dealer.topic.uid: dealer.topic.name for dealer in self._dealers}
+        topics = {
+            uid: name for uid, name in names.items() if caller.sees(name) and (not asked.topic or name == asked.topic)
+        }
+        late = self._late.since(asked.since_ms, topics, asked.id, asked.limit)
+        if asked.id and asked.topic and not self._readiness.no_calls:
+            late = (late + await self._overdue(asked.topic, asked.id, now_ms))[-asked.limit :]
+        return _late_list(late, self._late.dropped, now_ms)
+
+    async def _overdue(self, name: str, id: bytes, now_ms: int) -> list[LateOne]:
+        """The message, when it is due and nobody has it, with what keeps it until now."""
+        topic = await self._topics.catalog.find(name)
+        if topic is None:
+            return []
+        dealer = self._dealers.of(topic)  # now: once the store has answered, the topic may have been dropped
+        where = ScanFilter(frozenset({State.AVAILABLE}), ids=Ragged.of([id]))
+        page = await self._store.call("scan", self._store.store.scan(topic, now_ms, where, b"", 1, False))
+        return [
+            LateOne(name.encode(), id, b"", due_ms, now_ms, dealer.lateness.still(due_ms, now_ms))
+            for due_ms in page.rows.due_ms.tolist()
+            if now_ms - due_ms > self._late_ms
+        ]
+
+
+async def _page(
+    store: MeteredStore, topic: Topic, now_ms: int, asked: Scan, cursor: bytes, most: int
+) -> tuple[Rows, bytes]:
+    """At most so many rows of a scan from `cursor` on, and where it goes on (empty: it is done)."""
+    if asked.holder:
+        holder = asked.holder.encode()
+        page = await store.call("held_by", store.store.held_by(topic, now_ms, holder, cursor, most))
+        rows = page.rows if asked.payload else replace(page.rows, payloads=None, headers=None)
+        return rows, page.cursor or b""
+    where = ScanFilter(frozenset(asked.states), asked.tag, asked.due_from_ms, asked.due_to_ms, asked.ids)
+    page = await store.call("scan", store.store.scan(topic, now_ms, where, cursor, most, asked.payload))
+    if asked.payload:
+        page = replace(page, rows=await _whole(store, topic, now_ms, where, page.rows))
+    if not asked.bucket_to or asked.ids is not None:
+        return page.rows, page.cursor or b""
+    inside = buckets_of(page.rows.ids, topic.settings.buckets) < asked.bucket_to
+    end = asked.bucket_to.to_bytes(4, "big")
+    if page.cursor is None or page.cursor >= end or not inside.all():
+        return page.rows if inside.all() else page.rows.take(inside), b""
+    return page.rows, page.cursor
+
+
+async def _whole(store: MeteredStore, topic: Topic, now_ms: int, where: ScanFilter, rows: Rows) -> Rows:
+    """Return the rows, each with its own payload. Rows whose payload does not fit its checksum are read again: one that
+    is damaged stays as it is, one that is gone or matches no more is left out."""
+    for _ in range(READ_AGAIN):
+        assert rows.payloads is not None
+        torn = payload_sums(rows.payloads, rows.headers) != rows.payload_sum
+        if not torn.any():
+            break
+        again, cursor = [rows], b""
+        asked = replace(where, ids=rows.ids.take(np.flatnonzero(torn)))
+        while True:
+            page = await store.call("scan", store.store.scan(topic, now_ms, asked, cursor, PAGE_ROWS, True))
+            again.append(page.rows)
+            if not page.cursor:
+                break
+            cursor = page.cursor
+        whole = Rows.concat(again)
+        latest = {id: at for at, id in enumerate(whole.ids.tolist()) if at >= len(rows) or not torn[at]}
+        order = np.array([latest[id] for id in rows.ids.tolist() if id in latest], dtype=np.intp)
+        same = len(order) == len(rows) and bool((whole.birth[order] == rows.birth).all())
+        rows = whole.take(order)
+        if same:
+            break
+    return rows
+
+
+def _late_list(late: list[LateOne], dropped: int, now_ms: int) -> LateList:
+    """The frame that tells of `late`."""
+    return LateList(
+        topics=Ragged.of([one.topic for one in late]),
+        ids=Ragged.of([one.id for one in late]),
+        consumers=Ragged.of([one.consumer for one in late]),
+        due_ms=np.array([one.due_ms for one in late], dtype=np.int64),
+        delivered_ms=np.array([one.delivered_ms for one in late], dtype=np.int64),
+        cause=np.array([one.cause for one in late], dtype=np.uint8),
+        dropped=dropped,
+        now_ms=now_ms,
+    )

@@ -1,0 +1,267 @@
+"""Group commit: puts and settles on their way to the store, a lane per topic and kind.
+
+While one store call of a lane is in flight, the next batch forms: group commit by pressure, no timer. Peers take turns
+in it. Where several peers share a store of this process, a batch is small, and a large frame of settles goes in parts,
+so that nobody waits for all that another one sent. Each frame is answered after the store's commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+
+import numpy as np
+
+from timeline.broker.fairness.fair_queue import FairQueue, Quota, RecentPeers
+from timeline.broker.lanes.metered_store import MeteredStore
+from timeline.broker.runtime import Runtime
+from timeline.columns import Bools, Int64, Ragged
+from timeline.model import Answers, Operation, Status, Topic
+from timeline.storage_plugins.contract import Puts, Settles, StoreError, StoreUnavailable
+
+log = logging.getLogger("timeline.broker")
+KIB = 1024
+Scheduled: TypeAlias = Callable[[Topic, Ragged, Int64, Bools, int], None]
+"""Is told that messages (ids, dues; those of them `which`) are due anew, or may be, by the store's `commit_seq` (0: it
+did not say in which)."""
+B = TypeVar("B", Puts, Settles)
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting(Generic[B]):
+    """What waits for the store, of one frame. `deadline_ms`: monotonic."""
+
+    batch: B
+    bytes: int
+    peer: str
+    deadline_ms: float
+    answer: asyncio.Future[Answers]
+
+
+class GroupCommit(ABC, Generic[B]):
+    """The queues of one kind of batch in one broker. `scheduled` is told what is due anew by it, or may be, whether or
+    not its sender still waits."""
+
+    lane: ClassVar[str]
+    """Its name in metrics and of its tasks."""
+    what: ClassVar[str]
+    _kind: ClassVar[Any]
+
+    def __init__(self, store: MeteredStore, runtime: Runtime, scheduled: Scheduled, messages: int, bytes_: int) -> None:
+        self._store, self._scheduled = store, scheduled
+        self._clock, self._limits = runtime.clock, runtime.limits
+        self._metrics, self._tasks, self._scheduler = runtime.metrics, runtime.tasks, runtime.scheduler
+        self._lanes: dict[int, FairQueue[_Waiting[B]]] = {}
+        self._quota = Quota(messages, bytes_)
+        self._recent = RecentPeers(runtime.clock.monotonic_ms, runtime.limits.lately_ms)
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that wait for the store."""
+        return self._quota.bytes
+
+    @property
+    def waiting(self) -> int:
+        """Messages that wait for the store."""
+        return self._quota.messages
+
+    async def idle(self) -> None:
+        """Return when nothing is waiting."""
+        await self._idle.wait()
+
+    @abstractmethod
+    def _given_up(self, waiting: _Waiting[B], now_ms: float) -> bool:
+        """Whether nobody waits for it any more, and it must not be begun."""
+
+    @abstractmethod
+    async def _ask(self, topic: Topic, batch: B, starts: list[int]) -> Answers:
+        """The store's answers. `starts`: where each frame begins."""
+
+    def _admits(self, batch: B, size: int, peer: str) -> bool:
+        self._recent.seen(peer)
+        if self._quota.admits(peer, len(batch), size):
+            return True
+        self._metrics.count("timeline_throttled_total", self.lane, by=len(batch))
+        return False
+
+    @property
+    def _shared(self) -> bool:
+        """Whether several peers share a store that holds up this process while it works."""
+        return self._store.embedded and self._recent.several
+
+    def _push(self, topic: Topic, batch: B, size: int, peer: str, deadline_ms: float) -> asyncio.Future[Answers]:
+        """Add what was admitted to the topic's lane."""
+        waiting = _Waiting(batch, size, peer, deadline_ms, asyncio.get_running_loop().create_future())
+        self._quota.add(peer, len(batch), size)
+        self._idle.clear()
+        lane = self._lanes.get(topic.uid)
+        if lane is None:
+            lane = self._lanes[topic.uid] = FairQueue()
+            self._tasks.spawn(self._run(topic, lane), f"{self.lane} {topic.name}", finishes=True)
+        lane.push(peer, waiting, len(batch) + size / KIB)
+        return waiting.answer
+
+    async def _run(self, topic: Topic, lane: FairQueue[_Waiting[B]]) -> None:
+        """Work a lane until it is empty; the next frame opens a new one."""
+        ours = f"{self.what} of topic:{topic.uid}"
+        try:
+            while lane:
+                with self._scheduler.call(ours):
+                    await self._call(topic, self._next_batch(lane))
+                if lane:
+                    await self._scheduler.take(ours)
+        finally:
+            del self._lanes[topic.uid]
+            if not self._lanes:
+                self._idle.set()
+
+    def _next_batch(self, lane: FairQueue[_Waiting[B]]) -> list[_Waiting[B]]:
+        limits, chosen, shared = self._limits, [lane.pop()], self._shared
+        most = limits.shared_batch_messages if shared else limits.store_batch_messages
+        most_bytes = limits.shared_batch_bytes if shared else limits.store_batch_bytes
+        count, size = len(chosen[0].batch), chosen[0].bytes
+        while lane:
+            following = lane.first()
+            count, size = count + len(following.batch), size + following.bytes
+            if count > most or size > most_bytes:
+                break
+            chosen.append(lane.pop())
+        return chosen
+
+    async def _call(self, topic: Topic, chosen: list[_Waiting[B]]) -> None:
+        now_ms = self._clock.monotonic_ms()
+        begun: list[_Waiting[B]] = []
+        for waiting in chosen:
+            if self._given_up(waiting, now_ms):
+                self._answer(waiting, Answers.blank(len(waiting.batch), Status.UNAVAILABLE))
+            else:
+                begun.append(waiting)
+        if not begun:
+            return
+        parts = [waiting.batch for waiting in begun]
+        try:
+            answers = await self._ask(topic, self._kind.concat(parts), _starts(parts))
+        except Exception as bug:
+            # Whoever waits must not wait for ever, nor those behind him.
+            log.error("%s on topic %r stumbled, and go on", self.what, topic.name, exc_info=bug)
+            answers = _failed(sum(map(len, parts)), _starts(parts), Status.UNKNOWN, f"{type(bug).__name__}: {bug}")
+            self._metrics.count("timeline_task_crashes_total", self.lane)
+        start = 0
+        for waiting in begun:
+            stop = start + len(waiting.batch)
+            self._answer(waiting, answers.slice(start, stop))
+            start = stop
+
+    def _answer(self, waiting: _Waiting[B], answers: Answers) -> None:
+        self._quota.remove(waiting.peer, len(waiting.batch), waiting.bytes)
+        if not waiting.answer.done():
+            waiting.answer.set_result(answers)
+
+
+class Intake(GroupCommit[Puts]):
+    """Puts. `deadline_ms` is monotonic: what did not start by then is not put, nor is what nobody waits for any more.
+    Where the store numbers its commits, `scheduled` is also told what is due at once while that is on its way."""
+
+    lane, what = "intake", "puts"
+    _kind = Puts
+
+    def __init__(self, store: MeteredStore, runtime: Runtime, scheduled: Scheduled) -> None:
+        super().__init__(store, runtime, scheduled, runtime.limits.intake_messages, runtime.limits.intake_bytes)
+
+    async def put(self, topic: Topic, puts: Puts, deadline_ms: float, peer: str = "") -> Answers:
+        """Return the store's answers; THROTTLED at once when too much is waiting, UNAVAILABLE or UNKNOWN by what the
+        store can say when it fails. `peer`: whose they are."""
+        size = puts.payloads.nbytes + puts.headers.nbytes + puts.ids.nbytes
+        if not self._admits(puts, size, peer):
+            return Answers.blank(len(puts), Status.THROTTLED)
+        return await self._push(topic, puts, size, peer, deadline_ms)
+
+    def _given_up(self, waiting: _Waiting[Puts], now_ms: float) -> bool:
+        # Whoever has gone may have sent it again and got an answer: what has not begun must not be done after it.
+        return waiting.deadline_ms <= now_ms or waiting.answer.cancelled()
+
+    async def _ask(self, topic: Topic, batch: Puts, starts: list[int]) -> Answers:
+        now_ms = self._clock.now_ms()
+        if self._store.tells_commit_seq and (now := batch.due_ms <= now_ms).any():
+            # The dealer wakes once the put is in line, and the lease that it calls for is committed with it.
+            self._scheduled(topic, batch.ids, batch.due_ms, now, 0)
+        try:
+            answers = await self._store.put(topic, now_ms, batch)
+        except StoreError as trouble:
+            answers = _failed(len(batch), starts, _status_of(trouble), str(trouble))
+        self._scheduled(topic, batch.ids, batch.due_ms, perhaps_done(answers), answers.commit_seq)
+        return answers
+
+
+class Settling(GroupCommit[Settles]):
+    """Acks, extensions, releases, burials and regrants, ahead of queued puts. What was asked is done, whether or not
+    anybody still waits."""
+
+    lane, what = "settling", "settles"
+    _kind = Settles
+
+    def __init__(self, store: MeteredStore, runtime: Runtime, scheduled: Scheduled) -> None:
+        super().__init__(store, runtime, scheduled, runtime.limits.settles_waiting, runtime.limits.settles_bytes)
+
+    async def settle(self, topic: Topic, settles: Settles, peer: str = "") -> Answers:
+        """Return the store's answers. Trouble of the store is a status: UNAVAILABLE or UNKNOWN for each; past the bound
+        on what may wait, THROTTLED. `peer`: whose they are; empty: this broker's own."""
+        if len(settles) == 0:
+            return Answers.blank(0)
+        if not self._admits(settles, _size(settles), peer):
+            return Answers.blank(len(settles), Status.THROTTLED)
+        most = self._limits.shared_batch_messages
+        if len(settles) <= most or not self._shared:
+            return await self._push(topic, settles, _size(settles), peer, math.inf)
+        parts = [settles.slice(at, at + most) for at in range(0, len(settles), most)]
+        answers = [self._push(topic, part, _size(part), peer, math.inf) for part in parts]
+        return Answers.concat([await answer for answer in answers])
+
+    def _given_up(self, waiting: _Waiting[Settles], now_ms: float) -> bool:
+        return False
+
+    async def _ask(self, topic: Topic, batch: Settles, starts: list[int]) -> Answers:
+        now_ms = self._clock.now_ms()
+        try:
+            answers = await self._store.settle(topic, now_ms, batch)
+        except StoreError as trouble:
+            answers = _failed(len(batch), starts, _status_of(trouble), str(trouble))
+        if Operation.RELEASE in batch.operation.tobytes():
+            dues_ms = np.where(answers.status == Status.UNKNOWN.code, now_ms, answers.due_ms)
+            released = perhaps_done(answers) & (batch.operation == Operation.RELEASE)
+            self._scheduled(topic, batch.ids, dues_ms, released, 0)
+        return answers
+
+
+def _size(settles: Settles) -> int:
+    return settles.ids.nbytes + settles.reasons.nbytes
+
+
+def _failed(count: int, starts: Sequence[int], status: Status, why: str) -> Answers:
+    """The same status for each; the sentence goes to the first of each frame."""
+    answers = Answers.blank(count, status)
+    answers.details = dict.fromkeys(starts, why)
+    return answers
+
+
+def _status_of(trouble: StoreError) -> Status:
+    return Status.UNAVAILABLE if isinstance(trouble, StoreUnavailable) else Status.UNKNOWN
+
+
+def _starts(parts: Sequence[Sized]) -> list[int]:
+    """Where each of `parts` begins, one after the other."""
+    return list(accumulate(map(len, parts[:-1]), initial=0))
+
+
+def perhaps_done(answers: Answers) -> Bools:
+    """Return which were answered OK, or UNKNOWN."""
+    done: Bools = (answers.status == Status.OK.code) | (answers.status == Status.UNKNOWN.code)
+    return done
