@@ -40,6 +40,8 @@ OVERTIME_MS = 20_000
 """How long after the last due the day may still go on before what is missing counts as lost."""
 AGAIN_S = 1.0
 """How long a crashed gate stays away."""
+SCANNED = ("id", "birth", "version", "due_ms", "scheduled_ms", "deliveries", "group", "expires_ms", "died_ms")
+"""What the checker wants to know of a message that is still there, besides."""
 BROKERS = 2
 """Of a cluster; the last of them is killed when half of the departures are out."""
 REMEMBER = "1h"
@@ -276,24 +278,8 @@ class Conductor:
         rows = []
         async for row in client.scan(topic, payload=True):
             headers = encode_headers(row.headers) if row.headers else b""
-            rows.append(
-                {
-                    "topic": topic,
-                    "id": row.id,
-                    "birth": row.birth,
-                    "version": row.version,
-                    "due_ms": row.due_ms,
-                    "scheduled_ms": row.scheduled_ms,
-                    "holder": row.holder or "",
-                    "deliveries": row.deliveries,
-                    "group": row.group,
-                    "tag": row.tag or "",
-                    "expires_ms": row.expires_ms,
-                    "sum": row.payload_sum,
-                    "read_sum": payload_sum(row.payload or b"", headers),
-                    "dead": row.dead or "",
-                    "died_ms": row.died_ms,
-                    "state": str(row.state),
-                }
-            )
+            told: dict[str, Any] = {name: getattr(row, name) for name in SCANNED}
+            told |= {name: getattr(row, name) or "" for name in ("holder", "tag", "dead")}
+            sums = {"sum": row.payload_sum, "read_sum": payload_sum(row.payload or b"", headers)}
+            rows.append({"topic": topic, **told, **sums, "state": str(row.state)})
         return rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from timeline.demo.picture import lateness_of, percentile
@@ -63,23 +63,11 @@ class Summary:
 
     def as_json(self) -> dict[str, Any]:
         """The keys of `timeline demo --json`."""
-        return {
-            "put": self.put,
-            "moved": self.moved,
-            "cancelled": self.cancelled,
-            "delivered": self.delivered,
-            "early": self.early,
-            "lost": self.lost,
-            "doubled": self.doubled,
-            "lateness_ms": self.lateness.as_json(),
-            "redelivery_lateness_ms": self.redelivery_lateness.as_json(),
-            "crashes": self.crashes,
-            "leases_back": self.leases_back,
-            "redelivered": self.redelivered,
-            "violations": self.violations,
-            "off": self.off,
-            "ok": self.well,
-        }
+        told: dict[str, Any] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            told |= {f"{each.name}_ms": value.as_json()} if isinstance(value, Spread) else {each.name: value}
+        return told | {"ok": self.well}
 
 
 def summarize(

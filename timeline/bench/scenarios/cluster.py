@@ -31,7 +31,7 @@ from timeline.bench.processes import (
     within,
 )
 from timeline.bench.profile import Profile
-from timeline.bench.scenario import Scenario, cpu_s_of_self, observed, setting
+from timeline.bench.scenario import Scenario, Stopwatch, cpu_s_of_self, observed, setting
 from timeline.bench.topic import own_topic
 from timeline.clock import Clock
 from timeline.driver.tasks import end
@@ -102,21 +102,18 @@ class ClusterScenario(Scenario):
     async def _cycle(self, group: _Group, topic: str) -> tuple[Ledger, dict[str, float]]:
         """Put, due, leased, pushed, acked, as fast as it goes; who used how much of the machine meanwhile."""
         ledger = Ledger(self.messages, WINDOW)
-        clients_s, brokers_s, busy_s = cpu_s_of_self(), [cpu_s(pid) for pid in group.pids], _busy_s()
-        start_ms = group.clock.monotonic_ms()
+        watch = Stopwatch(
+            brokers_cpu=lambda: sum(map(cpu_s, group.pids)), clients_cpu=cpu_s_of_self, machine_cpu=_busy_s
+        )
         await group.through(topic, ledger, *self._puts(group, topic, self.messages, ledger))
-        elapsed_s = (group.clock.monotonic_ms() - start_ms) / 1_000
-        clients_s = cpu_s_of_self() - clients_s
-        used_s = sum(cpu_s(pid) - before for pid, before in zip(group.pids, brokers_s, strict=True))
-        rest_s = max(0.0, _busy_s() - busy_s - clients_s - used_s)
-        each = 1e6 / self.messages
-        return ledger, {
-            "rate_per_s": self.messages / elapsed_s,
-            "brokers_cpu_us_per_message": used_s * each,
-            "clients_cpu_us_per_message": clients_s * each,
-            "store_and_rest_cpu_us_per_message": rest_s * each,
-            "store_and_rest_share": rest_s / max(1e-9, rest_s + clients_s + used_s),
-        }
+        figures = watch.figures(self.messages)
+        del figures["elapsed_s"]
+        whole_us = figures.pop("machine_cpu_us_per_message")
+        ours_us = figures["brokers_cpu_us_per_message"] + figures["clients_cpu_us_per_message"]
+        rest_us = max(0.0, whole_us - ours_us)
+        figures["store_and_rest_cpu_us_per_message"] = rest_us
+        figures["store_and_rest_share"] = rest_us / max(1e-9, rest_us + ours_us)
+        return ledger, figures
 
     def _puts(self, group: _Group, topic: str, messages: int, ledger: Ledger, due_ms: int = 0) -> list[Awaitable[None]]:
         """A task for each client that puts in batches, due at `due_ms`, or at once; they share the batches."""
