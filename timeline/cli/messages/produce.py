@@ -19,10 +19,10 @@ from timeline.cli.options.client_options import ClientOptions, check_topic, clie
 from timeline.cli.options.values import DURATION, due_of, is_length, parse_headers, parse_time, with_unit
 from timeline.cli.terminal.output import print_json
 from timeline.cli.terminal.progress import Progress
-from timeline.cli.terminal.receipts import receipt_json, refusal, speaking, tell_receipts
+from timeline.cli.terminal.receipts import judged, receipt_json, speaking, tell_receipts
 from timeline.clock import Clock
 from timeline.driver.times import duration_ms
-from timeline.errors import FIXED_LIMIT, Forbidden, Invalid, TimelineError, TooLarge, Unknown
+from timeline.errors import FIXED_LIMIT, Invalid, TimelineError, TooLarge, Unknown
 from timeline.model import DEFAULT_GROUP, MAX_PAYLOAD_BYTES, Status
 
 READ_BYTES = 256 * 1024
@@ -137,13 +137,10 @@ class _Put:
         failed, as_json = receipts.failed, self._options.as_json
         if failed and not as_json:
             progress.clear()
-        denied = ""
-        for line, receipt in enumerate(receipts if as_json or failed else (), progress.done + 1):
+        for line, (receipt, error) in enumerate(judged(receipts if as_json or failed else ()), progress.done + 1):
             if as_json:
                 print_json(receipt_json(receipt))
-            elif not receipt.ok:
-                error = refusal(receipt, denied)
-                denied = error.reason if isinstance(error, Forbidden) else denied
+            elif error is not None:
                 if isinstance(error, Unknown):
                     show = f"timeline show {shlex.quote(self._topic)} {receipt.id}"
                     error.advice = f"it may be stored or not, see: {show}"

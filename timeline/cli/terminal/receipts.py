@@ -8,8 +8,7 @@ from typing import Any
 
 import timeline
 from timeline.cli.app import DONE, SOME_FAILED, complain, exit_code_of, explain, say
-from timeline.cli.options.values import iso
-from timeline.cli.terminal.output import print_json
+from timeline.cli.terminal.output import picked, print_json
 from timeline.driver.times import shown_time
 from timeline.errors import Forbidden, TimelineError
 from timeline.model import Operation, Status
@@ -31,17 +30,24 @@ def speaking(words: Mapping[str, str]) -> Iterator[None]:
 
 def receipt_json(receipt: timeline.Receipt) -> dict[str, Any]:
     """A receipt for machines."""
-    values: dict[str, Any] = {
-        "id": receipt.id,
-        "status": str(receipt.status),
-        "version": receipt.version,
-        "due": iso(receipt.due_ms),
-        "due_ms": receipt.due_ms,
-        "settled": receipt.settled,
-    }
-    if receipt.operation is Operation.PUT:
-        values["moved"] = receipt.moved
-    return {**values, "detail": receipt.detail} if receipt.detail else values
+    moved = ("moved",) if receipt.operation is Operation.PUT else ()
+    detail = ("detail",) if receipt.detail else ()
+    return picked(receipt, "id", "status", "version", "due", "due_ms", "settled", *moved, *detail)
+
+
+def judged(receipts: Iterable[timeline.Receipt]) -> Iterator[tuple[timeline.Receipt, TimelineError | None]]:
+    """Receipts of one call, each with the error that it stands for; None: it is OK. A broker says only once why a token
+    has not the right, which is said of all that are FORBIDDEN."""
+    denied = ""
+    for receipt in receipts:
+        found: TimelineError | None = None
+        try:
+            receipt.raise_failed()
+        except TimelineError as error:
+            found = error
+            if isinstance(error, Forbidden):
+                denied = error.reason = error.reason or denied
+        yield receipt, found
 
 
 def tell_receipts(
@@ -50,19 +56,15 @@ def tell_receipts(
     """Prints a line for each: what was `done`, on standard error what was refused and why. Exit code: 0; 1 when some
     of several were refused; when the only one was, what its error means. `words`: what a refusal means here, by status,
     where its error speaks of something else."""
-    failed = count = 0
-    code, denied = DONE, ""
-    for receipt in receipts:
+    failed, count, code = 0, 0, DONE
+    for receipt, error in judged(receipts):
         count += 1
-        failed += not receipt.ok
         if as_json:
             print_json(receipt_json(receipt))
-        if not receipt.ok:
-            error = refusal(receipt, denied)
-            denied = error.reason if isinstance(error, Forbidden) else denied
+        if error is not None:
             said = words.get(receipt.status)
             complain(explain(error) if said is None else f"{error.code} {receipt.id!r}: {said}")
-            code = exit_code_of(error)
+            failed, code = failed + 1, exit_code_of(error)
         elif not as_json:
             due = f", due {shown_time(receipt.due_ms)}" if receipt.due_ms else ""
             id = receipt.id
@@ -75,26 +77,13 @@ def tell_receipts(
     return code if count == 1 or not failed else SOME_FAILED
 
 
-def refusal(receipt: timeline.Receipt, denied: str = "") -> TimelineError:
-    """The error that a failed receipt stands for. `denied`: why an earlier one of the same call was FORBIDDEN: a broker
-    says once why a token has not the right."""
-    try:
-        receipt.raise_failed()
-    except TimelineError as error:
-        if isinstance(error, Forbidden):
-            error.reason = error.reason or denied
-        return error
-    raise AssertionError(f"{receipt} has not failed")
-
-
 def counts_json(told: timeline.TagProgress, dry_run: bool) -> dict[str, Any]:
     """How far a call by tag came, for machines. `resume`: the token that continues it, null when it is finished."""
     return {
         "matched": told.done,
         "dry_run": dry_run,
         "counts": {str(status): n for status, n in told.counts.items()},
-        "changed": told.changed,
-        "finished": told.finished,
+        **picked(told, "changed", "finished"),
         "resume": None if told.finished else told.resume,
     }
 
