@@ -100,8 +100,8 @@ def client_command(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(options, **given)
         except (Unavailable, Closed) as error:
             nobody = asyncio.run(nobody_there(address))
-            if not nobody and any(one in error.reason for one in parse_addresses(address)):
-                raise
+            if not nobody and error.found:
+                raise  # it says what was found at each address
             nobody = (
                 nobody or f"{address} takes connections, but the call was not done within {timeout}: {error.reason}"
             )
