@@ -73,7 +73,7 @@ async def test_a_handler_that_is_torn_down_ends_without_a_word(
         async def handler(d: timeline.Delivery) -> None:
             await asyncio.Event().wait()
 
-        crew = _Crew(c, handler, 1, Backoff(), None)
+        crew = _Crew(c, c.take, handler, 1, Backoff(), None)
         call = crew._handle(_Job(delivery, 0.0, None))
         call.send(None)
         call.close()

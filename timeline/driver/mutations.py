@@ -18,8 +18,8 @@ import numpy as np
 from timeline.columns import Int64, Ragged
 from timeline.driver.batch import durations, encode_ids, instants
 from timeline.driver.message import about, asked_time, encode_id, encode_tag
-from timeline.driver.produce.request_batch import BatchCall, Columns, RequestBatch, sound
-from timeline.driver.produce.request_queue import QueueRunner, RequestQueue, refusal_of
+from timeline.driver.produce.request_batch import BatchCall, Columns, RequestBatch, refusal_of, sound
+from timeline.driver.produce.request_queue import QueueRunner, RequestQueue
 from timeline.driver.receipts import Receipt, Receipts, receipt_of
 from timeline.driver.times import Duration, When, duration_ms, instant_ms, shift_ms
 from timeline.driver.transport.channel import AttemptState, Deadline

@@ -15,8 +15,17 @@ from timeline.columns import Indexes, Ragged
 from timeline.driver.consume.broker_clock import BrokerClock
 from timeline.driver.consume.in_flight import DONE, SETTLING, WAITING, DeliveredFrame, InFlight, SettledPlaces
 from timeline.driver.message import encode_text
-from timeline.driver.produce.request_batch import OK, BatchCall, Columns, MessageAnswer, RequestBatch, error_of
-from timeline.driver.produce.request_queue import RequestQueue, refusal_of
+from timeline.driver.produce.request_batch import (
+    OK,
+    BatchCall,
+    Columns,
+    ManyAnswers,
+    MessageAnswer,
+    RequestBatch,
+    error_of,
+    refusal_of,
+)
+from timeline.driver.produce.request_queue import RequestQueue
 from timeline.driver.times import Duration, When, duration_ms, instant_ms
 from timeline.driver.transport.client_context import ClientContext
 from timeline.errors import Invalid, TimelineError
@@ -110,52 +119,36 @@ SETTLE_BYTES = 80
 OnError = Callable[[DeliveredFrame, int, TimelineError], None]
 
 
-class UnawaitedSettles:
+class UnawaitedSettles(ManyAnswers):
     """A sink that nobody waits at: the messages of some frames, one after the other. Failures go to `on_error`."""
 
     def __init__(
-        self, settler: Settler, parts: list[tuple[DeliveredFrame, Indexes]], timeout_ms: float, told: bool
+        self,
+        settler: Settler,
+        parts: list[tuple[DeliveredFrame, Indexes]],
+        operation: Operation,
+        timeout_ms: float,
+        told: bool,
     ) -> None:
-        self.parts = parts
-        self.deadline_ms = settler.context.clock.monotonic_ms() + timeout_ms
-        self.told = told
-        self._settler = settler
-        self._ends = np.cumsum([len(at) for _, at in parts])
-        self._done = np.zeros(int(self._ends[-1]), dtype=np.bool_)
-        self._batches: dict[int, RequestBatch] = {}
-
-    def wants(self, batch: RequestBatch) -> Indexes | None:
-        done = self._done if batch.positions is None else self._done[batch.positions]
-        return np.flatnonzero(~done) if done.any() else None
+        self._ends = np.cumsum([len(at) for _, at in parts]).tolist()
+        super().__init__(self._ends[-1], settler.context.clock.monotonic_ms() + timeout_ms)
+        self._settler, self._parts, self._operation, self.told = settler, parts, operation, told
 
     @property
     def unanswered(self) -> int:
         """How many of its messages have no answer."""
-        return int((~self._done).sum())
+        return int(self._missing.sum())
 
-    def adopt(self, batch: RequestBatch) -> None:
-        self._batches[id(batch)] = batch
-
-    def answer(self, batch: RequestBatch, at: Indexes | None, answers: Answers) -> None:
-        if at is None:
-            self._batches.pop(id(batch), None)
-        where = np.arange(len(batch)) if at is None else at
-        where = where if batch.positions is None else batch.positions[where]
-        fresh = np.flatnonzero(~self._done[where])
-        if len(fresh) < len(where):
-            where, answers = where[fresh], answers.take(fresh)
-        self._done[where] = True
-        operations = batch.operation if isinstance(batch.operation, np.ndarray) else None
+    def _take(self, where: Indexes, answers: Answers) -> None:
         start = first = 0
-        ends, lasts = self._ends.tolist(), np.searchsorted(where, self._ends).tolist()
-        for (frame, indexes), end, last in zip(self.parts, ends, lasts, strict=True):
+        lasts = np.searchsorted(where, self._ends).tolist()
+        for (frame, indexes), end, last in zip(self._parts, self._ends, lasts, strict=True):
             if first < last:
                 mine = np.arange(first, last)
                 part = answers if len(mine) == len(answers) else answers.take(mine)
-                operation = Operation.ACK if operations is None else Operation(int(operations[0]))
-                self._settler.conclude(frame, indexes[where[mine] - start], operation, part, self.told)
+                self._settler.conclude(frame, indexes[where[mine] - start], self._operation, part, self.told)
             start, first = end, last
-        if self._done.all():
+        if not self._missing.any():
             self._batches.clear()
             self._settler.over(self)
 
@@ -163,13 +156,8 @@ class UnawaitedSettles:
         """Whether its deadline is over; what has no answer by then is answered by that."""
         if now_ms < self.deadline_ms:
             return False
-        for batch in list(self._batches.values()):
-            wanted = self.wants(batch)
-            count = len(batch) if wanted is None else len(wanted)
-            if count:
-                overdue = batch.overdue()
-                why = overdue.detail or self._settler.context.trouble().reason
-                self.answer(batch, wanted, refusal_of(count, Status.of(overdue.status), why))
+        for batch, at, overdue in self._overdue(self._settler.context.trouble):
+            self.answer(batch, at, refusal_of(len(at), Status.of(overdue.status), overdue.detail))
         return True
 
 
@@ -289,7 +277,7 @@ class Settler:
         told: bool = True,
     ) -> None:
         """Settles what nobody waits for. `told`: failures are reported."""
-        sink = UnawaitedSettles(self, parts, timeout_ms, told)
+        sink = UnawaitedSettles(self, parts, operation, timeout_ms, told)
         self._unawaited[sink] = None
         self.queue.add(self._batch(parts, operation, time_ms, flags, reason, sink, None))
 
@@ -335,7 +323,7 @@ class Settler:
         time_ms: int,
         flags: int,
         reason: bytes,
-        sink: BatchCall | UnawaitedSettles,
+        sink: ManyAnswers,
         positions: Indexes | None,
     ) -> RequestBatch:
         count = sum(len(at) for _, at in parts)

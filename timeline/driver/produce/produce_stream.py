@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from timeline.columns import Bools, Int64
-from timeline.driver.produce.request_batch import Columns, RequestBatch
-from timeline.driver.produce.request_queue import QueueRunner, RequestQueue, refusal_of
+from timeline.driver.produce.request_batch import Columns, RequestBatch, refusal_of
+from timeline.driver.produce.request_queue import QueueRunner, RequestQueue
 from timeline.driver.tasks import end
 from timeline.driver.transport.channel import DENIALS, NOTHING_HAPPENED, Deadline, OpenedStream
 from timeline.driver.transport.client_context import ClientContext

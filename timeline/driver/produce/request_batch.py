@@ -8,7 +8,7 @@ calls, or `BatchCall`, one call over a batch. After an outcome of its own that m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -212,20 +212,64 @@ class SingleCalls:
         return [self.entries[index] for index in batch.positions.tolist()]
 
 
-class BatchCall:
+class ManyAnswers:
+    """A sink of many messages: which of them have no answer yet, and the batches that carry them."""
+
+    def __init__(self, count: int, deadline_ms: float) -> None:
+        self.deadline_ms = deadline_ms
+        self._missing = np.ones(count, dtype=np.bool_)
+        self._batches: dict[int, RequestBatch] = {}
+
+    def wants(self, batch: RequestBatch) -> Indexes | None:
+        waiting = self._missing if batch.positions is None else self._missing[batch.positions]
+        return None if waiting.all() else np.flatnonzero(waiting)
+
+    def adopt(self, batch: RequestBatch) -> None:
+        self._batches[id(batch)] = batch
+
+    def forget(self, batch: RequestBatch) -> None:
+        """`batch` was answered or taken apart."""
+        self._batches.pop(id(batch), None)
+
+    def answer(self, batch: RequestBatch, at: Indexes | None, answers: Answers) -> None:
+        where = np.arange(len(batch)) if at is None else at
+        where = where if batch.positions is None else batch.positions[where]
+        missing = self._missing[where]
+        if not missing.all():
+            fresh = np.flatnonzero(missing)
+            where, answers = where[fresh], answers.take(fresh)
+        self._missing[where] = False
+        self._take(where, answers)
+
+    def _take(self, where: Indexes, answers: Answers) -> None:
+        raise AssertionError("each kind says what answers mean")
+
+    def _overdue(self, trouble: Callable[[], Unavailable]) -> Iterator[tuple[RequestBatch, Indexes, MessageAnswer]]:
+        """Each batch of which some messages have no answer at the deadline, with which these are, and what that makes
+        of them. `trouble` says why nothing could be sent."""
+        for batch in list(self._batches.values()):
+            wanted = self.wants(batch)
+            at = np.arange(len(batch)) if wanted is None else wanted
+            if len(at):
+                overdue = batch.overdue()
+                if not overdue.detail:
+                    why = trouble()
+                    overdue = overdue._replace(detail=why.reason, trouble=why)
+                yield batch, at, overdue
+
+
+class BatchCall(ManyAnswers):
     """One call over a batch: collects the answers in order. Its deadline counts from the last answer, so that a large
     batch may take as long as it gets on. `trouble` says why nothing could be sent."""
 
     def __init__(self, count: int, timeout_ms: float, clock: Clock, trouble: Callable[[], Unavailable]) -> None:
+        super().__init__(count, clock.monotonic_ms() + timeout_ms)
         self.answers = Answers.blank(count, Status.UNAVAILABLE)
-        self.deadline_ms = clock.monotonic_ms() + timeout_ms
-        self._missing = np.ones(count, dtype=np.bool_)
         self._left = count
         self._timeout_ms = timeout_ms
         self._clock = clock
         self._trouble = trouble
         self._why: Unavailable | None = None
-        self._batches: dict[int, RequestBatch] = {}
         self._done = asyncio.Event()
         if not count:
             self._done.set()
@@ -243,22 +287,7 @@ class BatchCall:
         self._fill(where, answers)
         self.heard = self.heard or not self._left
 
-    def wants(self, batch: RequestBatch) -> Indexes | None:
-        waiting = self._missing if batch.positions is None else self._missing[batch.positions]
-        return None if waiting.all() else np.flatnonzero(waiting)
-
-    def adopt(self, batch: RequestBatch) -> None:
-        self._batches[id(batch)] = batch
-
-    def forget(self, batch: RequestBatch) -> None:
-        """`batch` was answered or taken apart."""
-        self._batches.pop(id(batch), None)
-
-    def answer(self, batch: RequestBatch, at: Indexes | None, answers: Answers) -> None:
-        where = _positions(batch, at)
-        if not self._missing[where].all():
-            fresh = np.flatnonzero(self._missing[where])
-            where, answers = where[fresh], answers.take(fresh)
+    def _take(self, where: Indexes, answers: Answers) -> None:
         self.heard = True
         self._fill(where, answers)
         self.deadline_ms = self._clock.monotonic_ms() + self._timeout_ms
@@ -296,22 +325,14 @@ class BatchCall:
         self._batches.clear()
 
     def _expire(self) -> None:
-        for batch in list(self._batches.values()):
-            wanted = self.wants(batch)
-            where = _positions(batch, wanted)
-            if len(where):
-                overdue = batch.overdue()
-                answers = Answers.blank(len(where), Status.of(overdue.status))
-                answers.details = dict.fromkeys(range(len(where)), overdue.detail or self._unreached().reason)
-                self.heard = self.heard or overdue.status == THROTTLED
-                self._fill(where, answers)
-                if overdue.retry_after_ms:
-                    self.waits_ms.update(dict.fromkeys(where.tolist(), overdue.retry_after_ms))
+        for batch, at, overdue in self._overdue(self._trouble):
+            where = at if batch.positions is None else batch.positions[at]
+            self._why = overdue.trouble or self._why
+            self.heard = self.heard or overdue.status == THROTTLED
+            self._fill(where, refusal_of(len(at), Status.of(overdue.status), overdue.detail))
+            if overdue.retry_after_ms:
+                self.waits_ms.update(dict.fromkeys(where.tolist(), overdue.retry_after_ms))
         self._batches.clear()
-
-    def _unreached(self) -> Unavailable:
-        self._why = self._trouble()
-        return self._why
 
     def check_heard(self) -> None:
         """Raises why the call itself failed: when no broker said anything about any of it."""
@@ -321,10 +342,11 @@ class BatchCall:
             raise error_of(int(self.answers.status[at]), None, detail, wait_ms, trouble=self._why)
 
 
-def _positions(batch: RequestBatch, at: Indexes | None) -> Indexes:
-    if batch.positions is None:
-        return np.arange(len(batch)) if at is None else at
-    return batch.positions if at is None else batch.positions[at]
+def refusal_of(count: int, status: Status, detail: str) -> Answers:
+    """`count` answers that say the same."""
+    answers = Answers.blank(count, status)
+    answers.details = dict.fromkeys(range(count), detail)
+    return answers
 
 
 @dataclass(slots=True)

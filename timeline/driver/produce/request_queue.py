@@ -15,14 +15,15 @@ from typing import Any
 from timeline.clock import Clock
 from timeline.driver.produce.ids import Randomness
 from timeline.driver.produce.request_batch import (
-    BatchCall,
     Build,
     JudgedAnswers,
+    ManyAnswers,
     MessageAnswer,
     RequestBatch,
     SingleCall,
     SingleCalls,
     judge,
+    refusal_of,
 )
 from timeline.driver.tasks import cancel, end, keep
 from timeline.errors import Invalid, Unavailable
@@ -180,7 +181,7 @@ class RequestQueue:
             batch.sink.answer(batch, None, answers)
         else:
             self._answer_judged(batch, judge(batch, answers), retry_after_ms)
-        if isinstance(batch.sink, BatchCall):
+        if isinstance(batch.sink, ManyAnswers):
             batch.sink.forget(batch)
         self._check_idle()
         return batch
@@ -335,13 +336,6 @@ class QueueRunner:
         self.queue.drop()
 
 
-def refusal_of(count: int, status: Status, detail: str) -> Answers:
-    """`count` answers that say the same."""
-    answers = Answers.blank(count, status)
-    answers.details = dict.fromkeys(range(count), detail)
-    return answers
-
-
 def _forget(batch: RequestBatch) -> None:
-    if isinstance(batch.sink, BatchCall):
+    if isinstance(batch.sink, ManyAnswers):
         batch.sink.forget(batch)
