@@ -231,3 +231,12 @@ def test_messages_in_the_place_of_others() -> None:
 def test_a_blank_batch() -> None:
     batch = Inner.blank(2)
     assert (batch.texts.tolist(), batch.counts.tolist(), batch.counts.dtype) == ([b"", b""], [0, 0], np.uint32)
+
+
+def test_a_batch_about_the_messages_of_another() -> None:
+    source = _outer(3)
+    made = Inner.of(source, texts=b"same", counts=7)
+    assert (made.texts.tolist(), made.counts.tolist(), made.counts.dtype) == ([b"same"] * 3, [7] * 3, np.uint32)
+    again = Outer.of(source, inner=made, maybe=None)
+    assert (again.numbers is source.numbers, again.maybe, again.perhaps is source.perhaps) == (True, None, True)
+    assert Inner.of(source).counts.tolist() == [0, 0, 0]

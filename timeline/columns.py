@@ -291,11 +291,18 @@ class ColumnBatch:
     @classmethod
     def of(cls, source: ColumnBatch, **given: Any) -> Self:
         """Return a batch about the messages of another one: columns that are not `given` are those of that name there.
-        A column that is missing there is blank here, unless it is optional."""
+        A number or byte string is given for each message alike. A column that is neither given nor there is blank,
+        unless it is optional."""
         values = []
         for field in cls.columns:
             value = given[field.name] if field.name in given else getattr(source, field.name, None)
-            values.append(_blank(field, len(source)) if value is None and not field.optional else value)
+            if value is None and not field.optional:
+                value = _blank(field, len(source))
+            elif field.kind == "numbers" and isinstance(value, int):
+                value = np.full(len(source), value, dtype=field.dtype)
+            elif field.kind == "strings" and isinstance(value, bytes):
+                value = Ragged.repeat(value, len(source))
+            values.append(value)
         return cls(*values)
 
     def take(self, at: npt.NDArray[np.integer | np.bool_]) -> Self:

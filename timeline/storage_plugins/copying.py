@@ -55,21 +55,20 @@ class Compared:
         return self.source == self.target and not self.differing
 
 
+_GOES_OVER = {field.name for field in Puts.columns} - {"ids", "payloads", "headers"}
+COMPARED = tuple(field.name for field in Rows.columns if field.name in _GOES_OVER or field.name in ("dead", "died_ms"))
+"""What a message has to have in both stores; its checksum stands for payload and headers."""
+
+
 class _Record(NamedTuple):
     """A message as it goes over. `sound`: its payload is what its checksum says; True where it was not read."""
 
     bucket: int
     id: bytes
-    birth: int
-    due_ms: int
-    expires_ms: int
-    payload_sum: int
     payload_bytes: int
-    group: bytes
-    tag: bytes
-    dead: bytes
-    died_ms: int
-    sound: bool = True
+    values: tuple[int | bytes, ...]
+    """As in COMPARED."""
+    sound: bool
 
     @property
     def place(self) -> tuple[int, bytes]:
@@ -130,11 +129,11 @@ async def _records(store: Store, topic: Topic, now_ms: int, payload: bool) -> As
         if payload and len(rows):
             assert rows.payloads is not None
             sound = payload_sums(rows.payloads, rows.headers) == rows.payload_sum
-        columns = (rows.birth, dues_of(rows), rows.expires_ms, rows.payload_sum, rows.payload_bytes)
-        texts = (rows.groups, rows.tags, rows.dead)
-        fields = zip(*(column.tolist() for column in (*columns, *texts, rows.died_ms, sound)), strict=True)
-        for id, values in zip(rows.ids.tolist(), fields, strict=True):
-            yield _Record(bucket_of(id, topic.settings.buckets), id, *values)
+        rows.due_ms = dues_of(rows)
+        values = zip(*(getattr(rows, name).tolist() for name in COMPARED), strict=True)
+        fields = zip(rows.ids.tolist(), rows.payload_bytes.tolist(), values, sound.tolist(), strict=True)
+        for id, *rest in fields:
+            yield _Record(bucket_of(id, topic.settings.buckets), id, *rest)
         cursor = page.cursor
 
 
@@ -146,7 +145,7 @@ def _difference(mine: _Record | None, other: _Record | None) -> str:
         return ""
     if not other.sound:
         return "its payload in the target is not what its checksum is of"
-    names = [name for name, ours, theirs in zip(_Record._fields, mine, other, strict=True) if ours != theirs]
+    names = [name for name, ours, theirs in zip(COMPARED, mine.values, other.values, strict=True) if ours != theirs]
     return f"{', '.join(names)} differ"
 
 
@@ -418,22 +417,12 @@ class TopicCopy:
         await asyncio.gather(*calls)
 
     async def _settle(self, into: Topic, operation: Operation, rows: Rows, now_ms: int, reasons: Ragged) -> None:
-        count = len(rows)
-        settles = Settles(
-            ids=rows.ids,
-            birth=rows.birth,
-            version=rows.version,
-            holders=rows.holders,
-            operation=np.full(count, operation, dtype=np.uint8),
-            time_ms=rows.scheduled_ms,
-            op=rows.birth | np.uint64(1),
-            unseen=np.ones(count, dtype=np.bool_),
-            reasons=reasons,
-        )
+        op = rows.birth | np.uint64(1)
+        settles = Settles.of(rows, operation=operation, time_ms=rows.scheduled_ms, op=op, unseen=True, reasons=reasons)
         await self.target.settle(into, now_ms, settles)
 
     async def compare(self, said: Said = lambda _: None) -> Compared:
-        """Whether both sides are the same, see `comparing`."""
+        """Return whether both sides are the same, and where not."""
         return await compare(self.source, self.topic, self.target, self._into, self._now_ms(), said)
 
     async def finish(self) -> None:

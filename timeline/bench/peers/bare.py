@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 
-import numpy as np
-
 from timeline.bench.figures import BenchReport
 from timeline.bench.ledger import Ledger
 from timeline.bench.load import Told, batch_at, batch_sizes, create_in, fill_open, puts_of, random_numbers
@@ -16,7 +14,6 @@ from timeline.bench.scenario import Stopwatch, cpu_s_of_self
 from timeline.bench.scenarios.cycle import WINDOW_BATCHES, CycleScenario
 from timeline.bench.topic import own_topic
 from timeline.clock import Clock
-from timeline.columns import Ragged
 from timeline.model import Operation, Status, Topic
 from timeline.storage_plugins import open_store
 from timeline.storage_plugins.contract import Grant, LeasedRows, Settles, Store
@@ -82,15 +79,5 @@ async def _turn(store: Store, topic: Topic, asked: CycleScenario, messages: int)
 
 def acks_of(leased: LeasedRows) -> Settles:
     """Acks of all that was leased."""
-    rows, count = leased.rows, len(leased.rows)
-    return Settles(
-        ids=rows.ids,
-        birth=rows.birth,
-        version=rows.version,
-        holders=Ragged.repeat(HOLDER, count),
-        operation=np.full(count, Operation.ACK.value, dtype=np.uint8),
-        time_ms=np.zeros(count, dtype=np.int64),
-        op=random_numbers(count),
-        unseen=np.zeros(count, dtype=np.bool_),
-        reasons=Ragged.repeat(b"", count),
-    )
+    rows = leased.rows
+    return Settles.of(rows, holders=HOLDER, operation=Operation.ACK, op=random_numbers(len(rows)))

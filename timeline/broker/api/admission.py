@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from timeline.columns import Bools, Indexes, Int64, Ragged, UInt8
+from timeline.columns import Bools, Indexes, Int64, UInt8
 from timeline.metrics import Metrics
 from timeline.model import MAX_TIME_MS, Answers, Operation, Status, Topic, payload_sums
 from timeline.storage_plugins.contract import Mutations, Puts, Settles
@@ -85,7 +85,7 @@ def admit_puts(frame: Produce, topic: Topic, now: float) -> tuple[Refusals, Puts
         frame,
         due_ms=due_ms,
         expires_ms=expires_ms,
-        groups=Ragged.repeat(frame.group.encode(), count),
+        groups=frame.group.encode(),
         payload_sum=payload_sums(frame.payloads, frame.headers),
         move=(frame.flags & PutFlag.MOVE) != 0,
         replace=(frame.flags & PutFlag.REPLACE) != 0,
@@ -103,7 +103,7 @@ def admit_mutations(frame: Mutate, topic: Topic, now: float) -> tuple[Refusals, 
         refusals.where(due_ms > latest_ms(topic, now), beyond_horizon(topic))
     mutations = Mutations.of(
         frame,
-        groups=Ragged.repeat(frame.group.encode(), count),
+        groups=frame.group.encode(),
         due_ms=due_ms,
         leased=(frame.flags & MutateFlag.LEASED) != 0,
     )
@@ -124,7 +124,7 @@ def admit_settles(frame: Settle, topic: Topic, holder: bytes, now: float) -> tup
         refusals.where(extend & ((time_ms < 1) | (time_ms > most_ms)), longer)
         time_ms = _absolute(time_ms, (frame.flags & SettleFlag.AT) == 0, now)
         refusals.where(release & ~unseen & (time_ms > latest_ms(topic, now)), beyond_horizon(topic))
-    settles = Settles.of(frame, holders=Ragged.repeat(holder, count), time_ms=time_ms, unseen=unseen)
+    settles = Settles.of(frame, holders=holder, time_ms=time_ms, unseen=unseen)
     admitted = refusals.admitted
     return refusals, settles if admitted is None else settles.take(admitted)
 

@@ -221,9 +221,8 @@ class Dealer:
 
     async def _regrant(self, rows: Rows, consumer: ConnectedConsumer, peer: str) -> set[Token]:
         """Lease `rows` again and give them to their holder; return their new tokens."""
-        count, end_ms = len(rows), self._clock.now_ms() + consumer.lease_ms
-        operation, time_ms = np.full(count, Operation.REGRANT, dtype=np.uint8), np.full(count, end_ms, dtype=np.int64)
-        settles = Settles.of(rows, operation=operation, time_ms=time_ms)
+        end_ms = self._clock.now_ms() + consumer.lease_ms
+        settles = Settles.of(rows, operation=Operation.REGRANT, time_ms=end_ms)
         answers = await self.settling.settle(self.topic, settles, peer)
         good = np.flatnonzero(answers.status == Status.OK.code)
         if len(good) == 0:

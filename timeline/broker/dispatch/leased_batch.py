@@ -90,14 +90,8 @@ class LeasedBatch(ColumnBatch):
         self, operation: Operation, random_bits: Callable[[int], int], *, unseen: bool = False, reason: bytes = b""
     ) -> Settles:
         """The same settle for each row, in its holder's name."""
-        rows, count = self.rows, len(self)
-        return Settles.of(
-            rows,
-            operation=np.full(count, operation, dtype=np.uint8),
-            op=np.fromiter((random_bits(64) | 1 for _ in range(count)), dtype=np.uint64, count=count),
-            unseen=np.full(count, unseen, dtype=np.bool_),
-            reasons=Ragged.repeat(reason, count),
-        )
+        op = np.fromiter((random_bits(64) | 1 for _ in range(len(self))), dtype=np.uint64, count=len(self))
+        return Settles.of(self.rows, operation=operation, op=op, unseen=unseen, reasons=reason)
 
 
 def tokens(ids: Ragged, birth: UInt64, version: Int64) -> set[Token]:

@@ -122,18 +122,14 @@ class Holding:
         counts: dict[Status, int] = {}
         for start in range(0, len(rows), FRAME_SETTLES):
             part = rows.slice(start, start + FRAME_SETTLES)
-            count = len(part)
             self._requests += 1
-            frame = Settle(
+            frame = Settle.of(
+                part,
                 request=self._requests,
-                ids=part.ids,
-                birth=part.birth,
-                version=part.version,
-                operation=np.full(count, operation, dtype=np.uint8),
-                time_ms=np.full(count, time_ms, dtype=np.int64),
-                flags=np.zeros(count, dtype=np.uint8),
-                op=self._context.ids.numbers(count),
-                reasons=Ragged.repeat(reason, count) if reason else None,
+                operation=operation,
+                time_ms=time_ms,
+                op=self._context.ids.numbers(len(part)),
+                reasons=reason or None,
             )
             await self._send(frame)
             answer = await self._answer()

@@ -449,15 +449,5 @@ class OffloadingStore(Store):
 
 def _unseen(rows: Rows, until_ms: int) -> Settles:
     """Hands `rows` back as if nobody had seen them."""
-    count = len(rows)
-    return Settles(
-        ids=rows.ids,
-        birth=rows.birth,
-        version=rows.version,
-        holders=rows.holders,
-        operation=np.full(count, Operation.RELEASE, dtype=np.uint8),
-        time_ms=np.full(count, until_ms, dtype=np.int64),
-        op=np.array([1 + secrets.randbits(63) for _ in range(count)], dtype=np.uint64),
-        unseen=np.ones(count, dtype=np.bool_),
-        reasons=Ragged.repeat(b"", count),
-    )
+    op = np.array([1 + secrets.randbits(63) for _ in range(len(rows))], dtype=np.uint64)
+    return Settles.of(rows, operation=Operation.RELEASE, time_ms=until_ms, op=op, unseen=True)
