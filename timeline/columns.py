@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise, repeat
 from operator import attrgetter, call, getitem
 from typing import (
@@ -258,6 +259,7 @@ class ColumnBatch:
     """Every field, in order."""
     _values: ClassVar[Any]
     _first: ClassVar[Any]
+    _blanks: ClassVar[tuple[Callable[[int], Any], ...]] = ()
     _takes: ClassVar[tuple[Callable[[Any, Any], Any], ...]] = ()
     _cuts: ClassVar[tuple[Callable[[Any, Any], Any], ...]] = ()
 
@@ -273,6 +275,7 @@ class ColumnBatch:
         cls._values = attrgetter(*(field.name for field in cls.columns))
         always = {field.kind: field.name for field in reversed(cls.columns) if not field.optional}
         cls._first = attrgetter(always.get("numbers") or always.get("strings") or always["batch"])
+        cls._blanks = tuple(_blanking(field) for field in cls.columns)
         cls._takes = tuple(_taking(field) for field in cls.columns)
         cls._cuts = tuple(_cutting(field) for field in cls.columns)
 
@@ -286,7 +289,7 @@ class ColumnBatch:
 
     @classmethod
     def _zeros(cls, count: int) -> Self:
-        return cls(*[_blank(field, count) for field in cls.columns])
+        return cls(*[blank(count) for blank in cls._blanks])
 
     @classmethod
     def of(cls, source: ColumnBatch, **given: Any) -> Self:
@@ -294,13 +297,15 @@ class ColumnBatch:
         A number or byte string is given for each message alike. A column that is neither given nor there is blank,
         unless it is optional."""
         values = []
-        for field in cls.columns:
-            value = given[field.name] if field.name in given else getattr(source, field.name, None)
-            if value is None and not field.optional:
-                value = _blank(field, len(source))
-            elif field.kind == "numbers" and isinstance(value, int):
+        for field, blank in zip(cls.columns, cls._blanks, strict=True):
+            if field.name not in given:
+                value = getattr(source, field.name, None)
+                values.append(blank(len(source)) if value is None else value)
+                continue
+            value = given[field.name]
+            if isinstance(value, int) and field.kind == "numbers":
                 value = np.full(len(source), value, dtype=field.dtype)
-            elif field.kind == "strings" and isinstance(value, bytes):
+            elif isinstance(value, bytes) and field.kind == "strings":
                 value = Ragged.repeat(value, len(source))
             values.append(value)
         return cls(*values)
@@ -432,14 +437,17 @@ def _cutting(field: Field) -> Callable[[Any, slice], Any]:
     return _if_there(work) if field.optional and work is not _same else work
 
 
-def _blank(field: Field, count: int) -> Any:
+def _blanking(field: Field) -> Callable[[int], Any]:
     if field.optional:
-        return None
+        return lambda count: None
     if field.kind == "numbers":
-        return np.zeros(count, dtype=field.dtype)
+        return partial(np.zeros, dtype=field.dtype)
     if field.kind == "strings":
-        return Ragged.repeat(b"", count)
-    return {} if field.kind == "notes" else field.default
+        return partial(Ragged.repeat, b"")
+    if field.kind == "batch":
+        blank: Callable[[int], Any] = field.type.blank
+        return blank
+    return lambda count: {} if field.kind == "notes" else field.default
 
 
 def _concat(field: Field, values: Sequence[Any], starts: Sequence[int]) -> Any:
