@@ -31,7 +31,7 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
     # What users say and see.
     "timeline/driver/message.py": [
         _KEYWORD,
-        ("        with about(id):\n", "        self.priority = priority\n        with about(id):\n"),
+        ("self.payload = check_payload(payload)\n", "self.payload, self.priority = check_payload(payload), priority\n"),
         ('"in_", "payload", "tag")', '"in_", "payload", "priority", "tag")'),
     ],
     "timeline/driver/batch.py": [
