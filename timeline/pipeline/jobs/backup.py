@@ -170,12 +170,7 @@ def check_files(spark: SparkSession, url: str, manifest: Manifest) -> None:
 
 
 def backup(
-    spark: SparkSession,
-    addresses: str,
-    topic: str,
-    url: str,
-    chunks: int = CHUNKS,
-    progress: Progress = quiet,
+    spark: SparkSession, addresses: str, topic: str, url: str, chunks: int = CHUNKS, progress: Progress = quiet
 ) -> Manifest:
     """Writes the topic's messages below `url`; answers the manifest. Raises Invalid when another backup is there,
     NotFound or Unavailable; the same call goes on after the last chunk that was written."""

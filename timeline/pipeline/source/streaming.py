@@ -27,12 +27,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from timeline.clock import Clock
@@ -325,12 +320,7 @@ class _RunningQuery:
         batch = int(start["batch"]) + 1
         self._planned.add(batch)
         now_ms = round(self._clock.now_ms() + self._connection.run(self._connection.client.ping()).offset_ms)
-        return start | {
-            "batch": batch,
-            "planned_ms": now_ms,
-            "partitions": partitions,
-            "rows": rows,
-        }
+        return start | {"batch": batch, "planned_ms": now_ms, "partitions": partitions, "rows": rows}
 
     def shares(self, start: Offset, end: Offset) -> list[HolderPartition]:
         """The partitions of the micro-batches after `start` up to `end`."""

@@ -123,9 +123,7 @@ def _describe(message: Any, fields: str) -> None:
     unions: list[str] = []
     for name, number, type_, repeated, union in _FIELD.findall(fields):
         field = message.field.add(
-            name=name,
-            number=int(number),
-            label=_TYPES.LABEL_REPEATED if repeated else _TYPES.LABEL_OPTIONAL,
+            name=name, number=int(number), label=_TYPES.LABEL_REPEATED if repeated else _TYPES.LABEL_OPTIONAL
         )
         if type_ in _SCALARS:
             field.type = _SCALARS[type_]
