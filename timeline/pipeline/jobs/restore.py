@@ -7,14 +7,13 @@ backup's is a restore that broke off, and goes on. Dead letters stay in the back
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from timeline.clock import Clock
 from timeline.errors import Invalid, NotFound
-from timeline.model import FIXED_SETTINGS, TopicSettings
+from timeline.model import TopicSettings
 from timeline.pipeline.connection import SparkConnection
 from timeline.pipeline.jobs.backup import Manifest, check_files, data_of, read_manifest
 from timeline.pipeline.jobs.load import write
@@ -87,7 +86,8 @@ def restore(
     done.made = _make_topic(addresses, name, manifest)
     if not done.made:
         _check_others(spark, addresses, name, rows)
-    chosen = _chosen(rows, now_ms, past, dead)
+    due = F.col("scheduled").alias("due")
+    chosen = _chosen(rows, now_ms, past, dead).select("id", due, "payload", "tag", "headers", "expires", "group")
     done.skipped = done.skipped if past == "skip" else 0
     for (group,) in sorted(rows.select("group").distinct().collect()):
         options = {
@@ -126,12 +126,13 @@ def _count(rows: DataFrame, now_ms: int, dead: str, done: Restored) -> None:
 
 
 def _chosen(rows: DataFrame, now_ms: int, past: str, dead: str) -> DataFrame:
+    """Return the messages of a backup that a restore puts."""
     chosen = rows.where(~_is_over(now_ms))
     if dead == "skip":
         chosen = chosen.where("died IS NULL")
     if past == "skip":
         chosen = chosen.where(~_is_past(now_ms) | F.col("died").isNotNull())
-    return chosen.select("id", F.col("scheduled").alias("due"), "payload", "tag", "headers", "expires", "group")
+    return chosen
 
 
 def _make_topic(addresses: str, name: str, manifest: Manifest) -> bool:
@@ -140,21 +141,12 @@ def _make_topic(addresses: str, name: str, manifest: Manifest) -> bool:
         try:
             connection.topic(name)
         except NotFound:
-            settings = _asked(manifest.topic_settings())
-            connection.run(connection.client.create_topic(name, **settings))
+            plain = asdict(TopicSettings())
+            told = asdict(manifest.topic_settings()).items()
+            others = {setting: value for setting, value in told if value != plain[setting]}
+            connection.run(connection.client.create_topic(name, **others))
             return True
     return False
-
-
-def _asked(settings: TopicSettings) -> dict[str, Any]:
-    """The settings that are not the defaults, as `create_topic` takes them."""
-    plain = asdict(TopicSettings())
-    told = {name: value for name, value in asdict(settings).items() if value != plain[name]}
-    return {
-        (name.removesuffix("_ms") if name.endswith("_ms") else name): (f"{value}ms" if name.endswith("_ms") else value)
-        for name, value in told.items()
-        if name in FIXED_SETTINGS or name != "kind"
-    }
 
 
 def _check_others(spark: SparkSession, addresses: str, topic: str, rows: DataFrame) -> None:
@@ -175,7 +167,7 @@ def verify(
     and content by its checksum."""
     manifest = read_manifest(url)
     now_ms = Clock().now_ms()
-    ours = _kept(data_of(spark, url, manifest.chunks), now_ms, past, dead)
+    ours = _chosen(data_of(spark, url, manifest.chunks), now_ms, past, dead)
     columns = "id string, scheduled timestamp, tag string, `group` string, expires timestamp, payload_sum long"
     theirs = read_topic(spark, addresses, topic or manifest.topic, columns)
     joined = ours.alias("a").join(theirs.alias("b"), F.col("a.id") == F.col("b.id"), "full_outer")
@@ -197,11 +189,3 @@ def verify(
     for row in judged.where("why != ''").limit(EXAMPLES).collect():
         compared.examples[row["id"]] = row["why"]
     return compared
-
-
-def _kept(rows: DataFrame, now_ms: int, past: str, dead: str) -> DataFrame:
-    kept = rows if dead == "revive" else rows.where("died IS NULL")
-    kept = kept.where(~_is_over(now_ms))
-    if past == "skip":
-        kept = kept.where(~_is_past(now_ms))
-    return kept.select("id", "scheduled", "tag", "group", "expires", "payload_sum")
