@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from timeline.driver.produce.ids import Randomness
+from timeline.driver.message import Randomness
 from timeline.driver.times import Duration, When, duration_ms, shown
 from timeline.errors import Invalid
 

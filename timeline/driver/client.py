@@ -16,8 +16,7 @@ from timeline.driver.brokers import BrokerStandings
 from timeline.driver.consume.holding import Holding
 from timeline.driver.consume.in_flight import check_credit
 from timeline.driver.consumer import CREDIT_BYTES, MAX_CREDIT, Consumer
-from timeline.driver.message import encode_text
-from timeline.driver.produce.ids import Randomness
+from timeline.driver.message import Randomness, encode_text
 from timeline.driver.producer import Producer
 from timeline.driver.queries import Queries
 from timeline.driver.tasks import all_of

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
@@ -21,8 +22,7 @@ from timeline.driver.consume.broker_clock import BrokerClock
 from timeline.driver.consume.in_flight import DONE, HANDED, DeliveredFrame, InFlight, Stats
 from timeline.driver.consume.session import ConsumerSession, Subscription
 from timeline.driver.consume.settler import Settler, bury_reason, release_reason, release_time, weakly
-from timeline.driver.message import Headers, about
-from timeline.driver.produce.ids import ConsumerId, Randomness
+from timeline.driver.message import Headers, Ids, Randomness, about
 from timeline.driver.produce.request_batch import OK, MessageAnswer, error_of
 from timeline.driver.receipts import Receipts
 from timeline.driver.times import Duration, When, as_datetime, duration_ms
@@ -368,6 +368,25 @@ class DeliveryBatch(Deliveries, Sequence[Delivery]):
 
 
 CREDIT_MESSAGES = 100
+
+
+class ConsumerId:
+    """What a consumer is called: as asked, or, where nobody asked, by a name that is made, and in a forked child made
+    anew: under its parent's, the two would supersede each other."""
+
+    def __init__(self, asked: str | None, ids: Ids) -> None:
+        self._asked, self._ids = asked, ids
+        self._pid, self._made = 0, ""
+
+    @property
+    def text(self) -> str:
+        """What it is in this process."""
+        if self._asked is not None:
+            return self._asked
+        if self._pid != os.getpid():
+            self._made = f"consumer-{self._ids.make().decode()}"
+            self._pid = os.getpid()  # last: another thread that sees it takes what was made
+        return self._made
 
 
 class LeaseHolder:

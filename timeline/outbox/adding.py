@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from timeline.clock import Clock
-from timeline.driver.message import Message, encode_text
-from timeline.driver.produce.ids import Ids
+from timeline.driver.message import Ids, Message, encode_text
 from timeline.errors import Invalid
 from timeline.model import DEFAULT_GROUP, MAX_GROUP_BYTES, check_topic_name, decode_headers
 from timeline.outbox.ddl import TABLE, check_table

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from timeline.clock import Clock
-from timeline.driver.produce.ids import Randomness
+from timeline.driver.message import Randomness
 from timeline.driver.produce.request_batch import (
     Build,
     JudgedAnswers,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from timeline.clock import Clock
-from timeline.driver.produce.ids import Randomness
+from timeline.driver.message import Randomness
 from timeline.driver.transport.addresses import is_address
 from timeline.driver.transport.probe import ABSENT, NoConnection, ProbeResult, lasting, mending
 from timeline.errors import Closed, Forbidden, Invalid, NotFound, TimelineError, Unavailable, Unknown

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from timeline.clock import Clock
 from timeline.driver.consume.broker_clock import Drift
-from timeline.driver.produce.ids import Ids, Randomness
+from timeline.driver.message import Ids, Randomness
 from timeline.driver.tasks import all_of, keep
 from timeline.driver.times import Duration, duration_ms
 from timeline.driver.transport.channel import Channel, Deadline
