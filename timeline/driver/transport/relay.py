@@ -22,7 +22,7 @@ from timeline.credentials import PLAIN, Credentials
 from timeline.driver.transport.probe import NoConnection, ProbeResult
 from timeline.wire.transport import Fault, TransportError
 
-GRPC = "grpc._cython.cygrpc"
+GRPC = "grpc"
 HEAD = struct.Struct(">IBI")
 OPENING = struct.Struct(">IB")
 """Behind the head of a record that opens a call: timeout in ms (0: none), length of the method's name; then the name
