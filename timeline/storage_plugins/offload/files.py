@@ -16,6 +16,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
+from timeline.files import write_whole
 from timeline.storage_plugins.offload.payloads import PayloadGone, PayloadsRefused, PayloadStore, PayloadsUnavailable
 
 T = TypeVar("T")
@@ -212,17 +213,7 @@ class _Disk:
 
     def _write(self, path: Path, data: bytes) -> None:
         folder = path.parent
-        folder.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{secrets.token_hex(8)}")
-        try:
-            with draft.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(path)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
+        write_whole(str(path), data)
         _sync_folder(folder)
         while folder not in self._synced and folder != folder.parent:
             _sync_folder(folder.parent)
