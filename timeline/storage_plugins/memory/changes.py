@@ -22,14 +22,13 @@ from timeline.storage_plugins.memory.rows import DEAD, FREE, HELD, KEPT, WORDS, 
 from timeline.storage_plugins.memory.walks import Walks
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MemoryCall:
-    """A call on one topic's rows. `fast`: batches go by columns; else each message is decided by the table."""
+    """A call on one topic's rows."""
 
     rows: TopicRows
     settings: TopicSettings
     now_ms: int
-    fast: bool
 
     def message_at(self, slot: int) -> Message:
         """Return the row in `slot` as the rules see it."""
@@ -94,14 +93,14 @@ def put(call: MemoryCall, puts: Puts) -> Answers:
     rows = call.rows
     answers = Answers.blank(len(puts))
     sound: Bools = ~puts.never_deliverable(call.now_ms)
-    if call.fast and bool(sound.all()) and _put_all(rows, call.now_ms, puts):
+    if call.rows.fast and bool(sound.all()) and _put_all(rows, call.now_ms, puts):
         answers.version[:] = 1
         answers.due_ms[:] = puts.due_ms
         return answers
     ids = puts.ids.tolist()
     counted = Counter(ids)
     plain = sound & np.fromiter((id not in rows.index and counted[id] == 1 for id in ids), np.bool_, len(ids))
-    if call.fast and plain.any():
+    if call.rows.fast and plain.any():
         picks = np.flatnonzero(plain)
         _put_all(rows, call.now_ms, puts.take(picks))
         answers.version[picks] = 1
@@ -150,13 +149,13 @@ def settle(call: MemoryCall, settles: Settles) -> Answers:
     """See `contract.Store.settle`. Acks, extends and releases with a good token go by columns."""
     answers = Answers.blank(len(settles))
     ids = settles.ids.tolist()
-    if call.fast and not call.settings.remember_ms and bool((settles.operation == Operation.ACK).all()):
+    if call.rows.fast and not call.settings.remember_ms and bool((settles.operation == Operation.ACK).all()):
         late = _ack_all(call, settles, ids)
         if late is not None:
             answers.late[:] = late
             return answers
     done = np.zeros(len(settles), dtype=np.bool_)
-    if call.fast:
+    if call.rows.fast:
         slots = _find(call.rows, ids)
         matching = slots >= 0
         slots = np.where(matching, slots, 0)
@@ -276,7 +275,7 @@ def mutate(call: MemoryCall, mutations: Mutations) -> Answers:
     answers = Answers.blank(len(mutations))
     ids = mutations.ids.tolist()
     done = np.zeros(len(mutations), dtype=np.bool_)
-    if call.fast and mutations.operation in (Operation.MOVE, Operation.CANCEL):
+    if call.rows.fast and mutations.operation in (Operation.MOVE, Operation.CANCEL):
         slots = _find(rows, ids)
         known = np.flatnonzero(slots >= 0)
         picks = known[_plain(call, slots[known], mutations, known)]

@@ -52,7 +52,7 @@ def lease_due(
     if overdue_ms > 0:
         due_before_ms = 0
     if wanted > 0:
-        search = _search if call.fast else _judge_each
+        search = _search if call.rows.fast else _judge_each
         search(call, accept, due_before_ms, overdue_ms, wanted, found)
     expired = _joined(found.expired)
     if len(expired):
@@ -60,7 +60,7 @@ def lease_due(
     buried = _bury(rows, _joined(found.spent), now_ms)
     leased, undealt = _grant(rows, _joined(found.eligible), now_ms, grants)
     leased.expired, leased.buried = len(expired), buried
-    if call.fast:
+    if call.rows.fast:
         _stay(rows, _joined([undealt, *found.passed]))
     if overdue_ms <= 0:
         leased.next_due_ms = _next_lease_ms(call, accept)
@@ -81,7 +81,7 @@ def nothing() -> LeasedRows:
 def _next_lease_ms(call: MemoryCall, accept: Accept | None) -> int | None:
     """The earliest time at which something may become leasable."""
     times = [call.rows.free.first(accept=accept)]
-    if call.fast:
+    if call.rows.fast:
         held_ms = call.rows.held.first(accept=accept)
         times.append(None if held_ms is None else held_ms + call.settings.redelivery_backoff_ms)
     else:

@@ -37,10 +37,12 @@ def records_of(words: Int64) -> Any:
 
 
 class TopicRows:
-    """All messages of one topic. Slots are handed around as numpy indexes; `records` is a view of `words`."""
+    """All messages of one topic. Slots are handed around as numpy indexes; `records` is a view of `words`. `fast`:
+    batches go by columns; else each message is decided by the table."""
 
-    def __init__(self, buckets: int) -> None:
+    def __init__(self, buckets: int, fast: bool = True) -> None:
         self.buckets = buckets
+        self.fast = fast
         self.index = Index()
         self.groups, self.tags, self.holders = Names(), Names(), Names()
         self.tagged: dict[int, set[int]] = {}

@@ -113,7 +113,8 @@ class MemoryStore(Store):
         """The topic's rows; None when it was dropped."""
         rows = self._made(topic)
         if rows is None and topic.uid in self._rows:
-            rows = self._rows[topic.uid] = TopicRows(topic.settings.buckets)
+            fast = self._fast and kind_of(topic.settings).in_batches
+            rows = self._rows[topic.uid] = TopicRows(topic.settings.buckets, fast)
             self._walks[topic.uid] = walks.Walks()
         return rows
 
@@ -123,16 +124,13 @@ class MemoryStore(Store):
             raise StoreUnavailable("the memory store is not open")
         return self._rows.get(topic.uid)
 
-    def _call(self, rows: TopicRows, topic: Topic, now_ms: int) -> MemoryCall:
-        return MemoryCall(rows, topic.settings, now_ms, self._fast and kind_of(topic.settings).in_batches)
-
     # ── messages ──
 
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         rows = self._of(topic)
         if rows is None:
             return dropped(topic, len(puts))
-        answers = changes.put(self._call(rows, topic, now_ms), puts)
+        answers = changes.put(MemoryCall(rows, topic.settings, now_ms), puts)
         rows.forget_unused_names()
         return answers
 
@@ -148,7 +146,7 @@ class MemoryStore(Store):
         rows = self._made(topic)
         if rows is None:
             return leasing.nothing()
-        leased = leasing.lease_due(self._call(rows, topic, now_ms), buckets, due_before_ms, grants, overdue_ms)
+        leased = leasing.lease_due(MemoryCall(rows, topic.settings, now_ms), buckets, due_before_ms, grants, overdue_ms)
         rows.forget_unused_names()
         return leased
 
@@ -156,19 +154,19 @@ class MemoryStore(Store):
         rows = self._of(topic)
         if rows is None:
             return dropped(topic, len(settles))
-        return changes.settle(self._call(rows, topic, now_ms), settles)
+        return changes.settle(MemoryCall(rows, topic.settings, now_ms), settles)
 
     async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
         rows = self._of(topic)
         if rows is None:
             return dropped(topic, len(mutations))
-        return changes.mutate(self._call(rows, topic, now_ms), mutations)
+        return changes.mutate(MemoryCall(rows, topic.settings, now_ms), mutations)
 
     async def mutate_tag(self, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int) -> TagStep:
         rows = self._of(topic)
         if rows is None:
             return TagStep({}, None)
-        call = self._call(rows, topic, now_ms)
+        call = MemoryCall(rows, topic.settings, now_ms)
         return changes.mutate_tag(call, self._walks[topic.uid], mutation, cursor, limit)
 
     async def held_by(self, topic: Topic, now_ms: int, holder: bytes, cursor: bytes, limit: int) -> Page:
@@ -197,4 +195,4 @@ class MemoryStore(Store):
 
     async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
         rows = self._made(topic)
-        return Swept() if rows is None else changes.sweep(self._call(rows, topic, now_ms), limit)
+        return Swept() if rows is None else changes.sweep(MemoryCall(rows, topic.settings, now_ms), limit)
