@@ -9,6 +9,7 @@ from timeline.leases import Ask, Decision, Message, state_of
 from timeline.leases.table import REMEMBERED
 from timeline.model import Answers, Displaced, Operation, State, Status
 from timeline.storage_plugins.contract import Mutations, Puts, ScanFilter, Settles, TagMutation
+from timeline.storage_plugins.errors import StoreError, StoreUnavailable
 
 LIVING = frozenset((State.WAITING, State.AVAILABLE, State.LEASED))
 
@@ -107,6 +108,15 @@ def fill(answers: Answers, at: int, decision: Decision) -> None:
     answers.displaced.pop(at, None)  # of an attempt that somebody else made void
     if decision.displaced is not None:
         answers.displaced[at] = Displaced(decision.displaced.birth, decision.displaced.version, decision.expired)
+
+
+def fail(answers: Answers, places: list[int], error: StoreError) -> None:
+    """Write that the messages at `places` failed with `error`."""
+    nothing = isinstance(error, StoreUnavailable)
+    answers.status[places] = (Status.UNAVAILABLE if nothing else Status.UNKNOWN).code
+    answers.version[places] = answers.due_ms[places] = 0
+    answers.settled[places] = answers.late[places] = answers.repeat[places] = 0
+    answers.details.update(dict.fromkeys(places, error.reason))
 
 
 def removal(ask: Ask, decision: Decision) -> tuple[int, bool] | None:

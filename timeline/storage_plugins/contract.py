@@ -18,7 +18,7 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -112,6 +112,11 @@ class Grant:
     max_bytes: int
     alone: bool = False
 
+    def less(self, count: int, spent_bytes: int) -> Grant:
+        """Return what it still allows once `count` messages of `spent_bytes` were leased by it."""
+        max_bytes, alone = self.max_bytes - spent_bytes, self.alone and not count
+        return replace(self, count=self.count - count, max_bytes=max_bytes, alone=alone)
+
 
 @dataclass(slots=True)
 class LeasedRows:
@@ -135,6 +140,12 @@ class LeasedRows:
     buried: Rows = field(default_factory=Rows.empty)
     damaged: tuple[int, ...] = ()
     commit_seq: int = 0
+
+    @classmethod
+    def empty(cls, next_due_ms: int | None = None) -> LeasedRows:
+        """Return the answer of a lease that leased nothing."""
+        none = np.zeros(0, dtype=np.int64)
+        return cls(Rows.empty(payload=True), none.astype(np.uint32), none, Ragged.of([]), next_due_ms)
 
 
 @dataclass(slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from timeline.errors import TimelineError
 
 
@@ -42,3 +44,13 @@ class TopicConflict(StoreError):
     """A topic record exists with other settings, or changed since it was read (compare-and-set lost)."""
 
     code = "EXISTS"
+
+
+def gravest(errors: Iterable[StoreError], done: bool = False) -> StoreError:
+    """Return what a call says of which parts failed with `errors`. `done`: other parts were done, so that it would be
+    untrue that nothing happened."""
+    failed = list(errors)
+    worst = next((error for error in failed if not isinstance(error, StoreUnavailable)), failed[0])
+    if done and isinstance(worst, StoreUnavailable):
+        return StoreUnknown(f"a part of it was done, then: {worst.reason}")
+    return worst

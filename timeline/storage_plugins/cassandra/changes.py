@@ -21,7 +21,7 @@ import numpy as np
 from timeline.columns import Ragged
 from timeline.leases import Ask, Decision, decide
 from timeline.model import Answers, Operation, Status, Topic, buckets_of
-from timeline.storage_plugins.asks import fill, mutation_asks, put_asks, removal, settle_asks
+from timeline.storage_plugins.asks import fail, fill, mutation_asks, put_asks, removal, settle_asks
 from timeline.storage_plugins.cassandra.batch_slots import FEW, BatchSlots, CooperativeYield
 from timeline.storage_plugins.cassandra.bucket import Bucket, Buckets, Changed
 from timeline.storage_plugins.cassandra.contents import Content, Contents
@@ -293,17 +293,10 @@ class DecidedCall:
             try:
                 await part.done(bucket)
             except (StoreUnavailable, StoreUnknown) as trouble:
-                self._fail(some, trouble)
-                self._fail(places[start + AT_ONCE :], StoreUnavailable(trouble.reason))
+                fail(self.answers, some, trouble)
+                fail(self.answers, places[start + AT_ONCE :], StoreUnavailable(trouble.reason))
                 return trouble
         return None
-
-    def _fail(self, places: list[int], trouble: StoreError) -> None:
-        nothing, answers = isinstance(trouble, StoreUnavailable), self.answers
-        answers.status[places] = (Status.UNAVAILABLE if nothing else Status.UNKNOWN).code
-        answers.version[places] = answers.due_ms[places] = 0
-        answers.settled[places] = answers.late[places] = answers.repeat[places] = 0
-        answers.details.update(dict.fromkeys(places, trouble.reason))
 
     def standing(self, places: list[int], found: dict[bytes, CassandraRow]) -> DecidedMessages:
         """What was found once what is asked at `places` is decided, and the answers with it."""

@@ -19,7 +19,7 @@ import numpy as np
 from timeline.columns import Ragged
 from timeline.leases import Ask, deal, decide
 from timeline.leases.table import DELIVERED_OUT
-from timeline.model import Operation, Rows, Status, Topic
+from timeline.model import Operation, Status, Topic
 from timeline.storage_plugins.cassandra.batch_slots import FEW
 from timeline.storage_plugins.cassandra.bucket import NOWHERE_MS, Bucket, Changed, Head, Place, TimelinePrefix
 from timeline.storage_plugins.cassandra.changes import (
@@ -217,7 +217,7 @@ async def lease_due(
     # Where nothing is due by a bucket's own word, nothing of it needs to be known.
     heads, stands = await asyncio.gather(context.partition.heads(topic.uid, numbers), context.stands(topic))
     if not stands:
-        return empty()
+        return LeasedRows.empty()
     times = {at: _idle_until(call, head) for at, head in heads.items()}
     known = context.buckets.of(topic.uid, [at for at, time in times.items() if time is None])
     with partly(result.done):
@@ -355,15 +355,7 @@ def _left(grants: Sequence[Grant], plans: Sequence[LeasePlan]) -> list[Grant]:
         for before, _, at in plan.leased:
             counts[at] += 1
             sizes[at] += before.size_bytes
-    return [
-        dataclasses.replace(
-            grant,
-            count=grant.count - counts[at],
-            max_bytes=grant.max_bytes - sizes[at],
-            alone=grant.alone and not counts[at],
-        )
-        for at, grant in enumerate(grants)
-    ]
+    return [grant.less(counts[at], sizes[at]) for at, grant in enumerate(grants)]
 
 
 def _leased(call: LeaseCall, stored: CassandraRow, grant: Grant) -> CassandraRow:
@@ -392,9 +384,3 @@ def _next_ms(call: LeaseCall, bucket: Bucket) -> int | None:
     backoff_ms = call.topic.settings.redelivery_backoff_ms
     free, held = (bucket.prefixes[kind].floor for kind in KINDS)
     return min(free, held + backoff_ms if held < NOWHERE_MS else held)
-
-
-def empty() -> LeasedRows:
-    """What a topic that is gone answers."""
-    none = np.zeros(0, dtype=np.int64)
-    return LeasedRows(Rows.empty(payload=True), none.astype(np.uint32), none, Ragged.of([]), None)

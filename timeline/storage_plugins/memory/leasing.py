@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from timeline.columns import Bools, Indexes, Int64, Ragged
+from timeline.columns import Bools, Indexes, Int64
 from timeline.kinds import kind_of
 from timeline.leases import Ask, deal, decide
 from timeline.leases.table import DELIVERED_OUT
@@ -65,17 +65,6 @@ def lease_due(
     if overdue_ms <= 0:
         leased.next_due_ms = _next_lease_ms(call, accept)
     return leased
-
-
-def nothing() -> LeasedRows:
-    """What a topic without messages answers."""
-    return LeasedRows(
-        rows=Rows.empty(payload=True),
-        grant=np.zeros(0, dtype=np.uint32),
-        was_due_ms=np.zeros(0, dtype=np.int64),
-        prior_holders=Ragged.of([]),
-        next_due_ms=None,
-    )
 
 
 def _next_lease_ms(call: MemoryCall, accept: Accept | None) -> int | None:

@@ -145,7 +145,7 @@ class MemoryStore(Store):
     ) -> LeasedRows:
         rows = self._made(topic)
         if rows is None:
-            return leasing.nothing()
+            return LeasedRows.empty()
         leased = leasing.lease_due(MemoryCall(rows, topic.settings, now_ms), buckets, due_before_ms, grants, overdue_ms)
         rows.forget_unused_names()
         return leased

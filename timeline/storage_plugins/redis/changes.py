@@ -19,8 +19,9 @@ import numpy as np
 from timeline.columns import Int64, Ragged, UInt64
 from timeline.leases import Ask, Decision, decide
 from timeline.model import Answers, Operation, Status, Topic, TopicSettings, buckets_of
-from timeline.storage_plugins.asks import fill, mutation_asks, put_ask, removal, settle_ask
+from timeline.storage_plugins.asks import fail, fill, mutation_asks, put_ask, removal, settle_ask
 from timeline.storage_plugins.contract import Mutations, Puts, Settles, StoreError, StoreUnavailable
+from timeline.storage_plugins.errors import gravest
 from timeline.storage_plugins.records import dropped
 from timeline.storage_plugins.redis import scripts
 from timeline.storage_plugins.redis.records import FREE, HEAD, HEAD_BYTES, RedisRow, pack, unpack
@@ -330,16 +331,14 @@ class RedisCall:
 
     def fail(self, failed: dict[int, StoreError]) -> None:
         """Answers the items that failed."""
-        for at, error in failed.items():
-            unavailable = isinstance(error, StoreUnavailable)
-            self.answers.status[at] = (Status.UNAVAILABLE if unavailable else Status.UNKNOWN).code
-            self.answers.details[at] = error.reason
-            self.troubles.append(error)
+        for error in dict.fromkeys(failed.values()):
+            fail(self.answers, [at for at, one in failed.items() if one is error], error)
+        self.troubles += failed.values()
 
     def finish(self) -> Answers:
         """The answers; raises what failed where all of it did."""
         if self.troubles and len(self.troubles) == len(self.answers):
-            raise next((error for error in self.troubles if not isinstance(error, StoreUnavailable)), self.troubles[0])
+            raise gravest(self.troubles)
         return self.answers
 
 

@@ -13,6 +13,7 @@ from timeline.columns import Int64, Ragged, UInt32
 from timeline.leases import Ask, deal, decide
 from timeline.model import DELIVERED_OUT, Operation, Rows, Status, Topic
 from timeline.storage_plugins.contract import Grant, LeasedRows, StoreError, StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.errors import gravest
 from timeline.storage_plugins.redis import scripts
 from timeline.storage_plugins.redis.changes import BucketKeys, Items, left_of
 from timeline.storage_plugins.redis.records import HEAD_BYTES, HELD, heads_of, rows_of, unpack
@@ -58,7 +59,7 @@ class _Taken:
     def leased(self, grants: Sequence[Grant], now_ms: int) -> LeasedRows:
         """The answer: rows as they stand now."""
         if not self.count:
-            leased = nothing()
+            leased = LeasedRows.empty()
         else:
             rows, turns = Rows.concat(self.rows), np.concatenate(self.turns)
             was_due_ms, prior = rows.due_ms, rows.holders
@@ -73,11 +74,6 @@ class _Taken:
             leased = LeasedRows(rows, turns, was_due_ms, prior, None, damaged=tuple(self.missing))
         leased.expired, leased.buried = self.expired, Rows.concat(self.buried)
         return leased
-
-
-def nothing() -> LeasedRows:
-    """A lease of nothing."""
-    return LeasedRows(Rows.empty(True), np.zeros(0, np.uint32), np.zeros(0, np.int64), Ragged.of([]), None)
 
 
 async def lease_due(
@@ -162,12 +158,7 @@ def _left(grants: list[Grant], turns: UInt32, sizes: Int64) -> list[Grant]:
     """What the grants still allow."""
     counts = np.bincount(turns, minlength=len(grants)).tolist()
     spent = np.bincount(turns, weights=sizes, minlength=len(grants)).astype(np.int64).tolist()
-    return [
-        dataclasses.replace(
-            grant, count=grant.count - count, max_bytes=grant.max_bytes - used, alone=grant.alone and not count
-        )
-        for grant, count, used in zip(grants, counts, spent, strict=True)
-    ]
+    return [grant.less(count, used) for grant, count, used in zip(grants, counts, spent, strict=True)]
 
 
 class _Search:
@@ -293,7 +284,8 @@ class _Search:
                 items.contents.append(b"")
                 buries.append(ask is not lease)
         outcome = await self._keys.change(items)
-        _raise_unknown(outcome.failed)
+        if outcome.failed:
+            raise gravest(outcome.failed.values())
         done = [at for at in range(len(items.ids)) if at not in outcome.stands and at not in outcome.failed]
         buried = [at for at in done if buries[at]]
         taken.expired += len(done) - len(buried)
@@ -331,7 +323,8 @@ class _Search:
         if outcome.gone:
             won = []
         if not won:
-            _raise_unknown(outcome.failed)
+            if outcome.failed:
+                raise gravest(outcome.failed.values())
             return np.zeros(0, dtype=np.intp)
         taken.add(
             [ids[at] for at in won],
@@ -354,13 +347,3 @@ class _Search:
 
 def _due_of(value: bytes) -> int:
     return int.from_bytes(value[8:16], "little", signed=True)
-
-
-def _raise_unknown(failed: dict[int, StoreError]) -> None:
-    """Raises the gravest of what failed."""
-    if failed:
-        errors = list(failed.values())
-        raise next((error for error in errors if not isinstance(error, StoreUnavailable)), errors[0])
-
-
-__all__ = ["lease_due", "nothing"]

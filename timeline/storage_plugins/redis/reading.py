@@ -16,16 +16,14 @@ from timeline.storage_plugins.asks import cursor_at, matches, place_of, tag_ask
 from timeline.storage_plugins.contract import (
     Page,
     ScanFilter,
-    StoreError,
     StoreFull,
-    StoreUnavailable,
-    StoreUnknown,
     Swept,
     TagMutation,
     TagStep,
 )
+from timeline.storage_plugins.errors import gravest
 from timeline.storage_plugins.redis import scripts
-from timeline.storage_plugins.redis.changes import BucketKeys, ChangeOutcome, Items, all_of, left_of, standing
+from timeline.storage_plugins.redis.changes import BucketKeys, Items, all_of, left_of, standing
 from timeline.storage_plugins.redis.records import KEPT, KIND_AT, heads_of, rows_of, unpack
 from timeline.storage_plugins.redis.server import Server
 
@@ -268,7 +266,8 @@ async def mutate_tag(
             break
         outcome = await keys.change(items)
         if outcome.failed:
-            raise _trouble(outcome, written or len(outcome.failed) + len(outcome.stands) < len(items.ids))
+            some = written or len(outcome.failed) + len(outcome.stands) < len(items.ids)
+            raise gravest(outcome.failed.values(), some)
         written |= len(outcome.stands) < len(items.ids)
         for at, decision in enumerate(decided):
             if at not in outcome.stands and not outcome.gone:
@@ -277,15 +276,6 @@ async def mutate_tag(
                     earliest.append(decision.message.due_ms)
         pending = {items.ids[at]: value for at, value in outcome.stands.items() if value}
     return TagStep(dict(counts), onward, min(earliest, default=None))
-
-
-def _trouble(outcome: ChangeOutcome, written: bool) -> StoreError:
-    """The gravest of what failed; where something was `written`, that nothing happened would be untrue."""
-    errors = list(outcome.failed.values())
-    gravest = next((error for error in errors if not isinstance(error, StoreUnavailable)), errors[0])
-    if written and isinstance(gravest, StoreUnavailable):
-        return StoreUnknown(f"a part of it was done, then: {gravest.reason}")
-    return gravest
 
 
 async def sweep(server: Server, topic: Topic, now_ms: int, limit: int) -> Swept:
