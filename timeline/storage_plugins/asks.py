@@ -14,22 +14,8 @@ from timeline.storage_plugins.errors import StoreError, StoreUnavailable
 LIVING = frozenset((State.WAITING, State.AVAILABLE, State.LEASED))
 
 
-def put_ask(puts: Puts, at: int) -> Ask:
-    """One of the puts as the rules ask it."""
-    return Ask(
-        Operation.PUT,
-        time_ms=int(puts.due_ms[at]),
-        birth=int(puts.birth[at]),
-        group=puts.groups[at],
-        payload_sum=int(puts.payload_sum[at]),
-        expires_ms=int(puts.expires_ms[at]),
-        move=bool(puts.move[at]),
-        replace=bool(puts.replace[at]),
-    )
-
-
 def put_asks(puts: Puts) -> list[Ask]:
-    """All of them: less work than one by one."""
+    """Return the puts as the rules ask them, one each."""
     columns = (puts.due_ms, puts.birth, puts.groups, puts.payload_sum, puts.expires_ms, puts.move, puts.replace)
     rows = zip(*(one.tolist() for one in columns), strict=True)
     return [
@@ -41,22 +27,8 @@ def put_asks(puts: Puts) -> list[Ask]:
     ]  # fmt: skip
 
 
-def settle_ask(settles: Settles, at: int) -> Ask:
-    """One of the settles as the rules ask it."""
-    return Ask(
-        Operation(int(settles.operation[at])),
-        time_ms=int(settles.time_ms[at]),
-        birth=int(settles.birth[at]),
-        version=int(settles.version[at]),
-        holder=settles.holders[at],
-        op=int(settles.op[at]),
-        unseen=bool(settles.unseen[at]),
-        reason=settles.reasons[at],
-    )
-
-
 def settle_asks(settles: Settles) -> list[Ask]:
-    """All of them: less work than one by one."""
+    """Return the settles as the rules ask them, one each."""
     numbers = (settles.operation, settles.time_ms, settles.birth, settles.version, settles.op, settles.unseen)
     columns = (*(one.tolist() for one in numbers), settles.holders.tolist(), settles.reasons.tolist())
     return [
@@ -65,20 +37,8 @@ def settle_asks(settles: Settles) -> list[Ask]:
     ]
 
 
-def mutation_ask(mutations: Mutations, at: int) -> Ask:
-    """One of the mutations as the rules ask it."""
-    return Ask(
-        mutations.operation,
-        time_ms=int(mutations.due_ms[at]),
-        group=mutations.groups[at],
-        if_version=int(mutations.if_version[at]),
-        leased=bool(mutations.leased[at]),
-        op=int(mutations.op[at]),
-    )
-
-
 def mutation_asks(mutations: Mutations) -> list[Ask]:
-    """All of them: less work than one by one."""
+    """Return the mutations as the rules ask them, one each."""
     columns = (mutations.groups, mutations.due_ms, mutations.if_version, mutations.leased, mutations.op)
     return [
         Ask(mutations.operation, time_ms=due_ms, group=group, if_version=if_version, leased=leased, op=op)

@@ -29,7 +29,16 @@ from timeline.model import (
     Topic,
     bucket_of,
 )
-from timeline.storage_plugins.asks import cursor_at, fill, matches, mutation_ask, put_ask, removal, settle_ask, tag_ask
+from timeline.storage_plugins.asks import (
+    cursor_at,
+    fill,
+    matches,
+    mutation_asks,
+    put_asks,
+    removal,
+    settle_asks,
+    tag_ask,
+)
 from timeline.storage_plugins.contract import (
     Capabilities,
     Grant,
@@ -204,8 +213,9 @@ class ReferenceStore(Store):
         answers, rows = Answers.blank(len(puts)), self.rows(topic)
         if topic.uid not in self._rows:
             return dropped(topic, len(puts))
-        for at, id in enumerate(puts.ids.tolist()):
-            decision = self.decide(topic, id, put_ask(puts, at), now_ms)
+        for at, ask in enumerate(put_asks(puts)):
+            id = puts.ids[at]
+            decision = self.decide(topic, id, ask, now_ms)
             if decision.born and decision.message is not None:
                 content = puts.payloads[at], puts.headers[at], int(puts.sizes[at])
                 rows[id] = ReferenceRow(id, decision.message, now_ms, puts.tags[at], *content)
@@ -213,18 +223,18 @@ class ReferenceStore(Store):
         return answers
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
-        return self._each(topic, now_ms, settles.ids, lambda at: settle_ask(settles, at))
+        return self._each(topic, now_ms, settles.ids, settle_asks(settles))
 
     async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
-        return self._each(topic, now_ms, mutations.ids, lambda at: mutation_ask(mutations, at))
+        return self._each(topic, now_ms, mutations.ids, mutation_asks(mutations))
 
-    def _each(self, topic: Topic, now_ms: int, ids: Ragged, ask: Callable[[int], Ask]) -> Answers:
+    def _each(self, topic: Topic, now_ms: int, ids: Ragged, asks: Sequence[Ask]) -> Answers:
         answers = Answers.blank(len(ids))
         self.rows(topic)
         if topic.uid not in self._rows:
             return dropped(topic, len(ids))
-        for at, id in enumerate(ids.tolist()):
-            fill(answers, at, self.decide(topic, id, ask(at), now_ms))
+        for at, ask in enumerate(asks):
+            fill(answers, at, self.decide(topic, ids[at], ask, now_ms))
         return answers
 
     async def lease_due(

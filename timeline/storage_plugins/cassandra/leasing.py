@@ -170,7 +170,7 @@ class LeasePlan:
 
 
 @dataclass(slots=True)
-class LeaseResult:
+class LeaseProgress:
     """What a call leased so far."""
 
     stored: list[tuple[int, CassandraRow]] = field(default_factory=list)
@@ -213,7 +213,7 @@ async def lease_due(
     """`Store.lease_due`: nothing of a topic that was dropped."""
     count = topic.settings.buckets
     numbers = sorted({at for at in (range(count) if buckets is None else buckets) if 0 <= at < count})
-    call, result = LeaseCall(context, topic, now_ms, due_before_ms, overdue_ms), LeaseResult()
+    call, result = LeaseCall(context, topic, now_ms, due_before_ms, overdue_ms), LeaseProgress()
     # Where nothing is due by a bucket's own word, nothing of it needs to be known.
     heads, stands = await asyncio.gather(context.partition.heads(topic.uid, numbers), context.stands(topic))
     if not stands:
@@ -240,7 +240,7 @@ async def lease_due(
 
 
 async def _lease_rounds(
-    call: LeaseCall, buckets: list[Bucket], heads: dict[int, Head], grants: list[Grant], result: LeaseResult
+    call: LeaseCall, buckets: list[Bucket], heads: dict[int, Head], grants: list[Grant], result: LeaseProgress
 ) -> dict[int, int | None]:
     """Looks and leases until the grants are used up or nothing more is due; answers when to look again, by bucket.
     `heads`: as they were read since the call began."""
@@ -281,7 +281,7 @@ async def _lease_rounds(
     return times | {bucket.number: call.now_ms for bucket in left}
 
 
-def _came_since(call: LeaseCall, result: LeaseResult, next_ms: int) -> bool:
+def _came_since(call: LeaseCall, result: LeaseProgress, next_ms: int) -> bool:
     """Whether, where nothing was found, something is due by now all the same: to answer nothing beside that would mean
     that no grant has room for it."""
     return not result.done() and not call.overdue_ms and next_ms <= call.now_ms

@@ -15,7 +15,7 @@ import numpy as np
 from timeline.columns import Bools, Indexes, Int64, Ragged
 from timeline.leases import Ask, Decision, Message, decide
 from timeline.model import Answers, Operation, Status, TopicSettings
-from timeline.storage_plugins.asks import fill, mutation_ask, put_ask, removal, settle_ask
+from timeline.storage_plugins.asks import fill, mutation_asks, put_asks, removal, settle_asks
 from timeline.storage_plugins.contract import PUT_NUMBERS, Mutations, Puts, Settles, Swept, TagMutation, TagStep
 from timeline.storage_plugins.memory.agenda import Agenda, slots_of
 from timeline.storage_plugins.memory.rows import DEAD, FREE, HELD, KEPT, WORDS, TopicRows, records_of
@@ -107,8 +107,9 @@ def put(call: MemoryCall, puts: Puts) -> Answers:
         answers.due_ms[picks] = puts.due_ms[picks]
     else:
         plain[:] = False
-    for at in np.flatnonzero(~plain).tolist():
-        decision = call.rule(ids[at], put_ask(puts, at))
+    rest = np.flatnonzero(~plain)
+    for at, ask in zip(rest.tolist(), put_asks(puts.take(rest)), strict=True):
+        decision = call.rule(ids[at], ask)
         if decision.born and decision.message is not None:
             one = puts.take(np.array([at], dtype=np.intp))
             one.due_ms[:] = decision.message.due_ms
@@ -164,8 +165,10 @@ def settle(call: MemoryCall, settles: Settles) -> Answers:
             picks = np.flatnonzero(matching & (settles.operation == operation))
             if len(picks):
                 done[apply(call, settles, picks, slots[picks], answers)] = True
-    for at in np.flatnonzero(~done).tolist():
-        fill(answers, at, call.rule(ids[at], settle_ask(settles, at)))
+    if not done.all():
+        rest = np.flatnonzero(~done)
+        for at, ask in zip(rest.tolist(), settle_asks(settles.take(rest)), strict=True):
+            fill(answers, at, call.rule(ids[at], ask))
     return answers
 
 
@@ -286,8 +289,10 @@ def mutate(call: MemoryCall, mutations: Mutations) -> Answers:
                 rows.records["last_op"][slots[picks]] = mutations.op[picks]
             rows.remove(slots[picks], call.now_ms, remember)
         done[picks] = True
-    for at in np.flatnonzero(~done).tolist():
-        fill(answers, at, call.rule(ids[at], mutation_ask(mutations, at)))
+    if not done.all():
+        rest = np.flatnonzero(~done)
+        for at, ask in zip(rest.tolist(), mutation_asks(mutations.take(rest)), strict=True):
+            fill(answers, at, call.rule(ids[at], ask))
     return answers
 
 
@@ -383,9 +388,8 @@ def _asked(rows: TopicRows, slots: Indexes, mutation: TagMutation) -> Mutations:
 def _tried(call: MemoryCall, slots: Indexes, mutations: Mutations) -> Answers:
     """What `mutate` would answer; nothing is changed."""
     answers = Answers.blank(len(slots))
-    doubtful = ~_plain(call, slots, mutations, np.arange(len(slots)))
-    for at in np.flatnonzero(doubtful).tolist():
-        ask = mutation_ask(mutations, at)
+    doubtful = np.flatnonzero(~_plain(call, slots, mutations, np.arange(len(slots))))
+    for at, ask in zip(doubtful.tolist(), mutation_asks(mutations.take(doubtful)), strict=True):
         fill(answers, at, decide(call.message_at(int(slots[at])), ask, call.now_ms, call.settings))
     return answers
 

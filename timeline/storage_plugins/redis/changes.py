@@ -9,7 +9,7 @@ items alone.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 from timeline.columns import Int64, Ragged, UInt64
 from timeline.leases import Ask, Decision, decide
 from timeline.model import Answers, Operation, Status, Topic, TopicSettings, buckets_of
-from timeline.storage_plugins.asks import fail, fill, mutation_asks, put_ask, removal, settle_ask
+from timeline.storage_plugins.asks import fail, fill, mutation_asks, put_asks, removal, settle_asks
 from timeline.storage_plugins.contract import Mutations, Puts, Settles, StoreError, StoreUnavailable
 from timeline.storage_plugins.errors import gravest
 from timeline.storage_plugins.records import dropped
@@ -257,14 +257,14 @@ def kept(stored: RedisRow, last_op: int, now_ms: int) -> bytes:
 
 @dataclass(slots=True)
 class RedisCall:
-    """Items of one call decided one by one, each on what the ones before it left. `ask`: what each asks. `news`: for
+    """Items of one call decided one by one, each on what the ones before it left. `asks`: what these ask. `news`: for
     puts, the value and the content that each stores where nothing stands."""
 
     keys: BucketKeys
     now_ms: int
     ids: Sequence[bytes]
-    ask: Callable[[int], Ask]
     answers: Answers
+    asks: dict[int, Ask] = field(default_factory=dict)
     news: tuple[list[bytes], list[bytes]] = ([], [])
     troubles: list[StoreError] = field(default_factory=list)
     gone: bool = False
@@ -298,7 +298,7 @@ class RedisCall:
             items, decisions, places = Items([], [], [], []), [], []
             for at in pending:
                 stored = standing(values[at], self.now_ms, settings)
-                ask = self.ask(at)
+                ask = self.asks[at]
                 decision = decide(stored.message if stored else None, ask, self.now_ms, settings)
                 content = b""
                 new: bytes | None = None
@@ -394,7 +394,7 @@ async def put(server: Server, topic: Topic, now_ms: int, puts: Puts) -> Answers:
     chosen = np.asarray(plain, dtype=np.intp)
     answers.version[chosen] = 1
     answers.due_ms[chosen] = puts.due_ms[chosen]
-    call = RedisCall(keys, now_ms, ids, lambda at: put_ask(puts, at), answers, (values, contents))
+    call = RedisCall(keys, now_ms, ids, answers, news=(values, contents))
     call.fail({plain[number]: error for number, error in outcome.failed.items()})
     rest = [plain[number] for number in outcome.stands]
     if len(plain) < count:
@@ -402,6 +402,7 @@ async def put(server: Server, topic: Topic, now_ms: int, puts: Puts) -> Answers:
     if rest:
         answers.version[rest] = answers.due_ms[rest] = 0
         known = {plain[number]: stands for number, stands in outcome.stands.items()}
+        call.asks = dict(zip(rest, put_asks(puts.take(np.array(rest))), strict=True))
         await call.decide(rest, known)
         if call.gone:
             return dropped(topic, count)
@@ -416,12 +417,11 @@ def _first(ids: list[bytes]) -> list[int]:
 async def settle(server: Server, topic: Topic, now_ms: int, settles: Settles) -> Answers:
     """`Store.settle`. Acks whose token matches are done by one script, all else by the rules."""
     ids = settles.ids.tolist()
-    blank = Answers.blank(len(ids), Status.NOT_FOUND)
-    call = RedisCall(BucketKeys(server, topic), now_ms, ids, lambda at: settle_ask(settles, at), blank)
-    left: Sequence[int] = range(len(ids))
-    if len(set(ids)) == len(ids):
-        left = await _ack(call, settles)
-    await call.decide(left)
+    call = RedisCall(BucketKeys(server, topic), now_ms, ids, Answers.blank(len(ids), Status.NOT_FOUND))
+    left = await _ack(call, settles) if len(set(ids)) == len(ids) else list(range(len(ids)))
+    if left:
+        call.asks = dict(zip(left, settle_asks(settles.take(np.array(left))), strict=True))
+        await call.decide(left)
     return dropped(topic, len(ids)) if call.gone else call.finish()
 
 
@@ -451,8 +451,7 @@ def _eights(numbers: Int64 | UInt64) -> list[bytes]:
 
 async def mutate(server: Server, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
     """`Store.mutate`."""
-    ids, asks = mutations.ids.tolist(), mutation_asks(mutations)
-    blank = Answers.blank(len(ids), Status.NOT_FOUND)
-    call = RedisCall(BucketKeys(server, topic), now_ms, ids, asks.__getitem__, blank)
+    ids, asks = mutations.ids.tolist(), dict(enumerate(mutation_asks(mutations)))
+    call = RedisCall(BucketKeys(server, topic), now_ms, ids, Answers.blank(len(ids), Status.NOT_FOUND), asks)
     await call.decide(range(len(ids)))
     return dropped(topic, len(ids)) if call.gone else call.finish()

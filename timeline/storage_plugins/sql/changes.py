@@ -14,7 +14,7 @@ import numpy as np
 
 from timeline.leases import Ask, decide
 from timeline.model import Answers, Status, buckets_of
-from timeline.storage_plugins.asks import fill, mutation_asks, put_ask, settle_ask, tag_ask
+from timeline.storage_plugins.asks import fill, mutation_asks, put_asks, settle_asks, tag_ask
 from timeline.storage_plugins.contract import Mutations, Puts, Settles, StoreUnknown, Swept, TagMutation, TagStep
 from timeline.storage_plugins.records import dropped
 from timeline.storage_plugins.sql.dialect import Changes, SqlDialect
@@ -120,7 +120,7 @@ def settle(changes: Changes, settles: Settles, plain: Settle) -> Plan[Answers | 
     if left:
         if changes.sql.keeps_keys and not (yield from changes.sql.still_stands(changes.key)):
             return None
-        asks = [settle_ask(settles, at) for at in left]
+        asks = settle_asks(settles.take(np.array(left)))
         yield from decide_each(changes, [ids[at] for at in left], [buckets[at] for at in left], asks, answers, left)
     return answers
 
@@ -148,7 +148,7 @@ def put(
     answers.due_ms[:] = puts.due_ms
     stored = yield from insert(chosen, False)
     left = [] if len(stored) == count else sorted(set(range(count)).difference(stored))
-    asked, lost = {at: put_ask(puts, at) for at in left}, 0
+    asked, lost = dict(zip(left, put_asks(puts.take(np.array(left, dtype=np.intp))) if left else (), strict=True)), 0
     while lost < MOST_LOST:
         if not left:
             return answers
