@@ -15,7 +15,7 @@ from timeline.broker.server import process
 from timeline.broker.server.process import new_loop
 from timeline.broker.server.service import serve
 from timeline.broker.server.workers import Started, Supervisor, WorkerProcess, settings_from_supervisor
-from timeline.cli.app import REFUSED, Failed, say
+from timeline.cli.app import DONE, REFUSED, Failed, say
 from timeline.cli.options.client_options import who_serves
 from timeline.storage_plugins import make_store, shown
 from timeline.sync import MembershipRefused
@@ -25,14 +25,9 @@ def run_alone(settings: config.ServeConfig, as_json: bool) -> int:
     """One broker, in this process. Raises Failed when it cannot listen."""
 
     def announce(listen: str, metrics: str, store_open: bool) -> None:
-        if as_json:
-            told = {"listen": listen, "metrics": metrics, "store": shown(settings.store), "store_open": store_open}
-            say(json.dumps(told))
-        else:
-            say(_begun(settings, listen, _measured([metrics]), store_open))
+        _announce(settings, as_json, listen, [metrics], store_open)
 
-    _listening(settings, lambda: _run(serve(settings, timeline.__version__, announce)))
-    return 0
+    return _listening(settings, lambda: _run(serve(settings, timeline.__version__, announce)))
 
 
 def run_workers(settings: config.ServeConfig, as_json: bool) -> int:
@@ -47,23 +42,10 @@ def run_workers(settings: config.ServeConfig, as_json: bool) -> int:
     process.set_up_logs(settings.log_level, settings.log_format)
 
     def announce(listen: str, started: list[Started]) -> None:
-        store_open = all(one.store_open for one in started)
-        if as_json:
-            workers = [asdict(one) for one in started]
-            said = {"listen": listen, "metrics": started[0].metrics, "store": shown(settings.store)}
-            say(json.dumps({**said, "store_open": store_open, "workers": workers}))
-        else:
-            measured = f"{len(started)} workers, {_measured([one.metrics for one in started])}"
-            say(_begun(settings, listen, measured, store_open))
+        metrics, store_open = [one.metrics for one in started], all(one.store_open for one in started)
+        _announce(settings, as_json, listen, metrics, store_open, workers=[asdict(one) for one in started])
 
-    code = 0
-
-    def run() -> None:
-        nonlocal code
-        code = asyncio.run(Supervisor(settings, announce).run())
-
-    _listening(settings, run)
-    return code
+    return _listening(settings, lambda: asyncio.run(Supervisor(settings, announce).run()))
 
 
 def run_worker() -> int:
@@ -74,31 +56,38 @@ def run_worker() -> int:
     def announce(listen: str, metrics: str, store_open: bool) -> None:
         worker.tell({"say": "serves", "listen": listen, "metrics": metrics, "store_open": store_open})
 
-    _listening(settings, lambda: _run(serve(settings, timeline.__version__, announce, worker)))
-    return 0
+    return _listening(settings, lambda: _run(serve(settings, timeline.__version__, announce, worker)))
 
 
-def _run(broker: Coroutine[Any, Any, None]) -> None:
+def _run(broker: Coroutine[Any, Any, None]) -> int:
     """To its end, on a loop of a broker's own."""
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(broker)
+    return DONE
 
 
-def _begun(settings: config.ServeConfig, listen: str, rest: str, store_open: bool) -> str:
+def _announce(
+    settings: config.ServeConfig, as_json: bool, listen: str, metrics: list[str], store_open: bool, **workers: Any
+) -> None:
+    """Say where brokers listen, and on which store; `workers`: each of them, where there are several."""
+    store = shown(settings.store)
+    if as_json:
+        told = {"listen": listen, "metrics": metrics[0], "store": store, "store_open": store_open}
+        say(json.dumps({**told, **workers}))
+        return
+    rest = f"{len(metrics)} workers, " if workers else ""
+    rest += "without metrics" if metrics[0] == "off" else f"metrics on {', '.join(metrics)}"
     if store_open:
-        return f"timeline {timeline.__version__} serves {shown(settings.store)} on {listen}, {rest}"
-    waits = f"it serves once {shown(settings.store)} can be opened"
-    return f"timeline {timeline.__version__} listens on {listen}, {rest}; {waits}"
+        say(f"timeline {timeline.__version__} serves {store} on {listen}, {rest}")
+    else:
+        say(f"timeline {timeline.__version__} listens on {listen}, {rest}; it serves once {store} can be opened")
 
 
-def _measured(metrics: list[str]) -> str:
-    return "without metrics" if metrics[0] == "off" else f"metrics on {', '.join(metrics)}"
-
-
-def _listening(settings: config.ServeConfig, run: Callable[[], None]) -> None:
-    """Runs `run`. Raises Failed, with what to do, when an address cannot be had, or its cluster does not take it."""
+def _listening(settings: config.ServeConfig, run: Callable[[], int]) -> int:
+    """Return what `run` returns. Raises Failed, with what to do, when an address cannot be had, or its cluster does not
+    take it."""
     try:
-        run()
+        return run()
     except MembershipRefused as refused:
         raise Failed(REFUSED, str(refused)) from refused
     except OSError as refused:
@@ -120,12 +109,7 @@ async def _cannot_listen(refused: OSError, settings: config.ServeConfig) -> str:
     if of_metrics:
         who = "another broker of this machine may have it"
     else:
-        who = (
-            await who_serves(address)
-            or f"another program has it ('ss -ltnp' or 'lsof -i :{_port(address)}' says which)"
-        )
+        port = config.split_address(address)[1]
+        another = f"another program has it ('ss -ltnp' or 'lsof -i :{port}' says which)"
+        who = await who_serves(address) or another
     return f"{address} is taken: {who}. Stop that one, or give this one another: {option}."
-
-
-def _port(address: str) -> int:
-    return config.split_address(address)[1]
