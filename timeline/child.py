@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -27,6 +28,15 @@ def send_signal(process: asyncio.subprocess.Process, number: int) -> None:
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):  # it has ended this moment
             os.kill(process.pid, number)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody uses now."""
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 URLS = ("--store", "--sync", "--journal")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -32,13 +31,6 @@ async def within(patience_s: float, what: str) -> AsyncIterator[None]:
             yield
     except TimeoutError:
         raise CannotMeasure(f"{what} never came, {patience_s:g} s were waited for it") from None
-
-
-def free_port() -> int:
-    """A port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Measured(Child):

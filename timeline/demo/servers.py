@@ -5,17 +5,17 @@ with `serve …` a broker, and ends it when it is told to, or when the conductor
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import runpy
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from timeline.child import free_ports
 
 if TYPE_CHECKING:
     from timeline.demo.processes import DemoProcesses
@@ -35,15 +35,6 @@ def missing(*programs: str) -> str | None:
         return None
     own = "; or give a store that brokers share with --store" if PACKAGES[REDIS] in absent else ""
     return f"a cluster needs servers that are not here: apt-get install {' '.join(absent)}{own}"
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody uses now."""
-    with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 async def start_etcd(processes: DemoProcesses) -> str:

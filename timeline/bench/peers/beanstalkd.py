@@ -19,9 +19,10 @@ from pathlib import Path
 from timeline.bench.figures import BenchReport
 from timeline.bench.ledger import Ledger
 from timeline.bench.load import ID_BYTES, batch_at, batch_sizes, ids_of
-from timeline.bench.processes import CannotMeasure, Measured, free_port
+from timeline.bench.processes import CannotMeasure, Measured
 from timeline.bench.scenario import Stopwatch, cpu_s_of_self
 from timeline.bench.scenarios.cycle import WINDOW_BATCHES, CycleScenario
+from timeline.child import free_ports
 from timeline.clock import Clock
 
 KINDS = {
@@ -50,7 +51,7 @@ async def running(kind: str, folder: Path) -> AsyncIterator[tuple[Measured, int]
     server = shutil.which("beanstalkd") or next((path for path in SERVERS if Path(path).exists()), None)
     if server is None:
         raise CannotMeasure("--peer beanstalkd needs the server: apt-get install beanstalkd")
-    port = free_port()
+    (port,) = free_ports(1)
     command = (server, "-l", "127.0.0.1", "-p", str(port), *_flags(kind, folder))
     child = await Measured.start(f"beanstalkd-{kind}", folder, *command)
     try:

@@ -8,10 +8,11 @@ from pathlib import Path
 import timeline
 from timeline.bench.figures import BenchReport, Target, worst
 from timeline.bench.load import Told, fill_store, put_overdue
-from timeline.bench.processes import CannotMeasure, free_port, start_broker, within
+from timeline.bench.processes import CannotMeasure, start_broker, within
 from timeline.bench.profile import Profile
 from timeline.bench.scenario import Scenario, setting
 from timeline.bench.topic import own_topic, scheme
+from timeline.child import free_ports
 from timeline.clock import Clock
 
 PATIENCE_S = 300.0
@@ -52,7 +53,8 @@ class RestartScenario(Scenario):
         await put_overdue(self.store, topic, self.payload_bytes)
         clock = Clock()
         start_ms = clock.monotonic_ms()
-        child, address = await start_broker(folder, self.store, f"127.0.0.1:{free_port()}")
+        (port,) = free_ports(1)
+        child, address = await start_broker(folder, self.store, f"127.0.0.1:{port}")
         try:
             listening_ms = clock.monotonic_ms() - start_ms
             async with timeline.connect(address, timeout="60s") as client, client.consumer(topic, credit=1) as consumer:
