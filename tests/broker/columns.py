@@ -1,10 +1,12 @@
-"""Rows and batches for tests of the broker's parts."""
+"""Rows, batches and consumers for tests of the broker's parts."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from timeline.broker.dispatch.leased_batch import LeasedBatch
+from timeline.broker.dispatch.roster import ConnectedConsumer, Outboxes
+from timeline.broker.fairness.limits import Limits
 from timeline.columns import Ragged
 from timeline.model import ROW_DTYPES, Rows, payload_sums
 
@@ -30,8 +32,24 @@ def make_rows(due_ms: list[int], payloads: list[bytes] | None = None, holder: by
     )
 
 
-def make_parcel(due_ms: list[int], payloads: list[bytes] | None = None) -> LeasedBatch:
+def make_leased(due_ms: list[int], payloads: list[bytes] | None = None) -> LeasedBatch:
     """A batch of such rows, leased at 0."""
     return LeasedBatch(
         make_rows(due_ms, payloads), np.array(due_ms, dtype=np.int64), np.zeros(len(due_ms), dtype=bool), 0
+    )
+
+
+def make_consumer(id: str, messages: int = 10, bytes_: int = 1_000, limits: Limits | None = None) -> ConnectedConsumer:
+    return ConnectedConsumer(
+        id=id.encode(),
+        session=1,
+        lease_ms=30_000,
+        credit_messages=messages,
+        credit_bytes=bytes_,
+        limits=limits or Limits(),
+        heartbeat_ms=(limits or Limits()).heartbeat_ms,
+        heard_ms=0.0,
+        wake=lambda: None,
+        outboxes=Outboxes(1 << 30, lambda: None),
+        dealing=True,
     )

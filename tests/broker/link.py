@@ -19,6 +19,7 @@ from timeline.storage_plugins import make_store
 from timeline.storage_plugins.contract import Store
 from timeline.sync import make_membership
 from timeline.wire import (
+    BrokerStatus,
     Credit,
     Deliver,
     Fault,
@@ -34,6 +35,7 @@ from timeline.wire import (
     Settle,
     Settled,
     SettleFlag,
+    StatusRequest,
     TopicAction,
     TopicList,
     Topics,
@@ -43,6 +45,9 @@ from timeline.wire import (
     decode_as,
     encode,
 )
+
+PATIENT = Limits(sweep_every_ms=3_600_000, count_every_ms=3_600_000, heartbeat_ms=3_600_000)
+"""Nothing is found by looking again: what is delivered was told of."""
 
 
 class Pipe:
@@ -218,6 +223,10 @@ class Link:
 
 def statuses(answer: Any) -> list[Status]:
     return [Status.of(code) for code in answer.answers.status.tolist()]
+
+
+async def stands(link: Link, topic: str = "", limit: int = 1_000) -> BrokerStatus:
+    return decode_as(await link.node.service.unary("Stand", encode(StatusRequest(topic, limit))), BrokerStatus)
 
 
 @asynccontextmanager

@@ -251,5 +251,5 @@ async def test_a_slow_call_of_one_topic_is_noted_once_for_all(monkeypatch: pytes
         link.node._store_took(150.0)
         assert len(noted) == 1, "where each of a thousand topics tells all others, that is a million notes"
         for dealer in link.node.dealers:
-            told = dealer._hindrances._spans[LateCause.STORE_SLOW]
+            told = dealer._causes._spans[LateCause.STORE_SLOW]
             assert next(reversed(told))[1] == noted[0][1], f"{dealer.topic.name} does not know"

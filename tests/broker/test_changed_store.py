@@ -15,19 +15,17 @@ from typing import Any
 
 import pytest
 
-from tests.broker.link import Link, broker, statuses
-from tests.broker.test_standing import stands
+from tests.broker.link import Link, broker, stands, statuses
+from tests.broker.watched import FAR_MS, look, psql, put
 from tests.servers.fixture import Running
 from tests.servers.mysql import MysqlServer
-from tests.servers.postgresql import PostgresqlServer, program
+from tests.servers.postgresql import PostgresqlServer
 from tests.servers.redis import RedisServer
 from tests.services import require_service
 from timeline.model import Answers, Status, Topic
 from timeline.storage_plugins.contract import Opened, Puts, StoreRefused
 from timeline.storage_plugins.memory import MemoryStore
 from timeline.wire import Deliver, TopicAction, TransportError
-
-FAR_MS = 3_600_000
 
 
 class Changing(MemoryStore):
@@ -63,18 +61,6 @@ async def test_a_put_that_finds_another_store_half_way_keeps_the_answers_before(
 
 def warned(link: Link) -> float | None:
     return link.node.metrics.registry.get_sample_value("timeline_store_warnings")
-
-
-async def look(link: Link) -> str:
-    """Looks at the store, as the broker does again and again; answers why the broker is not ready."""
-    await link.node._inspect_store()
-    await link.node._check_store()
-    return link.node.not_ready
-
-
-async def put(link: Link, id: str) -> Any:
-    """On a stream that was open before whatever happened."""
-    return await link.node.puts.put(link.puts([id], FAR_MS), "test")
 
 
 async def refused(link: Link) -> str:
@@ -209,11 +195,6 @@ async def test_redis_whose_settings_change(redis: RedisServer):
         assert "CONFIG SET maxmemory-policy noeviction" in await look(link) and warned(link) == 1
         cli(redis, "CONFIG", "SET", "maxmemory-policy", "noeviction")
         assert await look(link) == "" and warned(link) == 0
-
-
-def psql(server: PostgresqlServer, statement: str) -> None:
-    address = ["-h", "127.0.0.1", "-p", str(server.port), "-U", "postgres"]
-    subprocess.run([program("psql"), *address, "-v", "ON_ERROR_STOP=1", "-qc", statement], check=True)
 
 
 @pytest.mark.servers

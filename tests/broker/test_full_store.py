@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.broker.link import Link, broker, statuses
-from tests.broker.test_changed_store import look, psql, put
+from tests.broker.watched import look, psql, put
 from tests.servers.disk import remount, small_disk
 from tests.servers.fixture import Running
 from tests.servers.mysql import MysqlServer

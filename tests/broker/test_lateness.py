@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
-from tests.broker.columns import make_parcel
+from tests.broker.columns import make_leased
 from timeline.broker.fairness.limits import Limits
 from timeline.broker.status.late import LatenessCauses, LateRing, TopicLateness
 from timeline.broker.status.traces import Traces
@@ -29,7 +29,7 @@ from timeline.model import Topic, TopicSettings
 )
 def test_a_message_is_noted_alone_as_it_is_among_others(dealt: list[tuple[int, int, bool]]):
     """Of each: how late it is, by how much it was scheduled before it was due last, whether it is leased again."""
-    whole = make_parcel([10_000 - late_ms for late_ms, _, _ in dealt])
+    whole = make_leased([10_000 - late_ms for late_ms, _, _ in dealt])
     whole.rows.scheduled_ms = whole.was_due_ms - np.array([before_ms for _, before_ms, _ in dealt])
     whole.again = np.array([again for _, _, again in dealt])
     told = []

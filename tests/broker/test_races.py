@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.broker.link import broker, statuses
+from tests.broker.link import PATIENT, broker, statuses
 from tests.broker.slow import InTurn, SlowStore
 from timeline.broker.fairness.limits import Limits
 from timeline.model import LeavingReason, Operation, State, Status, Topic, TopicSettings
@@ -16,9 +16,6 @@ from timeline.wire import (
     Produced,
     TopicAction,
 )
-
-PATIENT = Limits(sweep_every_ms=3_600_000, count_every_ms=3_600_000, heartbeat_ms=3_600_000)
-"""Nothing is found by looking again: what is delivered was told of."""
 
 
 async def test_what_a_producer_put_that_is_gone_is_dealt_at_once():

@@ -28,7 +28,7 @@ JOINED_MESSAGES, JOINED_BYTES = 64, 64 * 1024
 
 @dataclass(slots=True)
 class LeasedBatch(ColumnBatch):
-    """LeasedRows rows (payloads included), when each came due (`was_due_ms`), which of them are leased `again` after a
+    """Leased rows (payloads included), when each came due (`was_due_ms`), which of them are leased `again` after a
     lease ran out, and when the lease call returned. `stranded`: a sweep found it where somebody else should
     have dealt it."""
 

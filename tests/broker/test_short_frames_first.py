@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.broker.columns import make_parcel
+from tests.broker.columns import make_leased
 from tests.broker.link import broker, statuses
-from tests.broker.test_newer import UNKNOWN
+from tests.broker.newer import UNKNOWN
 from timeline.broker.api.consume import deliver
 from timeline.broker.fairness.loop_scheduler import LoopScheduler
 from timeline.model import MAX_REASON_BYTES, Operation, Status
 from timeline.wire import Beat, Deliver
 
-NOTHING = deliver(make_parcel([], []), 0, 0)
+NOTHING = deliver(make_leased([], []), 0, 0)
 
 
 @pytest.fixture

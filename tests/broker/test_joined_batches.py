@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.broker.columns import make_parcel
-from tests.broker.test_parts import make_consumer
+from tests.broker.columns import make_consumer, make_leased
 from timeline.broker.api.consume import deliver
 from timeline.broker.dispatch.leased_batch import JOINED_BYTES, JOINED_MESSAGES, LeasedBatch
 from timeline.broker.dispatch.roster import ConnectedConsumer
@@ -14,7 +13,7 @@ from timeline.wire.frames import Beat
 
 def at(leased_ms: int, *due_ms: int, bytes_: int = 1) -> LeasedBatch:
     """A batch of one round, told apart by when its lease call returned."""
-    return replace(make_parcel(list(due_ms), [b"x" * bytes_] * len(due_ms)), leased_ms=leased_ms)
+    return replace(make_leased(list(due_ms), [b"x" * bytes_] * len(due_ms)), leased_ms=leased_ms)
 
 
 async def sent(consumer: ConnectedConsumer) -> list[list[int] | Beat]:

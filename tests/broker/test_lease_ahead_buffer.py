@@ -6,9 +6,8 @@ import asyncio
 import dataclasses
 import time
 
-from tests.broker.link import Link, Pipe, broker, statuses
+from tests.broker.link import PATIENT, Link, Pipe, broker, statuses
 from tests.broker.slow import SlowStore
-from tests.broker.test_races import PATIENT
 from timeline.broker.fairness.limits import Limits
 from timeline.clock import ALONE_MS, Clock
 from timeline.model import Operation, State, Status

@@ -1,4 +1,4 @@
-"""The broker's parts by themselves: roster, held, rate, hindrances, the late ring, batches, metrics, logs."""
+"""The broker's parts by themselves: roster, held, rate, causes, the late ring, batches, metrics, logs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
-from tests.broker.columns import make_parcel
+from tests.broker.columns import make_consumer, make_leased
 from timeline.broker.dispatch.leased_batch import LeaseAheadBuffer
 from timeline.broker.dispatch.roster import ConnectedConsumer, ConsumerHealth, Outboxes, Roster, grants_for
 from timeline.broker.dispatch.rounds import RateLimit
@@ -22,22 +22,6 @@ from timeline.columns import Ragged
 from timeline.metrics import CATALOG, Metrics
 from timeline.model import LateCause, LeavingReason
 from timeline.wire.frames import AIM_BYTES
-
-
-def make_consumer(id: str, messages: int = 10, bytes_: int = 1_000, limits: Limits | None = None) -> ConnectedConsumer:
-    return ConnectedConsumer(
-        id=id.encode(),
-        session=1,
-        lease_ms=30_000,
-        credit_messages=messages,
-        credit_bytes=bytes_,
-        limits=limits or Limits(),
-        heartbeat_ms=(limits or Limits()).heartbeat_ms,
-        heard_ms=0.0,
-        wake=lambda: None,
-        outboxes=Outboxes(1 << 30, lambda: None),
-        dealing=True,
-    )
 
 
 def test_roster_starts_each_round_after_the_last_dealt():
@@ -97,7 +81,7 @@ def test_taking_over_an_id_leaves_the_new_one_on_the_roster():
 
 async def test_leaving_hands_back_parcels_and_still_sends_answers_and_the_word_to_leave():
     consumer = make_consumer("a")
-    batch = make_parcel([5])
+    batch = make_leased([5])
     consumer.push(batch)
     assert consumer.outbox_bytes == batch.frame_bytes > 1
     assert consumer.leave(LeavingReason.DRAINING, "drain") == [batch]
@@ -120,8 +104,8 @@ def test_grants_share_a_round_and_let_an_idle_consumer_take_one_large_message():
 def test_held_gives_out_at_the_due_and_never_before():
     held = LeaseAheadBuffer()
     first, second = make_consumer("a"), make_consumer("b")
-    held.add(first, make_parcel([30, 10, 20]))
-    held.add(second, make_parcel([10]))
+    held.add(first, make_leased([30, 10, 20]))
+    held.add(second, make_leased([10]))
     assert held.next_due_ms() == 10
     assert held.due(9) == []
     given_out = {consumer.id: batch.rows.ids.tolist() for consumer, batch in held.due(20)}
@@ -136,7 +120,7 @@ def test_held_gives_out_at_the_due_and_never_before():
 def test_held_loses_nothing_and_doubles_nothing(adds):
     held, consumers = LeaseAheadBuffer(), [make_consumer("a"), make_consumer("b")]
     for who, dues in adds:
-        held.add(consumers[who], make_parcel(dues))
+        held.add(consumers[who], make_leased(dues))
     seen = []
     for now in range(0, 51, 5):
         for _, batch in held.due(now):
@@ -155,25 +139,25 @@ def test_rate_is_even_and_bounded():
     assert rate.allowance(100, 60_000.0, 1_000) == 10  # no burst is saved up
 
 
-def test_hindrances_name_the_cause_that_covered_most():
-    hindrances = LatenessCauses(started_ms=1_000)
-    hindrances.now(LateCause.NO_CONSUMER, 1_100)
-    hindrances.now(LateCause.NO_CREDIT, 1_400)
-    hindrances.now(None, 1_500)
-    hindrances.span(LateCause.STORE_SLOW, 1_500, 1_600)
-    late, covered = hindrances.why(np.array([1_100, 1_500, 200, 1_650]), 1_600)
+def test_causes_name_the_cause_that_covered_most():
+    causes = LatenessCauses(started_ms=1_000)
+    causes.now(LateCause.NO_CONSUMER, 1_100)
+    causes.now(LateCause.NO_CREDIT, 1_400)
+    causes.now(None, 1_500)
+    causes.span(LateCause.STORE_SLOW, 1_500, 1_600)
+    late, covered = causes.why(np.array([1_100, 1_500, 200, 1_650]), 1_600)
     assert covered.tolist() == [300, 100, 1_200, 0]
     assert late.tolist() == [LateCause.NO_CONSUMER, LateCause.STORE_SLOW, LateCause.BROKER_DOWN, LateCause.UNEXPLAINED]
-    assert hindrances.why(np.array([1_380]), 1_500)[0].tolist() == [LateCause.NO_CREDIT]
+    assert causes.why(np.array([1_380]), 1_500)[0].tolist() == [LateCause.NO_CREDIT]
 
 
 def test_what_is_not_delivered_is_kept_by_what_hinders_now():
-    hindrances = LatenessCauses(started_ms=0)
-    hindrances.now(LateCause.PAUSED, 0)
-    hindrances.now(LateCause.NO_CONSUMER, 10_000)
-    assert hindrances.still(100, 10_001) is LateCause.NO_CONSUMER
-    hindrances.now(None, 11_000)
-    assert hindrances.still(100, 11_001) is LateCause.PAUSED  # nothing hinders any more: it goes at once
+    causes = LatenessCauses(started_ms=0)
+    causes.now(LateCause.PAUSED, 0)
+    causes.now(LateCause.NO_CONSUMER, 10_000)
+    assert causes.still(100, 10_001) is LateCause.NO_CONSUMER
+    causes.now(None, 11_000)
+    assert causes.still(100, 11_001) is LateCause.PAUSED  # nothing hinders any more: it goes at once
     restarted = LatenessCauses(started_ms=60_000)
     restarted.now(LateCause.NO_CONSUMER, 60_000)
     assert restarted.still(100, 61_000) is LateCause.BROKER_DOWN
@@ -181,12 +165,12 @@ def test_what_is_not_delivered_is_kept_by_what_hinders_now():
 
 
 def test_a_flickering_hindrance_does_not_push_out_the_past():
-    hindrances = LatenessCauses(started_ms=0)
-    hindrances.span(LateCause.STORE_SLOW, 0, 1_000)
+    causes = LatenessCauses(started_ms=0)
+    causes.span(LateCause.STORE_SLOW, 0, 1_000)
     for at in range(1_000, 4_000, 2):
-        hindrances.now(LateCause.NO_CREDIT, at)
-        hindrances.now(None, at + 1)
-    assert hindrances.why(np.array([100]), 1_100)[0].tolist() == [LateCause.STORE_SLOW]
+        causes.now(LateCause.NO_CREDIT, at)
+        causes.now(None, at + 1)
+    assert causes.why(np.array([100]), 1_100)[0].tolist() == [LateCause.STORE_SLOW]
 
 
 def test_a_round_is_bounded_over_all_and_shared_evenly():
@@ -214,7 +198,7 @@ def test_a_consumer_wakes_its_dealer_when_it_is_well_again_or_takes_what_waits()
     consumer.settled()
     assert woken == [1, 1, 1]
     for _ in range(2):
-        consumer.push(make_parcel([0]))
+        consumer.push(make_leased([0]))
     assert (consumer.outbox_bytes > 150, consumer.outboxes.full) == (True, True)
     assert consumer.withdraw()
     assert (woken, freed, consumer.outboxes.bytes) == ([1] * 4, [1], 0)
@@ -238,7 +222,7 @@ def test_late_ring_is_bounded_and_filters():
 
 @given(st.lists(st.integers(0, 700_000), min_size=1, max_size=12), st.integers(1, 5))
 def test_a_parcel_is_cut_into_frames_of_bounded_size(sizes, most):
-    batch = make_parcel([0] * len(sizes), [b"x" * size for size in sizes])
+    batch = make_leased([0] * len(sizes), [b"x" * size for size in sizes])
     parts = list(batch.frames(most, AIM_BYTES))
     assert [id for part in parts for id in part.rows.ids.tolist()] == batch.rows.ids.tolist()
     for part in parts:
@@ -298,20 +282,20 @@ def test_leases_that_end_in_one_moment_count_once_however_many_rounds_find_them(
 
 
 def test_a_clock_that_jumped_is_the_cause_of_what_came_due_in_between_and_nothing_else_is():
-    hindrances = LatenessCauses(started_ms=0)
-    hindrances.now(LateCause.NO_CONSUMER, 900)
-    hindrances.jumped(1_000, 3_601_000)
-    hindrances.now(None, 3_601_500)
-    late, _ = hindrances.why(np.array([1_800_000, 100, 3_601_100]), 3_601_600)
+    causes = LatenessCauses(started_ms=0)
+    causes.now(LateCause.NO_CONSUMER, 900)
+    causes.jumped(1_000, 3_601_000)
+    causes.now(None, 3_601_500)
+    late, _ = causes.why(np.array([1_800_000, 100, 3_601_100]), 3_601_600)
     assert late.tolist() == [LateCause.CLOCK, LateCause.CLOCK, LateCause.NO_CONSUMER]
 
 
 def test_what_came_due_while_the_broker_was_down_waits_for_it_until_its_consumers_are_back():
-    hindrances = LatenessCauses(started_ms=1_000)
-    hindrances.now(LateCause.NO_CONSUMER, 1_000)
-    assert hindrances.why(np.array([900, 1_001]), 2_500)[0].tolist() == [LateCause.BROKER_DOWN, LateCause.NO_CONSUMER]
-    hindrances.now(None, 2_500)
-    assert hindrances.why(np.array([900, 1_001]), 2_600)[0].tolist() == [LateCause.BROKER_DOWN, LateCause.NO_CONSUMER]
+    causes = LatenessCauses(started_ms=1_000)
+    causes.now(LateCause.NO_CONSUMER, 1_000)
+    assert causes.why(np.array([900, 1_001]), 2_500)[0].tolist() == [LateCause.BROKER_DOWN, LateCause.NO_CONSUMER]
+    causes.now(None, 2_500)
+    assert causes.why(np.array([900, 1_001]), 2_600)[0].tolist() == [LateCause.BROKER_DOWN, LateCause.NO_CONSUMER]
     never_back = LatenessCauses(started_ms=1_000)
     never_back.now(LateCause.NO_CONSUMER, 1_000)
     assert never_back.why(np.array([900]), 60_000)[0].tolist() == [LateCause.NO_CONSUMER]

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from tests.broker.link import Link, broker
+from tests.broker.link import broker, stands
 from timeline.broker.fairness.limits import Limits
 from timeline.model import MAX_TIME_MS, Operation
-from timeline.wire import BrokerStatus, Deliver, Health, StatusRequest, TopicAction, decode_as, encode
-
-
-async def stands(link: Link, topic: str = "", limit: int = 1_000) -> BrokerStatus:
-    return decode_as(await link.node.service.unary("Stand", encode(StatusRequest(topic, limit))), BrokerStatus)
+from timeline.wire import BrokerStatus, Deliver, Health, TopicAction
 
 
 def depths(told: BrokerStatus) -> list[tuple[bytes, int, int]]:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.broker.link import broker, statuses
-from tests.wire.test_versions import built, credit_with_more
+from tests.broker.newer import UNKNOWN
 from timeline.model import Status
-from timeline.wire import MINOR, Beat, Credit, Produced
-from timeline.wire.generated import layout
-
-UNKNOWN = built(len(layout.BODIES) + 1, MINOR + 1, credit_with_more)
+from timeline.wire import Beat, Credit, Produced
 
 
 @pytest.mark.parametrize("method", ["Consume", "Produce"])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.broker.columns import make_parcel
+from tests.broker.columns import make_leased
 from tests.broker.link import broker, statuses
 from tests.broker.slow import SlowStore
 from timeline.broker import node
@@ -42,7 +42,7 @@ async def test_what_cannot_be_handed_back_is_given_up_after_the_last_try(monkeyp
         back = link.node.dealers.of(topic).own_settles
         store.refuse = {"settle"}
         monkeypatch.setattr(dealing.asyncio, "sleep", noted)
-        back.release_unseen([make_parcel([0])])
+        back.release_unseen([make_leased([0])])
         await back.settled.wait()
         monkeypatch.undo()
         assert store.calls["settle"] == dealing.TRIES == len(waits) + 1
