@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -116,13 +117,8 @@ class Gateway:
     async def _call(self, method: str, frame: bytes, caller: Principal, peer: str, call: PendingCall) -> bytes:
         await self._scheduler.take(peer, len(frame))
         call.begun = True
-        try:
-            with self._scheduler.call(peer):
-                return await self._answer(method, frame, caller, call)
-        except StoreError as trouble:
-            raise _fault_of(trouble) from trouble
-        except Invalid as bad:
-            raise TransportError(Fault.REFUSED_FRAME, bad.reason) from bad
+        with self._faults(method), self._scheduler.call(peer):
+            return await self._answer(method, frame, caller, call)
 
     async def _answer(self, method: str, data: bytes, caller: Principal, call: PendingCall) -> bytes:
         answer: Any
@@ -164,23 +160,13 @@ class Gateway:
             raise TransportError(Fault.REFUSED_FRAME, f"there is no stream {method!r}")
         with self.streams.admit(peer):
             served = self._opened(method, ClientStream(stream, peer, caller))
-            with self.streams.serving(served):
-                await self._serve(method, served)
+            with self.streams.serving(served), self._faults(method):
+                await served.serve()
 
     def _opened(self, method: str, client: ClientStream) -> ProduceStream | ConsumeStream:
         if method == "Produce":
             return ProduceStream(client, self._runtime, self._puts)
         return ConsumeStream(client, self._runtime, self._topics, self._dealers, self._cluster, self.streams)
-
-    async def _serve(self, method: str, served: ProduceStream | ConsumeStream) -> None:
-        try:
-            await served.serve()
-        except WireError as bad:
-            raise self._refusal(method, bad) from bad
-        except Invalid as bad:
-            raise TransportError(Fault.REFUSED_FRAME, bad.reason) from bad
-        except StoreError as trouble:
-            raise _fault_of(trouble) from trouble
 
     async def unary_stream(
         self, method: str, frame: bytes, caller: Principal = ANYBODY, peer: str = ""
@@ -198,20 +184,27 @@ class Gateway:
             )
         self._scans.add(peer, 1, 0)
         try:
-            async for page in self._reads.scan(self._decoded(method, frame, Scan), caller):
-                yield encode(page)
-        except StoreError as trouble:
-            raise _fault_of(trouble) from trouble
-        except Invalid as bad:
-            raise TransportError(Fault.REFUSED_FRAME, bad.reason) from None
+            with self._faults(method):
+                async for page in self._reads.scan(self._decoded(method, frame, Scan), caller):
+                    yield encode(page)
         finally:
             self._scans.remove(peer, 1, 0)
 
+    @contextmanager
+    def _faults(self, method: str) -> Iterator[None]:
+        """What is raised meanwhile, as one of the transport's faults."""
+        try:
+            yield
+        except WireError as bad:
+            raise self._refusal(method, bad) from bad
+        except Invalid as bad:
+            raise TransportError(Fault.REFUSED_FRAME, bad.reason) from bad
+        except StoreError as trouble:
+            raise TransportError(_fault_of(trouble), str(trouble)) from trouble
 
-def _fault_of(trouble: StoreError) -> TransportError:
+
+def _fault_of(trouble: StoreError) -> Fault:
     """What a store's trouble means to the caller of a whole call."""
     if isinstance(trouble, StoreUnavailable):
-        return TransportError(Fault.NOT_READY, str(trouble))
-    if isinstance(trouble, StoreUnknown):
-        return TransportError(Fault.BROKEN, str(trouble))
-    return TransportError(Fault.REFUSED_FRAME, str(trouble))
+        return Fault.NOT_READY
+    return Fault.BROKEN if isinstance(trouble, StoreUnknown) else Fault.REFUSED_FRAME
