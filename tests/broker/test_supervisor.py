@@ -90,14 +90,14 @@ async def test_whatever_a_worker_prints_beside_its_messages_is_told_to_the_log(
 @pytest.mark.processes
 async def test_a_worker_that_does_not_read_costs_no_memory_and_learns_all_once_it_reads() -> None:
     async with supervised(UNREAD) as (supervisor, started):
-        await until(lambda: supervisor._roll.state["hosting"].get("7") == {"w-1": 200})
+        await until(lambda: supervisor._registry.state["hosting"].get("7") == {"w-1": 200})
         unread = supervisor._places[1]
         assert unread.process is not None and unread.process.stdin is not None
         waiting = unread.process.stdin.transport.get_write_buffer_size()
-        assert waiting < MOST_UNSENT_BYTES + len(json.dumps(supervisor._roll.state)) + 1
+        assert waiting < MOST_UNSENT_BYTES + len(json.dumps(supervisor._registry.state)) + 1
         assert unread.behind
         os.kill(started[1].pid, signal.SIGUSR1)
-        await until(lambda: "9000" in supervisor._roll.state["hosting"])
+        await until(lambda: "9000" in supervisor._registry.state["hosting"])
 
 
 def test_the_port_is_had_though_what_was_said_over_it_is_not_quite_over() -> None:
