@@ -10,7 +10,7 @@ import pytest
 
 from timeline import storage_plugins
 from timeline.model import Topic, TopicSettings
-from timeline.storage_plugins import make_store, open_store, plugins, registry, shown, sql
+from timeline.storage_plugins import make_store, open_store, plugins, records, registry, shown
 from timeline.storage_plugins.contract import Opened, Store, StoreRefused, StoreUnavailable
 from timeline.storage_plugins.memory import MemoryStore
 from timeline.storage_plugins.records import read_settings
@@ -124,8 +124,8 @@ async def test_open_store_opens() -> None:
 
 def test_records_of_topics_keep_settings_that_they_do_not_know() -> None:
     standing = Topic("t", 5, TopicSettings(lease_ms=7), 2, 9, newer='{"urgency": 1}')
-    assert sql.topic_of(5, "t", sql.settings_text(standing), 2, 9) == standing
+    assert records.topic_of(5, "t", records.settings_text(standing), 2, 9) == standing
     assert redis_schema.topic_of(redis_schema.text_of(standing)) == standing
-    assert json.loads(sql.settings_text(standing))["urgency"] == 1
+    assert json.loads(records.settings_text(standing))["urgency"] == 1
     assert read_settings("t", {"lease_ms": 7, "urgency": 1}) == (standing.settings, standing.newer)
     assert read_settings("t", {}) == (TopicSettings(), "")
