@@ -13,7 +13,7 @@ import timeline
 from timeline.cli.app import Suggesting, complain, explain, say
 from timeline.cli.look.snapshot import added_up
 from timeline.cli.options.client_options import ClientOptions, check_topic, client_command, topic_names
-from timeline.cli.options.values import DURATION, shown_bytes
+from timeline.cli.options.values import DURATION, iso, shown_bytes
 from timeline.cli.terminal.output import confirm, picked, print_fields, print_json, print_table
 from timeline.config import parse_bytes
 from timeline.driver.brokers import TopicLoad
@@ -343,7 +343,7 @@ def topic_json(each: Topic) -> dict[str, Any]:
         "name": each.name,
         **dataclasses.asdict(each.settings),
         "revision": each.revision,
-        **picked(each, "created"),
+        "created": iso(each.created_ms),
         "uid": str(each.uid),
     }
 

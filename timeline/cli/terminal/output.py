@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
+from operator import attrgetter
 from typing import IO, Any
 
 import click
@@ -43,20 +44,32 @@ def confirm(question: str) -> None:
         raise Failed(REFUSED, "nothing was done")
 
 
+_Plan = list[tuple[str, Callable[[Any], Any], Callable[[Any], Any]]]
+_PLANS: dict[tuple[type, tuple[str, ...]], _Plan] = {}
+"""By type and names: how each attribute is got, and told. Many messages are printed in a row."""
+
+
 def picked(one: object, *names: str) -> dict[str, Any]:
     """Return attributes of `one` for machines: a time `due` of one that has `due_ms` as ISO 8601, an empty text as
     null, a name of an enumeration in lower case. `name=attribute` gives an attribute another name."""
-    found: dict[str, Any] = {}
-    for each in names:
-        name, _, attribute = each.partition("=")
-        attribute = attribute or name
-        value = getattr(one, attribute, None)
-        if not isinstance(value, str) and hasattr(one, f"{attribute}_ms"):
-            value = iso(getattr(one, f"{attribute}_ms"))
-        elif isinstance(value, Enum):
-            value = str(value) if isinstance(value, str) else value.name.lower()
-        found[name] = None if value == "" else value
-    return found
+    plan = _PLANS.get((type(one), names))
+    if plan is None:
+        plan = _PLANS[type(one), names] = [_planned(one, name) for name in names]
+    return {name: told(get(one)) for name, get, told in plan}
+
+
+def _planned(one: object, name: str) -> tuple[str, Callable[[Any], Any], Callable[[Any], Any]]:
+    name, _, attribute = name.partition("=")
+    attribute = attribute or name
+    if hasattr(one, f"{attribute}_ms") and not isinstance(getattr(one, attribute, None), str):
+        return name, attrgetter(f"{attribute}_ms"), iso
+    return name, attrgetter(attribute), _plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return str(value) if isinstance(value, str) else value.name.lower()
+    return None if value == "" else value
 
 
 def print_json(value: Mapping[str, Any]) -> None:
