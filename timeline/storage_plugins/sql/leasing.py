@@ -67,7 +67,7 @@ class TimelineSearch:
         self._expired: list[bytes] = []
         self._buried: list[Rows] = []
         self.expired = 0
-        self.buried = Rows.empty()
+        self.buried: list[Rows] = []
 
     def look(self, held: bool, limit: int) -> Statement:
         """The first `limit` messages by (due, id) that are still before the search: those nobody holds, or those with a
@@ -109,7 +109,7 @@ class TimelineSearch:
                 break
         lost = yield from self._changes.write()
         self.expired = sum(id not in lost for id in self._expired)
-        self.buried = Rows.concat([rows for rows in self._buried if rows.ids[0] not in lost])
+        self.buried = [rows for rows in self._buried if rows.ids[0] not in lost]
         return MessageBatch.concat(eligible)
 
     def ran_out(self, end_ms: int | None) -> bool:
@@ -185,9 +185,8 @@ def lease_due(
         ran_out = search.ran_out(told[1])
     eligible = (yield from search.first(wanted, ran_out, begun)) if wanted else MessageBatch.concat([])
     turns = deal(grants, eligible.sizes)
-    changed = bool(len(turns)) or search.expired or len(search.buried)
+    changed = len(turns) or search.expired or search.buried
     again = dues if not overdue_ms and (changed or told is None) else None
-    leased = nothing_leased()
     if len(turns):
         batch = eligible if len(turns) == len(eligible) else eligible.take(np.arange(len(turns)))
         lease_ms = np.array([grant.lease_ms for grant in grants], dtype=np.int64)
@@ -204,16 +203,19 @@ def lease_due(
             holders=held,
         )
         leased = _leased(content, rows, LeasedRows(rows, turns, batch.rows.due_ms, batch.rows.holders, None))
-    elif again is not None:
-        told = yield again
-    leased.expired, leased.buried = search.expired, search.buried
+    else:
+        leased = nothing_leased()
+        told = told if again is None else (yield again)
+    leased.expired = search.expired
+    if search.buried:
+        leased.buried = Rows.concat(search.buried)
     if overdue_ms or told is None:
         return LeaseResult(leased)
     free_ms, end_ms = told[:2]
     leased.next_due_ms = earliest(
         (free_ms, None if end_ms is None else end_ms + changes.topic.settings.redelivery_backoff_ms)
     )
-    all_of_them = len(leased.rows) == len(eligible) < wanted and not search.expired and not len(search.buried)
+    all_of_them = len(leased.rows) == len(eligible) < wanted and not search.expired and not search.buried
     if sql.passing and all_of_them and leased.next_due_ms is not None:
         # Somebody else is at what is due still, and may leave it as it is. Not at once: a lock may last.
         leased.next_due_ms = max(leased.next_due_ms, now_ms + 1)
