@@ -262,11 +262,11 @@ WITH found AS MATERIALIZED (
 ) SELECT array_agg(done.n - 1) FROM (SELECT n FROM gone) AS done;
 
 WITH found AS MATERIALIZED (
-  SELECT f.place, a.* FROM unnest($2::int8[], $3::bytea[], $4::int8[], $5::int8[], $6::int8[], $7::int8[], $8::bool[], $9::int8[], $10::int8[], $11::int8[], $12::int8[], $13::bytea[], $14::int8[], $15::int8[], $16::int8[], $17::bytea[]) WITH ORDINALITY AS a(bucket, id, birth, version, due_ms, died_ms, removed, new_version, new_due_ms, new_scheduled_ms, new_asked_ms, new_holder, new_deliveries, new_last_op, new_died_ms, new_dead, n), LATERAL (
+  SELECT f.place, a.* FROM unnest($2::int8[], $3::bytea[], $4::int8[], $5::int8[], $6::int8[], $7::int8[], $8::bool[], $9::int8[], $10::int8[], $11::int8[], $12::int8[], $13::int8[], $14::int8[], $15::int8[], $16::bytea[], $17::bytea[]) WITH ORDINALITY AS a(bucket, id, birth, version, due_ms, died_ms, removed, new_version, new_due_ms, new_scheduled_ms, new_asked_ms, new_deliveries, new_last_op, new_died_ms, new_holder, new_dead, n), LATERAL (
     SELECT x."row" AS place FROM timeline.message AS x
     WHERE x.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND x.bucket = a.bucket AND x.id = a.id) AS f
 ), changed AS (
-  UPDATE timeline.message AS m SET version = f.new_version, due_ms = f.new_due_ms, scheduled_ms = f.new_scheduled_ms, asked_ms = f.new_asked_ms, holder = f.new_holder, deliveries = f.new_deliveries, last_op = f.new_last_op, died_ms = f.new_died_ms, dead = f.new_dead
+  UPDATE timeline.message AS m SET version = f.new_version, due_ms = f.new_due_ms, scheduled_ms = f.new_scheduled_ms, asked_ms = f.new_asked_ms, deliveries = f.new_deliveries, last_op = f.new_last_op, died_ms = f.new_died_ms, holder = f.new_holder, dead = f.new_dead
   FROM found AS f WHERE m."row" = f.place AND m.birth = f.birth AND m.version = f.version AND m.due_ms = f.due_ms AND m.died_ms = f.died_ms AND NOT f.removed RETURNING f.n
 ) SELECT array_agg(done.n - 1) FROM (SELECT n FROM changed) AS done;
 

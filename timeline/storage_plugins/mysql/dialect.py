@@ -23,7 +23,14 @@ from timeline.storage_plugins.mysql.schema import DEAD, FREE, HELD
 from timeline.storage_plugins.sql import NUMBERS, STRINGS, signed_one
 from timeline.storage_plugins.sql.dialect import Changes, LeasedContent, SqlDialect
 from timeline.storage_plugins.sql.leasing import MANY_GRANTS
-from timeline.storage_plugins.sql.rows import CHANGING, FoundColumns, MessageBatch, columns_of, without_holder
+from timeline.storage_plugins.sql.rows import (
+    CHANGING,
+    FoundColumns,
+    MessageBatch,
+    changing_columns,
+    columns_of,
+    without_holder,
+)
 from timeline.storage_plugins.sql.statements import Plan, Query, Statement
 
 AT_ONCE = 2000
@@ -106,13 +113,6 @@ def hexed(value: bytes) -> str:
 _KINDS = {"holder": "VARCHAR(510)", "dead": "VARCHAR(2048)"}
 _CHANGED = ", ".join(f"{name} {_KINDS.get(name, 'BIGINT')} PATH '$[{at}]'" for at, name in enumerate(CHANGING, 1))
 _SET = ", ".join(f"m.{name} = {f'UNHEX(a.{name})' if name in _KINDS else f'a.{name}'}" for name in CHANGING)
-
-
-def _value(message: Message, name: str) -> Any:
-    value = getattr(message, name)
-    if name == "last_op":
-        return signed_one(value)
-    return value.hex() if isinstance(value, bytes) else value
 
 
 _DELETE = (
@@ -225,9 +225,9 @@ class MysqlDialect(SqlDialect):
         return found
 
     def change(self, changes: Changes) -> Plan[set[bytes]]:
-        by_row = {changes.met[id].row: message for id, message in changes.updated.items()}
-        for part in parts(sorted(by_row)):
-            rows = [[row, *(_value(by_row[row], name) for name in CHANGING)] for row in part]
+        columns = [[changes.met[id].row for id in changes.updated], *changing_columns(list(changes.updated.values()))]
+        for part in parts(sorted(zip(*columns, strict=True))):
+            rows = [[value.hex() if isinstance(value, bytes) else value for value in row] for row in part]
             text = (
                 f"UPDATE JSON_TABLE(%s, '$[*]' COLUMNS (r BIGINT PATH '$[0]', {_CHANGED})) AS a "
                 f"STRAIGHT_JOIN message AS m ON m.`row` = a.r SET {_SET}"

@@ -27,12 +27,11 @@ from timeline.storage_plugins.mysql.connections import Later, MysqlConnections, 
 from timeline.storage_plugins.mysql.dialect import MysqlDialect
 from timeline.storage_plugins.mysql.location import MysqlLocation
 from timeline.storage_plugins.records import dropped
-from timeline.storage_plugins.sql.calls import cut, whole
 from timeline.storage_plugins.sql.changes import mutate_tag, settle, sweep
 from timeline.storage_plugins.sql.dialect import Changes, SqlDialect
 from timeline.storage_plugins.sql.leasing import lease_due, nothing_leased
 from timeline.storage_plugins.sql.statements import Plan, Result
-from timeline.storage_plugins.sql.store import SqlStore, without_all
+from timeline.storage_plugins.sql.store import SqlStore, cut, whole, without_all
 from timeline.storage_plugins.versions import Versions
 
 PUT_AT_ONCE = 5_000

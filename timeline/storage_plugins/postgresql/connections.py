@@ -14,7 +14,7 @@ from timeline.storage_plugins.contract import StoreError, StoreRefused, StoreUna
 from timeline.storage_plugins.postgresql.failures import FAILURES, REFUSED, judged, sentence, state_of, unsent
 from timeline.storage_plugins.postgresql.location import SCHEMA, PostgresqlLocation
 from timeline.storage_plugins.postgresql.pool import Busy, Hosts, PostgresqlPool, Raw
-from timeline.storage_plugins.sql.statements import Atomic, Plan, Result, Statement
+from timeline.storage_plugins.sql.statements import Atomic, Plan, Result, Statement, drive_async
 
 TRIES = 5
 SETTINGS = {
@@ -136,19 +136,7 @@ class PostgresqlConnection:
 
     async def run(self, plan: Plan[Result]) -> Result:
         """Run a plan on this connection."""
-        answered: Any = None
-        while True:
-            try:
-                asked = plan.send(answered)
-            except StopIteration as done:
-                result: Result = done.value
-                return result
-            if isinstance(asked, Statement):
-                answered = await self.answer(asked)
-            elif isinstance(asked, Atomic):
-                answered = await self.run(asked.plan())
-            else:
-                answered = [await self.answer(statement) for statement in asked]
+        return await drive_async(plan, self.answer, lambda asked: self.run(asked.plan()))
 
     async def executemany(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
         """The statement with each of `rows`."""
@@ -311,19 +299,7 @@ class Steps:
 
     async def run(self, plan: Plan[Result]) -> Result:
         """Run a plan, each of whose statements is a step."""
-        answered: Any = None
-        while True:
-            try:
-                asked = plan.send(answered)
-            except StopIteration as done:
-                result: Result = done.value
-                return result
-            if isinstance(asked, Statement):
-                answered = await self._ask(asked)
-            elif isinstance(asked, Atomic):
-                answered = await self._atomic(asked)
-            else:
-                answered = [await self._ask(statement) for statement in asked]
+        return await drive_async(plan, self._ask, self._atomic)
 
     async def _ask(self, asked: Statement) -> Any:
         return await self.use(lambda connection: connection.answer(asked), asked.writes)

@@ -22,7 +22,7 @@ from timeline.storage_plugins.postgresql.statements import (
 )
 from timeline.storage_plugins.sql import NUMBERS, STRINGS, signed, signed_one
 from timeline.storage_plugins.sql.dialect import Changes, LeasedContent, SqlDialect
-from timeline.storage_plugins.sql.rows import FoundColumns, MessageBatch
+from timeline.storage_plugins.sql.rows import FoundColumns, MessageBatch, changing_columns
 from timeline.storage_plugins.sql.statements import Plan, Query, Statement
 
 BLOCKS = 16
@@ -145,17 +145,7 @@ class PostgresqlDialect(SqlDialect):
             [id in changes.removed for id in ids],
         ]
         if updates:
-            asked += [
-                [message.version for message in after],
-                [message.due_ms for message in after],
-                [message.scheduled_ms for message in after],
-                [message.asked_ms for message in after],
-                [message.holder for message in after],
-                [message.deliveries for message in after],
-                [signed_one(message.last_op) for message in after],
-                [message.died_ms for message in after],
-                [message.dead for message in after],
-            ]
+            asked += changing_columns(after)
         if remembers:
             left = [changes.remembered.get(id) for id in ids]
             asked += [

@@ -21,6 +21,7 @@ from timeline.storage_plugins.sql import FREE as _FREE
 from timeline.storage_plugins.sql import HELD as _HELD
 from timeline.storage_plugins.sql import NUMBERS, STRINGS
 from timeline.storage_plugins.sql import TAGGED as _TAGGED
+from timeline.storage_plugins.sql.rows import CHANGING
 
 NOTHING = "''::bytea"
 FREE, HELD, TAGGED = (predicate.replace("x''", NOTHING) for predicate in (_FREE, _HELD, _TAGGED))
@@ -70,7 +71,6 @@ DELETE FROM timeline.remembered WHERE ctid = ANY(ARRAY(
 
 OR_REPLACED = """ON CONFLICT (topic, id) DO UPDATE SET birth = excluded.birth, version = excluded.version,
     payload_sum = excluded.payload_sum, last_op = excluded.last_op, settled_ms = excluded.settled_ms"""
-_NEW = ("version", "due_ms", "scheduled_ms", "asked_ms", "holder", "deliveries", "last_op", "died_ms", "dead")
 
 
 class HotStatements:
@@ -230,7 +230,7 @@ SELECT f.* FROM unnest($2::bytea[]) AS a(id), LATERAL (
         """
         columns = ["bucket int8", "id bytea", "birth int8", "version int8", "due_ms int8", "died_ms int8"]
         columns.append("removed bool")
-        columns += [f"new_{name} {'bytea' if name in ('holder', 'dead') else 'int8'}" for name in _NEW if updates]
+        columns += [f"new_{name} {'bytea' if name in ('holder', 'dead') else 'int8'}" for name in CHANGING if updates]
         at = {column.partition(" ")[0]: number for number, column in enumerate(columns, 2)}
         now = len(columns) + 2
         if remembers:
@@ -248,7 +248,7 @@ SELECT f.* FROM unnest($2::bytea[]) AS a(id), LATERAL (
         ]
         if updates:
             parts.append(f"""changed AS (
-  UPDATE timeline.message AS m SET {", ".join(f"{name} = f.new_{name}" for name in _NEW)}
+  UPDATE timeline.message AS m SET {", ".join(f"{name} = f.new_{name}" for name in CHANGING)}
   FROM found AS f WHERE {same} AND NOT f.removed RETURNING f.n
 )""")
         if removes:

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from timeline.columns import Indexes, Int64, Ragged
 from timeline.leases import Message
 from timeline.model import Rows, Topic, buckets_of
-from timeline.storage_plugins.sql import STRINGS, rows_of
+from timeline.storage_plugins.sql import STRINGS, rows_of, signed_one
 
 UNSIGNED_BITS = (1 << 64) - 1
 _FIELDS = (
@@ -21,6 +22,13 @@ _FIELDS = (
 CHANGING = ("version", "due_ms", "scheduled_ms", "asked_ms", "deliveries", "last_op", "died_ms", "holder", "dead")
 """Columns of `message` that an operation may change."""
 LARGEST_ID = b"\xff" * 256
+
+
+def changing_columns(messages: Sequence[Message]) -> list[list[Any]]:
+    """The columns of CHANGING as messages have them."""
+    columns: list[list[Any]] = [[getattr(message, name) for message in messages] for name in CHANGING]
+    columns[CHANGING.index("last_op")] = [signed_one(message.last_op) for message in messages]
+    return columns
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -87,3 +87,22 @@ def drive(plan: Plan[Result], answer: Callable[[Sequence[Statement]], list[Any]]
             answered = drive(asked.plan(), answer)
         else:
             answered = answer(asked)
+
+
+async def drive_async(
+    plan: Plan[Result], answer: Callable[[Statement], Awaitable[Any]], atomic: Callable[[Atomic], Awaitable[Any]]
+) -> Result:
+    """Run a plan whose statements are answered by `answer`, and those that commit together by `atomic`."""
+    answered: Any = None
+    while True:
+        try:
+            asked = plan.send(answered)
+        except StopIteration as done:
+            result: Result = done.value
+            return result
+        if isinstance(asked, Statement):
+            answered = await answer(asked)
+        elif isinstance(asked, Atomic):
+            answered = await atomic(asked)
+        else:
+            answered = [await answer(statement) for statement in asked]

@@ -9,7 +9,15 @@ import numpy as np
 
 from timeline.columns import Int64
 from timeline.model import Answers, Rows, Topic
-from timeline.storage_plugins.contract import Mutations, Page, ScanFilter, Store
+from timeline.storage_plugins.contract import (
+    Mutations,
+    Page,
+    Puts,
+    ScanFilter,
+    Store,
+    StoreUnavailable,
+    StoreUnknown,
+)
 from timeline.storage_plugins.records import dropped
 from timeline.storage_plugins.sql import changes, reading, records
 from timeline.storage_plugins.sql.dialect import Changes, SqlDialect
@@ -99,3 +107,42 @@ class SqlStore(Store):
 def without_all(topic: Topic, buckets: Sequence[int] | None) -> Sequence[int] | None:
     """The buckets to look into; None where they are all that the topic has."""
     return None if buckets is None or len(set(buckets)) == topic.settings.buckets else buckets
+
+
+# ── a call in parts that are committed one after the other ──
+
+PUT_AT_ONCE = 1_000
+PUT_BYTES_AT_ONCE = 4 * 1024 * 1024
+"""A larger put is done in parts of this size, in one transaction or several, so that leases need not wait for all of
+it."""
+
+
+def whole(parts: list[Result | BaseException], begun: bool = False) -> list[Result]:
+    """The parts of a call when all of them were done. Else raises what the whole call is to say: where something was
+    done (`begun`: before these), that nothing happened would be untrue."""
+    done = [part for part in parts if not isinstance(part, BaseException)]
+    failed = [part for part in parts if isinstance(part, BaseException)]
+    if not failed:
+        return done
+    graver = next((error for error in failed if not isinstance(error, StoreUnavailable)), None)
+    if graver is None and (done or begun) and isinstance(failed[0], StoreUnavailable):
+        raise StoreUnknown(f"a part of it was done, then: {failed[0].reason}") from failed[0]
+    raise graver or failed[0]
+
+
+def cut(puts: Puts, at_once: int = PUT_AT_ONCE) -> list[Puts]:
+    """The puts themselves, or, where they are more than `at_once` or large, parts that are committed one after the
+    other."""
+    count = len(puts)
+    if count <= at_once and puts.payloads.nbytes <= PUT_BYTES_AT_ONCE:
+        return [puts]
+    ends = np.cumsum(puts.payloads.sizes)
+    parts: list[Puts] = []
+    start = 0
+    while start < count:
+        before = int(ends[start - 1]) if start else 0
+        stop = int(np.searchsorted(ends, before + PUT_BYTES_AT_ONCE, "right"))
+        stop = min(max(stop, start + 1), start + at_once, count)
+        parts.append(puts.slice(start, stop))
+        start = stop
+    return parts

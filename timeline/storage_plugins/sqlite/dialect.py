@@ -23,7 +23,14 @@ from timeline.storage_plugins.contract import Grant
 from timeline.storage_plugins.sql import NUMBERS, STRINGS, signed_one
 from timeline.storage_plugins.sql.dialect import Changes, LeasedContent, SqlDialect
 from timeline.storage_plugins.sql.leasing import MANY_GRANTS
-from timeline.storage_plugins.sql.rows import CHANGING, FoundColumns, MessageBatch, columns_of, without_holder
+from timeline.storage_plugins.sql.rows import (
+    CHANGING,
+    FoundColumns,
+    MessageBatch,
+    changing_columns,
+    columns_of,
+    without_holder,
+)
 from timeline.storage_plugins.sql.statements import Plan, Query, Result, Statement, drive
 
 MOST_ROWS = 1024
@@ -174,11 +181,8 @@ class SqliteDialect(SqlDialect):
 
     def change(self, changes: Changes) -> Plan[set[bytes]]:
         if changes.updated:
-            after = list(changes.updated.values())
-            columns: list[list[object]] = [[changes.met[id].row for id in changes.updated]]
-            for name in CHANGING:
-                values: list[object] = [getattr(message, name) for message in after]
-                columns.append([signed_one(m.last_op) for m in after] if name == "last_op" else values)
+            columns = [[changes.met[id].row for id in changes.updated]]
+            columns += changing_columns(list(changes.updated.values()))
             for listed, parameters in batches(columns):
                 text = f"UPDATE message SET {_SET} FROM {listed} AS a WHERE message.row = a.column1"
                 yield Statement(text, parameters, writes=True)

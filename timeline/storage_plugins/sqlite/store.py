@@ -33,12 +33,11 @@ from timeline.storage_plugins.contract import (
 )
 from timeline.storage_plugins.records import dropped
 from timeline.storage_plugins.sql import records
-from timeline.storage_plugins.sql.calls import cut, whole
 from timeline.storage_plugins.sql.changes import TagCounts, remove_dropped, settle
 from timeline.storage_plugins.sql.dialect import Changes, SqlDialect
 from timeline.storage_plugins.sql.leasing import lease_due, nothing_leased
 from timeline.storage_plugins.sql.statements import Plan, Result
-from timeline.storage_plugins.sql.store import SqlStore, without_all
+from timeline.storage_plugins.sql.store import SqlStore, cut, whole, without_all
 from timeline.storage_plugins.sqlite import bulk, messages
 from timeline.storage_plugins.sqlite.checkpoints import Checkpointer
 from timeline.storage_plugins.sqlite.database import Database, SqliteLocation, contracted
