@@ -24,7 +24,7 @@ from timeline.storage_plugins.sql import NUMBERS, rows_of, signed, signed_one
 from timeline.storage_plugins.sql import changes as sql
 from timeline.storage_plugins.sql.changes import TagCounts, likely, mutate_tagged
 from timeline.storage_plugins.sql.dialect import Changes
-from timeline.storage_plugins.sql.leasing import LeaseResult, earliest
+from timeline.storage_plugins.sql.leasing import LeaseOutcome, earliest
 from timeline.storage_plugins.sql.rows import FoundColumns, cursor_at, place_after
 from timeline.storage_plugins.sql.statements import Atomic, Plan, Statement
 
@@ -168,7 +168,7 @@ BYTES_AT_ONCE = 256 * 1024 * 1024
 def lease_plain(
     topic: Topic, buckets: Sequence[int] | None, now_ms: int, due_before_ms: int, grants: Sequence[Grant],
     overdue_ms: int, due_from_ms: int, end_from_ms: int,
-) -> Plan[LeaseResult | None]:  # fmt: skip
+) -> Plan[LeaseOutcome | None]:  # fmt: skip
     """`Store.lease_due` by one statement; None where what was met is for the rules, and nothing was done.
     `due_from_ms`: nothing is looked for that was due before; `end_from_ms`: what runs out next does
     not do so before."""
@@ -203,7 +203,7 @@ def lease_plain(
             # Somebody else is at some of them, and may leave them as they are. Not at once: a lock may last.
             times.append(now_ms + 1)
         leased.next_due_ms = earliest(times)
-    return LeaseResult(leased, earliest(ends_ms))
+    return LeaseOutcome(leased, earliest(ends_ms))
 
 
 def _first(rows: Sequence[Any]) -> Any:

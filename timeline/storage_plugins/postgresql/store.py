@@ -35,7 +35,7 @@ from timeline.storage_plugins.postgresql.messages import PostgresqlPut, lease_pl
 from timeline.storage_plugins.postgresql.scan_floors import NEVER_MS, ScanFloors
 from timeline.storage_plugins.sql.changes import mutate, settle, sweep
 from timeline.storage_plugins.sql.dialect import Changes, SqlDialect
-from timeline.storage_plugins.sql.leasing import LeaseResult, lease_due
+from timeline.storage_plugins.sql.leasing import LeaseOutcome, lease_due
 from timeline.storage_plugins.sql.statements import Plan, Result
 from timeline.storage_plugins.sql.store import SqlStore, without_all
 from timeline.storage_plugins.versions import Versions
@@ -203,7 +203,7 @@ class PostgresqlStore(SqlStore):
     async def _lease(
         self, topic: Topic, buckets: Sequence[int] | None, now_ms: int, due_before_ms: int, grants: Sequence[Grant],
         overdue_ms: int, due_from_ms: int, end_from_ms: int,
-    ) -> LeaseResult:  # fmt: skip
+    ) -> LeaseOutcome:  # fmt: skip
         asked = (topic, buckets, now_ms, due_before_ms, grants, overdue_ms, due_from_ms, end_from_ms)
         if self.sql.leases_at_once and any(grant.count for grant in grants):
             found = await self._connections.use(lambda connection: connection.run(lease_plain(*asked)), writes=True)

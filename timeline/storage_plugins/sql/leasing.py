@@ -25,7 +25,7 @@ MANY_GRANTS = 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class LeaseResult:
+class LeaseOutcome:
     """What was leased, and the end of the lease that runs out next."""
 
     leased: LeasedRows
@@ -164,7 +164,7 @@ def _burial(message: Message, now_ms: int, settings: TopicSettings) -> tuple[Ask
 def lease_due(
     changes: Changes, buckets: Sequence[int] | None, due_before_ms: int, grants: Sequence[Grant], overdue_ms: int,
     due_from_ms: int | None = None,
-) -> Plan[LeaseResult | None]:  # fmt: skip
+) -> Plan[LeaseOutcome | None]:  # fmt: skip
     """`Store.lease_due`, whatever is met; None where the topic was dropped. `due_from_ms`: nothing is looked for that
     was due before."""
     sql, key, now_ms = changes.sql, changes.key, changes.now_ms
@@ -210,7 +210,7 @@ def lease_due(
     if search.buried:
         leased.buried = Rows.concat(search.buried)
     if overdue_ms or told is None:
-        return LeaseResult(leased)
+        return LeaseOutcome(leased)
     free_ms, end_ms = told[:2]
     leased.next_due_ms = earliest(
         (free_ms, None if end_ms is None else end_ms + changes.topic.settings.redelivery_backoff_ms)
@@ -219,7 +219,7 @@ def lease_due(
     if sql.passing and all_of_them and leased.next_due_ms is not None:
         # Somebody else is at what is due still, and may leave it as it is. Not at once: a lock may last.
         leased.next_due_ms = max(leased.next_due_ms, now_ms + 1)
-    return LeaseResult(leased, end_ms)
+    return LeaseOutcome(leased, end_ms)
 
 
 def _leased(content: LeasedContent, rows: Rows, leased: LeasedRows) -> LeasedRows:
