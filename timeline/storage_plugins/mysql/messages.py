@@ -21,7 +21,7 @@ from timeline.storage_plugins.mysql.dialect import (
 )
 from timeline.storage_plugins.sql import changes as sql
 from timeline.storage_plugins.sql import signed
-from timeline.storage_plugins.sql.changes import likely
+from timeline.storage_plugins.sql.changes import likely, settle_by_columns
 from timeline.storage_plugins.sql.dialect import Changes
 from timeline.storage_plugins.sql.rows import FoundColumns, remembered_of
 from timeline.storage_plugins.sql.statements import Plan, Statement
@@ -191,22 +191,15 @@ def _settle_held(
 ) -> Plan[np.ndarray[tuple[int], np.dtype[np.bool_]]]:  # fmt: skip
     """Settle what was found, each the settle at its `place`, where token and holder match; which of it was
     acknowledged. Adds to `done`."""
-    now_ms = changes.now_ms
     columns = {name: np.array(values, dtype=np.int64) for name, values in found.numbers.items()}
     theirs = settles.holders.take(place).tolist()
     ours = np.array([a == b for a, b in zip(found.strings["holder"].tolist(), theirs, strict=True)], dtype=np.bool_)
     ours &= columns["birth"].view(np.uint64) == settles.birth[place]
     ours &= columns["version"] == settles.version[place]
-    late = columns["due_ms"] <= now_ms
-    asks_ack = settles.operation[place] == Operation.ACK
-    acks: np.ndarray[tuple[int], np.dtype[np.bool_]] = ours & asks_ack
-    answers.late[place[acks]] = late[acks]
-    extends = ours & ~asks_ack & ~(late & (columns["expires_ms"] > 0) & (columns["expires_ms"] <= now_ms))
-    where = place[extends]
-    until_ms = np.maximum(columns["due_ms"][extends], settles.time_ms[where])
+    acks, extends, until_ms = settle_by_columns(
+        settles, place, ours, columns["due_ms"], columns["expires_ms"], changes.now_ms, answers
+    )
     for part in parts(list(zip(columns["row"][extends].tolist(), until_ms.tolist(), strict=True))):
         yield Statement(_EXTEND, (json.dumps(part),), writes=True)
-    answers.version[where] = settles.version[where]
-    answers.due_ms[where] = until_ms
     done += place[acks | extends].tolist()
     return acks

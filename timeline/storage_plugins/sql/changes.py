@@ -12,8 +12,9 @@ from functools import partial
 
 import numpy as np
 
+from timeline.columns import Bools, Indexes, Int64
 from timeline.leases import Ask, decide
-from timeline.model import Answers, Status, buckets_of
+from timeline.model import Answers, Operation, Status, buckets_of
 from timeline.storage_plugins.asks import fill, mutation_asks, put_asks, settle_asks, tag_ask
 from timeline.storage_plugins.contract import Mutations, Puts, Settles, StoreUnknown, Swept, TagMutation, TagStep
 from timeline.storage_plugins.records import dropped
@@ -123,6 +124,22 @@ def settle(changes: Changes, settles: Settles, plain: Settle) -> Plan[Answers | 
         asks = settle_asks(settles.take(np.array(left)))
         yield from decide_each(changes, [ids[at] for at in left], [buckets[at] for at in left], asks, answers, left)
     return answers
+
+
+def settle_by_columns(
+    settles: Settles, place: Indexes, ours: Bools, due_ms: Int64, expires_ms: Int64, now_ms: int, answers: Answers
+) -> tuple[Bools, Bools, Int64]:
+    """Decide acks and extends of messages that somebody holds: those of `ours` that are acknowledged, those that are
+    extended, and until when. `place`: the settle of each. Fills the answers."""
+    late = due_ms <= now_ms
+    asks_ack = settles.operation[place] == Operation.ACK
+    acks, extends = ours & asks_ack, ours & ~asks_ack & ~(late & (expires_ms > 0) & (expires_ms <= now_ms))
+    answers.late[place[acks]] = late[acks]
+    where = place[extends]
+    until_ms = np.maximum(due_ms[extends], settles.time_ms[where])
+    answers.version[where] = settles.version[where]
+    answers.due_ms[where] = until_ms
+    return acks, extends, until_ms
 
 
 # ── put ──

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from timeline.columns import Indexes, Ragged
+from timeline.columns import Ragged
 from timeline.model import Answers, Operation, buckets_of
 from timeline.storage_plugins.contract import Puts, Settles
 from timeline.storage_plugins.sql import changes as sql
 from timeline.storage_plugins.sql import signed, signed_one
-from timeline.storage_plugins.sql.changes import likely
+from timeline.storage_plugins.sql.changes import likely, settle_by_columns
 from timeline.storage_plugins.sql.dialect import Changes
 from timeline.storage_plugins.sql.rows import FoundColumns
 from timeline.storage_plugins.sql.statements import Plan, Statement
@@ -149,35 +149,24 @@ def _settle_holding(
     changes: Changes, sql: SqliteDialect, settles: Settles, ids: list[bytes], found: FoundColumns, answers: Answers
 ) -> Plan[list[int]]:
     """Settle what was found to be held by its asker; which were done."""
-    now_ms, done = changes.now_ms, []
-    place = np.array(found.numbers["n"], dtype=np.intp)
-    due_ms = np.array(found.numbers["due_ms"], dtype=np.int64)
-    late = due_ms <= now_ms
-    acks = settles.operation[place] == Operation.ACK
+    columns = {name: np.array(values, dtype=np.int64) for name, values in found.numbers.items()}
+    place, ours = columns["n"].astype(np.intp), np.ones(found.count, dtype=np.bool_)
+    acks, extends, until_ms = settle_by_columns(
+        settles, place, ours, columns["due_ms"], columns["expires_ms"], changes.now_ms, answers
+    )
     if acks.any():
-        done += place[acks].tolist()
-        answers.late[place[acks]] = late[acks]
-        yield from _remove_acked(changes, sql, settles, ids, found, np.flatnonzero(acks))
-    expires_ms = np.array(found.numbers["expires_ms"], dtype=np.int64)
-    extends = ~acks & ~(late & (expires_ms > 0) & (expires_ms <= now_ms))
-    if extends.any():
-        row = np.array(found.numbers["row"], dtype=np.int64)[extends]
-        where = place[extends]
-        until_ms = np.maximum(due_ms[extends], settles.time_ms[where])
-        for values, parameters in batches((row.tolist(), until_ms.tolist())):
-            text = f"UPDATE message SET due_ms = a.column2 FROM {values} AS a WHERE message.row = a.column1"
-            yield Statement(text, parameters, writes=True)
-        answers.version[where] = settles.version[where]
-        answers.due_ms[where] = until_ms
-        done += where.tolist()
+        yield from _remove_acked(changes, sql, settles, ids, {name: columns[name][acks].tolist() for name in columns})
+    for values, parameters in batches((columns["row"][extends].tolist(), until_ms.tolist())):
+        text = f"UPDATE message SET due_ms = a.column2 FROM {values} AS a WHERE message.row = a.column1"
+        yield Statement(text, parameters, writes=True)
+    done: list[int] = place[acks | extends].tolist()
     return done
 
 
 def _remove_acked(
-    changes: Changes, sql: SqliteDialect, settles: Settles, ids: list[bytes], found: FoundColumns, chosen: Indexes
+    changes: Changes, sql: SqliteDialect, settles: Settles, ids: list[bytes], numbers: dict[str, list[int]]
 ) -> Plan[None]:
-    """Remove the acknowledged messages at `chosen`, remembering them where the topic does."""
-    numbers = {name: np.array(column, dtype=np.int64)[chosen].tolist() for name, column in found.numbers.items()}
+    """Remove acknowledged messages, remembering them where the topic does."""
     yield from sql.delete(numbers["row"], numbers["size"])
     if changes.topic.settings.remember_ms:
         place = numbers["n"]
