@@ -29,7 +29,7 @@ from timeline.storage_plugins.mysql.location import MysqlLocation
 from timeline.storage_plugins.records import dropped
 from timeline.storage_plugins.sql.changes import mutate_tag, settle, sweep
 from timeline.storage_plugins.sql.dialect import Changes, SqlDialect
-from timeline.storage_plugins.sql.leasing import lease_due, nothing_leased
+from timeline.storage_plugins.sql.leasing import lease_due
 from timeline.storage_plugins.sql.statements import Plan, Result
 from timeline.storage_plugins.sql.store import SqlStore, cut, whole, without_all
 from timeline.storage_plugins.versions import Versions
@@ -252,7 +252,7 @@ class MysqlStore(SqlStore):
             found = session.run(lease_due(changes, buckets, due_before_ms, grants, overdue_ms))
             return None if found is None else found.leased
 
-        return await self._on_known(topic, act, nothing_leased)
+        return await self._on_known(topic, act, LeasedRows.empty)
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
         def act(session: MysqlSession, key: int) -> Answers | None:

@@ -38,11 +38,6 @@ class LeaseOutcome:
         return not (len(leased.rows) or leased.expired or len(leased.buried))
 
 
-def nothing_leased() -> LeasedRows:
-    """That nothing was leased."""
-    return LeasedRows(Rows.empty(True), np.zeros(0, np.uint32), np.zeros(0, np.int64), Ragged.of([]), None)
-
-
 def earliest(times: Iterable[int | None]) -> int | None:
     """The earliest of the times that there are."""
     return min((time for time in times if time is not None), default=None)
@@ -204,7 +199,7 @@ def lease_due(
         )
         leased = _leased(content, rows, LeasedRows(rows, turns, batch.rows.due_ms, batch.rows.holders, None))
     else:
-        leased = nothing_leased()
+        leased = LeasedRows.empty()
         told = told if again is None else (yield again)
     leased.expired = search.expired
     if search.buried:

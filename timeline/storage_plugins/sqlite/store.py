@@ -35,7 +35,7 @@ from timeline.storage_plugins.records import dropped
 from timeline.storage_plugins.sql import records
 from timeline.storage_plugins.sql.changes import TagCounts, remove_dropped, settle
 from timeline.storage_plugins.sql.dialect import Changes, SqlDialect
-from timeline.storage_plugins.sql.leasing import lease_due, nothing_leased
+from timeline.storage_plugins.sql.leasing import lease_due
 from timeline.storage_plugins.sql.statements import Plan, Result
 from timeline.storage_plugins.sql.store import SqlStore, cut, whole, without_all
 from timeline.storage_plugins.sqlite import bulk, messages
@@ -286,7 +286,7 @@ class SqliteStore(SqlStore):
         def act(transaction: Transaction) -> LeasedRows:
             changes = self._changes(transaction, topic, now_ms)
             if changes is None:
-                return nothing_leased()
+                return LeasedRows.empty()
             found = transaction.run(lease_due(changes, buckets, due_before_ms, grants, overdue_ms))
             assert found is not None, "the topic stands"
             leased = found.leased
