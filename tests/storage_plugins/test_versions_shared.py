@@ -37,7 +37,7 @@ def _expand_tables(execute: sql.Executes) -> None:
 def _invent(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on, stores are of the next version."""
     if name == "cassandra":
-        from timeline.storage_plugins.cassandra import opening
+        from timeline.storage_plugins.cassandra import session
 
         def says(statement: str) -> Callable[[Callable[[str], object]], None]:
             def half(execute: Callable[[str], object]) -> None:
@@ -47,7 +47,7 @@ def _invent(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
         made = "CREATE TABLE IF NOT EXISTS urgency (number int PRIMARY KEY)"
         table = Step(says(made), says("DROP TABLE IF EXISTS urgency"))
-        monkeypatch.setattr(opening, "MIGRATIONS", (table,))
+        monkeypatch.setattr(session, "MIGRATIONS", (table,))
         return
     if name != "redis":
         step = sql.Migration(_expand_tables, lambda execute: execute("DROP TABLE urgency"))

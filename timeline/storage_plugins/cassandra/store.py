@@ -13,14 +13,13 @@ from cassandra.cluster import NoHostAvailable
 
 from timeline.columns import Int64
 from timeline.model import Answers, Rows, Topic
-from timeline.storage_plugins.cassandra import changes, leasing, records, sweeping, walks
+from timeline.storage_plugins.cassandra import changes, leasing, records, session, sweeping, walks
 from timeline.storage_plugins.cassandra.bucket import Buckets
 from timeline.storage_plugins.cassandra.changes import StoreContext
 from timeline.storage_plugins.cassandra.contents import Contents
 from timeline.storage_plugins.cassandra.location import CassandraLocation
 from timeline.storage_plugins.cassandra.partition import BucketAccess
 from timeline.storage_plugins.cassandra.session import (
-    MIGRATIONS,
     CassandraSession,
     Handover,
     Mailbox,
@@ -81,7 +80,9 @@ class CassandraStore(Store):
                 return self._opened
             found = await self._connect()
             try:
-                uid = await records.cluster_uid(found.connected, secrets.token_hex(16), str(1 + len(MIGRATIONS)))
+                uid = await records.cluster_uid(
+                    found.connected, secrets.token_hex(16), str(1 + len(session.MIGRATIONS))
+                )
             except BaseException:
                 await asyncio.shield(asyncio.to_thread(found.connected.close))
                 raise
@@ -125,9 +126,9 @@ class CassandraStore(Store):
         await records.probe(self._at_work().partition.connected)
 
     async def migrate(self, contract: bool) -> Versions:
-        session = self._connected().session
+        connected = self._connected()
         try:
-            return await asyncio.to_thread(migrated, session, contract)
+            return await asyncio.to_thread(migrated, connected.session, contract)
         except (DriverException, NoHostAvailable) as error:
             raise unavailable(error) from error
 
