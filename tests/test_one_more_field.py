@@ -56,7 +56,8 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
         )
     ],
 }
-"""The modules that change, and how. The memory store is none of them; a store with a schema changes where that is."""
+"""The modules that change until the memory store delivers it, and how. CONTRIBUTING.md names those of other stores, and
+what this copy leaves out: the range, and whatever else makes `Puts`."""
 
 JOURNEY = """
 import asyncio, timeline

@@ -2,8 +2,8 @@
 
 A kind says when a put, a released and an abandoned message are due, in which order a bucket is leased, and from when a
 delivery counts as late. `timeline.leases` asks it for each decision, the broker once per batch. Stores apply the rules
-of `timeline` to whole batches in their own way. For a kind that is not `in_batches` a store asks `leases.decide` about
-each message.
+of `timeline` to whole batches in their own way. For a kind that is not `in_batches` a store has to ask `leases.decide`
+about each message: `memory` and the reference store do, the others not yet.
 
 To add a kind, write its class in a module of its own, and name it in `KINDS` and in `model.KINDS`.
 """

@@ -3,6 +3,9 @@
 A topic is a dictionary of messages by id. `leases.decide` decides about each message, and `storage_plugins.asks`
 translates between the columns of a call and the rules. Nothing here is fast: a lease sorts the whole topic. The
 conformance suite holds other stores to the answers of this one.
+
+To keep the state elsewhere, read `_cluster_uid`, `_topics` and `_rows` in `open`. Write them before each of these calls
+returns: `create_topic`, `update_topic`, `drop_topic`, `put`, `settle`, `mutate`, `lease_due`, `mutate_tag`, `sweep`.
 """
 
 from __future__ import annotations
