@@ -67,6 +67,22 @@ async def check_lease_runs_out(trial: Trial) -> None:
 
 
 @check()
+async def check_what_ran_out_is_told_until_it_is_leased(trial: Trial) -> None:
+    """While one lease still runs, those that ran out are leased one by one, and next_due_ms tells of each that is left,
+    also where bytes or credit left it before."""
+    topic = await trial.topic(buckets=1)
+    ids, leases_ms = named(5), [100, 101, 102, 103, 900_000]
+    await trial.stored(topic, ids)
+    for lease_ms in leases_ms:
+        await trial.lease(topic, 1, lease_ms=lease_ms)
+    ends_ms = [T0 + lease_ms for lease_ms in leases_ms]
+    for at, (count, max_bytes) in enumerate(((4, 1), (1, PLENTY), (4, 1), (1, PLENTY))):
+        leased = await trial.lease(topic, count, now_ms=T0 + 500, max_bytes=max_bytes, alone=True)
+        next_ms = min(ends_ms[at + 1], T0 + 30_500)
+        expect_equal((len(leased.rows), leased.next_due_ms), (1, next_ms), "(number leased, next_due_ms)")
+
+
+@check()
 async def check_redelivery_backoff(trial: Trial) -> None:
     """After a lease ran out, the message rests for the topic's backoff, and next_due_ms says until when; one that was
     released does not rest."""

@@ -195,10 +195,11 @@ def lease_plain(
     if not found["plain"]:
         return None
     leased = leased_of(found, grants)
-    ends_ms = [found["next_held_ms"], int(leased.rows.due_ms.min()) if len(leased.rows) else None]
+    # A lease that ran out and was found, but not given again, ended before those that still run.
+    ends_ms = [found["held_ms"], found["next_held_ms"], int(leased.rows.due_ms.min()) if len(leased.rows) else None]
     if not overdue_ms:
         times = [found["free_ms"], found["next_free_ms"]]
-        times += [None if end is None else end + backoff_ms for end in (found["held_ms"], *ends_ms)]
+        times += [None if end is None else end + backoff_ms for end in ends_ms]
         if found["passed"] > 0 or found["fitting"] > len(leased.rows):
             # Somebody else is at some of them, and may leave them as they are. Not at once: a lock may last.
             times.append(now_ms + 1)
