@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-.venv/bin/python}
 log=$(mktemp)
-nice -n 19 "$python" -m tests.simulation --seeds "$1" --first "$2" --processes 1 >"$log" 2>&1 &
+nice -n 19 "$python" -m tests.simulation --seeds "$1" --first "$2" >"$log" 2>&1 &
 seeds=$!
 trap 'kill "$seeds" 2>/dev/null || true; rm -f "$log"' EXIT
 failed=0

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.storage_plugins.sqlite_calls import NOW_MS, ids, puts, topic
+from timeline.storage_plugins import make_store
 from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.sql.store import PUT_AT_ONCE
 from timeline.storage_plugins.sqlite import writer
 from timeline.storage_plugins.sqlite.database import Database, SqliteLocation
 from timeline.storage_plugins.sqlite.writer import (
@@ -301,3 +304,16 @@ async def test_a_large_payload_that_is_removed_is_not_written_once_more(tmp_path
     assert 0 < log.stat().st_size - written < 100_000
     connection.close()
     database.close()
+
+
+async def test_a_put_in_parts_is_seen_as_a_whole_by_leases_after_its_last_part_alone(tmp_path: Path) -> None:
+    store, made = make_store(f"sqlite:///{tmp_path}/b.db"), topic()
+    await store.open()
+    try:
+        await store.create_topic(made)
+        before = await store.lease_due(made, None, NOW_MS, 0, [])
+        answers = await store.put(made, NOW_MS, puts(ids(5 * PUT_AT_ONCE)))
+        after = await store.lease_due(made, None, NOW_MS, 0, [])
+        assert (answers.commit_seq, after.commit_seq) == (before.commit_seq + 5, before.commit_seq + 6)
+    finally:
+        await store.close()

@@ -259,7 +259,9 @@ class SqliteStore(SqlStore):
         if len(parts) == 1:
             return await self._put(topic, now_ms, puts)
         done = await asyncio.gather(*(self._put(topic, now_ms, part) for part in parts), return_exceptions=True)
-        return Answers.concat(whole(done))
+        answers = Answers.concat(parted := whole(done))
+        answers.commit_seq = max(part.commit_seq for part in parted)  # a lease between them has not seen the later ones
+        return answers
 
     async def _put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         def act(transaction: Transaction) -> Answers:
