@@ -25,7 +25,7 @@ EXTRAS_ONLY = ("prometheus_client", "grpc_health", "sqlalchemy", "click", "rich"
 
 # The core is handed its time and its randomness and does no I/O.
 NOT_IN_CORE = {"time", "random", "secrets", "uuid", "grpc", "sqlalchemy", "sqlite3"}
-CORE = ("leases", "model.py", "columns.py", "errors.py", "broker", "wire")
+CORE = ("kinds", "leases", "model.py", "columns.py", "errors.py", "broker", "wire")
 # The broker's shell: it meets the network, the process and the clock so that the rest need not.
 SHELL = {
     "broker/server/calls.py",

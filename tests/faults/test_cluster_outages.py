@@ -16,7 +16,7 @@ from tests.servers.postgresql import PostgresqlServer
 from tests.servers.redis import RedisServer
 from tests.services import require_service
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.prove]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
 Record = Callable[[str, object], None]
 
@@ -70,6 +70,7 @@ async def test_etcd_and_the_store_go_away_and_come_back(
         await judged(made, record_property)
 
 
+@pytest.mark.prove
 async def test_brokers_and_consumers_join_during_a_burst(
     servers: Running, tmp_path: Path, record_property: Record
 ) -> None:

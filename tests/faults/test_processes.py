@@ -81,7 +81,6 @@ async def test_producer_killed(tmp_path: Path) -> None:
         await _judge(made, "kill producer")
 
 
-@pytest.mark.prove
 async def test_consumer_stopped_past_its_lease(tmp_path: Path) -> None:
     async with machine(tmp_path) as made:
         await _under_load(made)

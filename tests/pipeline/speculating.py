@@ -6,6 +6,7 @@ Says as JSON what the write reported and which tries began."""
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -74,6 +75,7 @@ def cluster(folder: str) -> str:
 
 
 def main(address: str, topic: str, folder: str) -> None:
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # a cluster's workers run what is on the PATH otherwise
     spark = spark_session(
         "speculating",
         cluster(folder),

@@ -8,6 +8,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -61,9 +62,11 @@ def spark_session(name: str, master: str = "", settings: Mapping[str, str] | Non
         return register(builder.getOrCreate())
     except KeyboardInterrupt:
         # The engine ignores SIGINT. Cut off before it could say where it listens, it would stay for ever.
-        for pid in [pid for pid, (parent, _) in processes().items() if parent == os.getpid() and pid not in before]:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+        for pid, (parent, _) in processes().items():
+            if parent == os.getpid() and pid not in before:
+                with suppress(ProcessLookupError, ChildProcessError):  # somebody else has seen its end
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
         raise
 
 
@@ -72,9 +75,9 @@ def processes() -> dict[int, tuple[int, str]]:
     found: dict[int, tuple[int, str]] = {}
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
-            head, _, rest = Path(f"/proc/{entry}/stat").read_text(encoding="utf-8").rpartition(")")
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended this moment
+            head, _, rest = Path(f"/proc/{entry}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+        except OSError:
+            continue  # it has ended this moment, or is not ours to see
         found[int(entry)] = int(rest.split()[1]), head.partition("(")[2]
     return found
 
