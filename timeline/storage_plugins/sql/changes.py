@@ -298,13 +298,14 @@ def sweep(changes: Changes, limit: int) -> Plan[Swept]:
         dead = yield sql.messages(query, source, lock=sql.passing)
     counts = yield from remove_found(changes, expired, dead)
     forgotten = yield from sql.forget(key, now_ms - settings.remember_ms, limit)
-    removed = yield Atomic(partial(remove_dropped, sql, limit))
+    removed = yield Atomic(partial(remove_dropped, sql, limit, one_topic=True))
     more = limit in (expired.count, 0 if dead is None else dead.count, forgotten) or removed >= limit
     return Swept(expired=counts[0], forgotten=forgotten, dead_purged=counts[1], more=more)
 
 
-def remove_dropped(sql: SqlDialect, limit: int) -> Plan[int]:
-    """Remove rows of dropped topics, at most `limit`, and say how many; fewer when nothing is left of any."""
+def remove_dropped(sql: SqlDialect, limit: int, one_topic: bool = False) -> Plan[int]:
+    """Remove rows of dropped topics, at most `limit`, and say how many; fewer when nothing is left of any. `one_topic`:
+    stop after one, so that a transaction stays short, and answer `limit`."""
     table, key_column = sql.table("dropped"), sql.quoted("key")
     removed = 0
     while removed < limit:
@@ -318,4 +319,6 @@ def remove_dropped(sql: SqlDialect, limit: int) -> Plan[int]:
         if removed < limit:
             query = sql.query()
             yield query.running(f"DELETE FROM {table} WHERE {key_column} = {query(key)}")
+        if one_topic:
+            return limit
     return removed

@@ -290,14 +290,15 @@ class _Watched:
         self._identity, self._least_bytes = (found.st_dev, found.st_ino), min(found.st_size, limit_bytes)
 
     def happened(self) -> str:
-        """Return what somebody else did to it; empty: nothing."""
+        """Return what somebody else did to it; empty: nothing. Threads may ask at once."""
+        least_bytes = self._least_bytes  # read first: another thread may see the file grow meanwhile
         try:
             found = self.path.stat()
         except OSError as error:
             return f"cannot be found ({error.strerror}). {self.BACK}"
         if (found.st_dev, found.st_ino) != self._identity:
             return f"is another file than the one that this broker opened. {self.BACK}"
-        if found.st_size < self._least_bytes:
+        if found.st_size < least_bytes:
             return self.CUT
         self._least_bytes = min(found.st_size, self._limit_bytes)
         return ""

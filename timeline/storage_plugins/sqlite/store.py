@@ -353,7 +353,8 @@ class SqliteStore(SqlStore):
             found = await self._read(lambda: bulk.search(topic, key, now_ms, limit, looked_until))
             works = [(len(part), partial(bulk.remove, found=part)) for part in found.parts(ROWS_AT_ONCE)]
             swept = await self._in_small_works(topic, now_ms, works, Swept)
-            self._looked_until = found.looked_until
+            if topic.uid in self._keys:  # dropped meanwhile, it left the payloads that were found where they are
+                self._looked_until = found.looked_until
             forgotten = dropped_rows = 0
             if found.faded:
                 until_ms = now_ms - topic.settings.remember_ms
