@@ -65,6 +65,6 @@ def test_a_driver_only_install_goes_round_with_two_packages(served: str, tmp_pat
     _run(*pip, "--python", python, "install", "--no-deps", wheel)
     _run(*pip, "--python", python, "install", "-c", ROOT / "constraints.txt", *pins)
     _run(*pip, "--python", python, "check")
-    used = _run(python, "-c", USER, served, cwd=tmp_path).split()
+    used = _run(python, "-I", "-c", USER, served, cwd=tmp_path).split()
     # typing_extensions is what grpcio itself requires.
     assert {"timeline", "grpc", "numpy"} <= set(used) <= {"timeline", "grpc", "numpy", "typing_extensions"}

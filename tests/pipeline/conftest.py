@@ -22,6 +22,8 @@ import timeline
 from tests.services import require_service
 from timeline.broker.journal.files import FIELDS, NO_TOPIC, folder_name
 
+ROOT = Path(__file__).parents[2]
+
 _numbers = itertools.count()
 LATER = datetime(2031, 5, 6, tzinfo=UTC)
 MAPPING = {
@@ -66,23 +68,24 @@ def serving(folder: Path, *options: str) -> Iterator[Serving]:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The one session, on two threads."""
     require_service("spark")
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))
-    from timeline.pipeline import spark_session
+    with pytest.MonkeyPatch.context() as environment:  # the JVM's, and through it the workers'; not later tests'
+        environment.setenv("PYSPARK_PYTHON", sys.executable)
+        environment.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+        from timeline.pipeline import spark_session
 
-    made = spark_session(
-        "tests",
-        "local[2,2]",
-        {
-            "spark.sql.shuffle.partitions": "2",
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-            "spark.driver.memory": "1g",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.host": "127.0.0.1",
-            "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
-            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-        },
-    )
+        made = spark_session(
+            "tests",
+            "local[2,2]",
+            {
+                "spark.sql.shuffle.partitions": "2",
+                "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+                "spark.driver.memory": "1g",
+                "spark.driver.bindAddress": "127.0.0.1",
+                "spark.driver.host": "127.0.0.1",
+                "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
+                "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+            },
+        )
     yield made
     made.stop()
 
