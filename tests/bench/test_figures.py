@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from timeline.bench.figures import BenchReport, Target, latencies, machine, worst
-from timeline.bench.processes import stalled_s
-from timeline.bench.profile import Hot, Profile, hottest
-from timeline.bench.scenarios import payload
-from timeline.bench.scenarios.lateness import LATE_ASKED, told_causes
+from timeline.bench.processes import Hot, Profile, hottest, stalled_s
+from timeline.bench.scenarios import holding
+from timeline.bench.scenarios.lateness import LATE_ASKED, causes_of
 from timeline.broker.fairness.limits import Limits
 from timeline.cli.tools.bench import tell
 from timeline.driver.late import Cause, LateDelivery, LateReport
@@ -48,10 +47,10 @@ def test_causes_are_counted_most_frequent_first_and_what_was_forgotten_too() -> 
     causes = [Cause.NO_CREDIT, Cause.STORE_SLOW, Cause.STORE_SLOW]
     late = tuple(LateDelivery("t", f"m{at}", "c", 0, 60, cause) for at, cause in enumerate(causes))
     said = "were more than 50 ms late, as the broker explains it: STORE_SLOW 2, NO_CREDIT 1"
-    assert told_causes(LateReport(late, 0, ()), 1_000) == [f"3 of 1,000 in all runs {said}"]
+    assert causes_of(LateReport(late, 0, ()), 1_000) == [f"3 of 1,000 in all runs {said}"]
     of_many = f"1,203 of 5,000 in all runs {said}, and 1,200 before these"
-    assert told_causes(LateReport(late, 1_200, ()), 5_000) == [of_many]
-    assert told_causes(LateReport((), 0, ()), 1_000) == []
+    assert causes_of(LateReport(late, 1_200, ()), 5_000) == [of_many]
+    assert causes_of(LateReport((), 0, ()), 1_000) == []
 
 
 def test_all_that_a_broker_remembers_is_asked_for() -> None:
@@ -72,7 +71,7 @@ def test_how_long_a_machine_waited_for_its_disk(told: str, stalled: float | None
 
 
 def test_no_call_meets_the_removal_of_the_payload_before() -> None:
-    assert payload.REST_S >= 2 * writer.REST_S
+    assert holding.REST_S >= 2 * writer.REST_S
 
 
 def test_a_report_for_machines() -> None:

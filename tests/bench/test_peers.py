@@ -15,7 +15,7 @@ from tests.servers.postgresql import PostgresqlServer
 from tests.servers.redis import RedisServer
 from timeline.bench.peers.databases import PEERS, run_peer
 from timeline.bench.processes import CannotMeasure
-from timeline.bench.scenarios.cycle import CycleScenario
+from timeline.bench.scenarios.throughput import CycleScenario
 
 pytestmark = pytest.mark.prove
 

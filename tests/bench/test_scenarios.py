@@ -10,20 +10,12 @@ import pytest
 
 from tests.services import require_service
 from timeline.bench.figures import BenchReport
-from timeline.bench.peers.bare import run_bare
-from timeline.bench.peers.bare_push import run_bare_push
+from timeline.bench.peers.bare import run_bare, run_bare_push
 from timeline.bench.peers.beanstalkd import KINDS, run_beanstalkd
 from timeline.bench.processes import CannotMeasure, disk_stalled_s
-from timeline.bench.scenarios.burst import BurstScenario
-from timeline.bench.scenarios.cancel_tag import CancelTagScenario
-from timeline.bench.scenarios.cycle import APIS, CycleScenario
-from timeline.bench.scenarios.lateness import LatenessScenario
-from timeline.bench.scenarios.loop import LOOPS, LoopScenario
-from timeline.bench.scenarios.memory import MemoryScenario
-from timeline.bench.scenarios.payload import OPERATIONS, PayloadScenario
-from timeline.bench.scenarios.produce import ProduceScenario
-from timeline.bench.scenarios.restart import RestartScenario
-from timeline.bench.scenarios.scale import OF, ScaleScenario
+from timeline.bench.scenarios.holding import OPERATIONS, MemoryScenario, PayloadScenario, RestartScenario
+from timeline.bench.scenarios.lateness import OF, BurstScenario, CancelTagScenario, LatenessScenario, ScaleScenario
+from timeline.bench.scenarios.throughput import APIS, LOOPS, CycleScenario, LoopScenario, ProduceScenario
 
 pytestmark = pytest.mark.processes
 

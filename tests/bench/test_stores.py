@@ -17,17 +17,14 @@ from tests.servers.mysql import MysqlServer
 from tests.servers.postgresql import PostgresqlServer
 from tests.servers.process import Server
 from tests.servers.redis import RedisServer
-from timeline.bench import load
+from timeline.bench import stores
 from timeline.bench.figures import BenchReport
-from timeline.bench.load import create_in
 from timeline.bench.peers.bare import run_bare
 from timeline.bench.processes import CannotMeasure
-from timeline.bench.scenarios.burst import BurstScenario
-from timeline.bench.scenarios.cancel_tag import CancelTagScenario
-from timeline.bench.scenarios.cycle import CycleScenario
-from timeline.bench.scenarios.lateness import LatenessScenario
-from timeline.bench.scenarios.loop import LoopScenario
-from timeline.bench.scenarios.restart import RestartScenario
+from timeline.bench.scenarios.holding import RestartScenario
+from timeline.bench.scenarios.lateness import BurstScenario, CancelTagScenario, LatenessScenario
+from timeline.bench.scenarios.throughput import CycleScenario, LoopScenario
+from timeline.bench.stores import create_in
 from timeline.bench.suite import compare
 from timeline.storage_plugins import open_store
 
@@ -176,8 +173,8 @@ async def test_a_fill_is_over_when_the_server_has_tidied_up(
     servers: Running, kind: type[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = servers.url(kind)
-    monkeypatch.setattr(load, "UPKEPT_FROM_MESSAGES", 500)
-    await load.fill_store(url, "filled", 500, 20)
+    monkeypatch.setattr(stores, "UPKEPT_FROM_MESSAGES", 500)
+    await stores.fill_store(url, "filled", 500, 20)
     if kind is PostgresqlServer:
         connection = await asyncpg.connect(url)
         try:
@@ -186,7 +183,7 @@ async def test_a_fill_is_over_when_the_server_has_tidied_up(
         finally:
             await connection.close()
     else:
-        monkeypatch.setattr(load, "BUSY", ("redis_git_sha1", "loading", "async_loading", "aof_enabled"))
+        monkeypatch.setattr(stores, "BUSY", ("redis_git_sha1", "loading", "async_loading", "aof_enabled"))
         with pytest.raises(CannotMeasure, match="upkeep after the fill never came"):
-            monkeypatch.setattr(load, "UPKEEP_S", 0.2)
-            await load.upkept(url)
+            monkeypatch.setattr(stores, "UPKEEP_S", 0.2)
+            await stores.upkept(url)

@@ -10,7 +10,7 @@ import pytest
 
 from timeline.bench.figures import BenchReport
 from timeline.bench.plots import Curves, cost_by_number, draw, lateness_by_pending, rate_by_batch
-from timeline.bench.scenarios.cycle import CycleScenario
+from timeline.bench.scenarios.throughput import CycleScenario
 from timeline.bench.suite import FULL, QUICK, SQLITE, SuiteEntry, compare, compare_pending, entries, run_entry
 from timeline.cli.app import run
 from timeline.cli.tools.bench import run_suite

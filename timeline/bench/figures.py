@@ -1,9 +1,10 @@
-"""What a measurement says: figures by name, the targets they are held against, and the machine they were taken on."""
+"""What a measurement reports: figures by name, their targets, and the machine."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,17 +15,19 @@ import numpy.typing as npt
 
 from timeline.storage_plugins import shown
 
+PERCENTILES = {"p50": 50.0, "p99": 99.0, "p99_9": 99.9}
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`figure` is to be at least (`least`) or at most `bound`."""
+    """`figure` must be at most `bound`, or at least `bound` with `least`."""
 
     figure: str
     bound: float
     least: bool = False
 
     def held(self, value: float) -> bool:
-        """Whether `value` keeps it."""
+        """Return whether `value` meets the target."""
         return value >= self.bound if self.least else value <= self.bound
 
     def __str__(self) -> str:
@@ -33,10 +36,12 @@ class Target:
 
 @dataclass(slots=True)
 class BenchReport:
-    """One scenario's outcome. `settings`: what it was asked to do, enough to repeat it. `figures`: numbers, their unit
-    in the name. `targets`: what some of them are held against. `wrong`: what was incorrect (a message lost, doubled or
-    early); empty when all was right. `beside`: peers and bare stores measured in the same invocation, by name.
-    `store`: the server in words, how safe it declares what it has, and what weakens that."""
+    """The outcome of one scenario.
+
+    `settings` are enough to repeat it. `figures` have their unit in the name; `targets` bound some of them. `wrong`
+    lists what was incorrect: a message lost, doubled or early. `beside` has peers and bare stores of the same
+    invocation. `store` describes the server, what it declares, and what weakens that.
+    """
 
     scenario: str
     settings: dict[str, Any]
@@ -48,12 +53,12 @@ class BenchReport:
     store: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """For machines; `held` says of each target whether it is kept."""
+        """Return the report for machines; `held` says of each target whether it is met."""
         return {
             "scenario": self.scenario,
-            "settings": {name: _told(name, value) for name, value in self.settings.items()},
+            "settings": {name: _without_password(name, value) for name, value in self.settings.items()},
             "store": self.store,
-            "figures": {name: _plain(value) for name, value in self.figures.items()},
+            "figures": {name: _rounded(value) for name, value in self.figures.items()},
             "targets": [
                 {**asdict(target), "held": target.held(self.figures[target.figure])} for target in self.targets
             ],
@@ -63,20 +68,16 @@ class BenchReport:
         }
 
 
-def _told(name: str, value: object) -> object:
-    """A setting as a report tells it: reports are passed on, passwords are not."""
+def _without_password(name: str, value: object) -> object:
     return shown(value) if name == "store" and isinstance(value, str) and "@" in value else value
 
 
-def _plain(value: float) -> float | int:
+def _rounded(value: float) -> float | int:
     return int(value) if float(value).is_integer() else round(float(value), 4)
 
 
-PERCENTILES = {"p50": 50.0, "p99": 99.0, "p99_9": 99.9}
-
-
 def latencies(values_ms: Sequence[float] | npt.NDArray[np.float64], name: str = "lateness") -> dict[str, float]:
-    """`<name>_min_ms`, `_p50_ms`, `_p99_ms`, `_p99_9_ms` and `_max_ms` of some times in ms; at least one."""
+    """Return `<name>_min_ms`, `_p50_ms`, `_p99_ms`, `_p99_9_ms` and `_max_ms` of at least one time."""
     column = np.asarray(values_ms, dtype=np.float64)
     found = {f"{name}_min_ms": float(column.min())}
     found |= {f"{name}_{short}_ms": float(np.percentile(column, share)) for short, share in PERCENTILES.items()}
@@ -84,27 +85,18 @@ def latencies(values_ms: Sequence[float] | npt.NDArray[np.float64], name: str = 
 
 
 def worst(runs: Sequence[Mapping[str, float]], name: str) -> Mapping[str, float]:
-    """The run whose figure `name` is largest."""
+    """Return the run with the largest figure `name`."""
     return max(runs, key=lambda run: run[name])
 
 
-def median(values: Sequence[float]) -> float:
-    """The middle one of some figures."""
-    return float(np.median(values))
-
-
 def machine() -> dict[str, Any]:
-    """What the figures were taken on, and how busy it was when they were begun."""
-    model = "unknown"
+    """Return the machine, and its load before the measurement."""
     try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
+        models = re.findall(r"^model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
-        model = platform.processor() or model
+        models = []
     return {
-        "cpu": model,
+        "cpu": models[0] if models else platform.processor() or "unknown",
         "cores": len(os.sched_getaffinity(0)),
         "load_1min": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""Who is still to come: every id put is handed out exactly once, with its own payload, never before its due."""
+"""What must still come: each id that was put is handed out once, with its own payload, never before its due time."""
 
 from __future__ import annotations
 
@@ -18,12 +18,38 @@ from timeline.driver.delivery import DeliveryBatch
 from timeline.errors import TimelineError
 
 STALLED_S = 60.0
-"""When nothing has been put, delivered or settled for so long, nothing more comes: what is missing is lost."""
+"""If nothing is put, delivered or settled for this long, what is missing is lost."""
+
+
+class Arrivals:
+    """The ids that came, of `count` that another process puts. `all` is set when each of them came."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.doubled = 0
+        self.all = asyncio.Event()
+        self._ids: set[str | bytes] = set()
+
+    @property
+    def missing(self) -> int:
+        return self.count - len(self._ids)
+
+    def add(self, id: str | bytes) -> bool:
+        """Note an id. Return whether it came for the first time."""
+        if id in self._ids:
+            self.doubled += 1
+            return False
+        self._ids.add(id)
+        if len(self._ids) == self.count:
+            self.all.set()
+        return True
 
 
 class Ledger:
-    """Ids on their way. At most `window` of them, so that putting never runs far ahead of settling; `total` in all.
-    `late_ms`: how late what `take` got was handed out."""
+    """Ids in flight: `total` in all, at most `window` at once, so that putting never runs far ahead of settling.
+
+    `late_ms` has the lateness of what `take` got.
+    """
 
     def __init__(self, total: int, window: int) -> None:
         self.total, self.window = total, window
@@ -36,7 +62,7 @@ class Ledger:
         self._room = asyncio.Event()
 
     async def admit(self, ids: list[bytes]) -> None:
-        """Notes ids that are about to be put; waits while too many are on their way."""
+        """Note ids that are put next. Wait while too many are in flight."""
         while self.put + len(ids) - self.settled > max(self.window, len(ids)):
             self._room.clear()
             await self._room.wait()
@@ -44,7 +70,7 @@ class Ledger:
         self._waiting.update(ids)
 
     def met(self, ids: list[bytes]) -> None:
-        """These were handed to the consumer's code."""
+        """Note ids that were handed to the consumer's code."""
         before = len(self._waiting)
         self._waiting.difference_update(ids)
         if before - len(self._waiting) != len(ids):
@@ -52,19 +78,18 @@ class Ledger:
         self.delivered += len(ids)
 
     def met_with(self, ids: Ragged, payloads: Ragged) -> None:
-        """The same; also looks at each payload, cut out for the consumer."""
+        """Note ids likewise, and check each payload."""
         listed = ids.tolist()
         self.met(listed)
-        carried = [payload[:ID_BYTES] for payload in payloads.tolist()]
-        if carried != listed:
+        if [payload[:ID_BYTES] for payload in payloads.tolist()] != listed:
             self.wrong.append("a payload was handed out with another message's id")
 
     def early(self, ahead_ms: float) -> None:
-        """Something was handed out so long before its due."""
+        """Note a delivery that came `ahead_ms` before its due time."""
         self.wrong.append(f"handed out {ahead_ms:.3f} ms before its due")
 
     def settle(self, count: int, failed: int = 0) -> None:
-        """The broker has answered so many acks."""
+        """Note answered acks."""
         if failed:
             self.wrong.append(f"{failed} acks were refused")
         self.settled += count
@@ -73,17 +98,17 @@ class Ledger:
             self.finished.set()
 
     def unsettled(self, count: int, error: Exception) -> None:
-        """So many acks have failed: nothing more comes of them."""
+        """Note acks that failed and are not repeated."""
         self.wrong.append(f"acks failed: {error}")
         self.settle(count, count)
 
     async def put_batch(self, producer: timeline.Producer, batch: timeline.Batch, given: Any = None) -> None:
-        """Note a batch, and put it (`given`: in another form)."""
+        """Note a batch and put it, in the form `given` if there is one."""
         await self.admit(ids_of(batch))
         (await producer.produce_many(batch if given is None else given, timeout="60s")).raise_failed()
 
     async def take(self, consumer: timeline.Consumer, now: Callable[[], float]) -> None:
-        """Take batches and acknowledge each without waiting for the answer before the next."""
+        """Take batches. Acknowledge each without waiting for the answer before the next."""
         async for batch in consumer.batches():
             late_ms = now() - batch.due_ms.astype(np.float64)
             self.late_ms.append(late_ms)
@@ -103,15 +128,17 @@ class Ledger:
         else:
             self.settle(len(batch), len(receipts.failed) if receipts.status_codes.any() else 0)
 
-    def lateness(self, name: str = "lateness") -> dict[str, float]:
-        """Return percentiles of how late what `take` got was. Raises CannotMeasure where that is nothing."""
+    def lateness(self) -> dict[str, float]:
+        """Return percentiles of `late_ms`. Raises CannotMeasure if it is empty."""
         if not self.late_ms:
             raise CannotMeasure("nothing was delivered")
-        return latencies(np.concatenate(self.late_ms), name)
+        return latencies(np.concatenate(self.late_ms))
 
     async def through(self, *work: Awaitable[Any], stalled_s: float = STALLED_S) -> None:
-        """Lets `work` go on until all is settled, or nothing more comes for `stalled_s`, which is noted as wrong; ends
-        what is still under way. Raises what any of it raised."""
+        """Run `work` until all is settled, or nothing more comes for `stalled_s`; then cancel it.
+
+        A stall is noted as wrong. Raises what any of the work raised.
+        """
         tasks = [asyncio.ensure_future(one) for one in work]
         finished = asyncio.ensure_future(self._finished(stalled_s))
         waiting: set[asyncio.Future[Any]] = {*tasks, finished}
@@ -136,11 +163,11 @@ class Ledger:
                     return
 
     def verdict(self) -> list[str]:
-        """What was wrong, at the end."""
+        """Return all that was wrong, each kind once."""
         lost = [f"{len(self._waiting)} messages were never delivered"] if self._waiting else []
         return list(dict.fromkeys([*self.wrong, *lost]))
 
 
 def earliest_ahead_ms(due_ms: Iterable[int] | np.ndarray, handed_ms: float) -> float:
-    """By how much the earliest of a batch came before its due; not positive when none did."""
+    """Return by how much the earliest of a batch came before its due time; not positive if none did."""
     return float(np.max(np.asarray(due_ms)) - handed_ms)

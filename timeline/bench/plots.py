@@ -1,19 +1,18 @@
-"""Pictures for the documents: lateness against messages pending, the cycle's rate against the size of a batch, and what
-a message costs against how much else there is."""
+"""Pictures for the documents: lateness by messages pending, the cycle's rate by batch size, and cost by numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from timeline.bench.figures import machine
 from timeline.bench.load import Told
 from timeline.bench.processes import CannotMeasure
-from timeline.bench.scenarios.cycle import CycleScenario
-from timeline.bench.scenarios.lateness import LatenessScenario
-from timeline.bench.scenarios.scale import CONSUMERS, PENDING, TOPICS, ScaleScenario
+from timeline.bench.scenario import Scenario
+from timeline.bench.scenarios.lateness import CONSUMERS, PENDING, TOPICS, LatenessScenario, ScaleScenario
+from timeline.bench.scenarios.throughput import CycleScenario
 from timeline.bench.suite import SQLITE, fresh
 
 WAITING = (0, 10_000, 100_000, 1_000_000, 10_000_000)
@@ -26,7 +25,7 @@ SHOWN = {"lateness_p50_ms": "p50", "lateness_p99_ms": "p99", "lateness_p99_9_ms"
 
 @dataclass(slots=True)
 class Curves:
-    """What one picture shows: y by x, a curve a name. `none` is where an x of 0 is drawn on the logarithmic axis."""
+    """One picture: y by x, a curve per name. `none`: where an x of 0 is drawn on the logarithmic axis."""
 
     title: str
     x_label: str
@@ -37,71 +36,57 @@ class Curves:
     def add(self, name: str, x: float, y: float) -> None:
         self.curves.setdefault(name, []).append((x, y))
 
+    async def measure(
+        self, asked: Scenario, x: float, shown: Mapping[str, str], folder: Path, told: Told | None = None
+    ) -> None:
+        """Run a scenario on a fresh store, and add its figures (figure → curve). Raises CannotMeasure."""
+        report = await replace(asked, store=fresh(asked.store, folder, "plot")).run(folder, told)
+        if report.wrong:
+            raise CannotMeasure(f"a run went wrong, so nothing is drawn: {report.wrong[0]}")
+        for figure, name in shown.items():
+            self.add(name, x, report.figures[figure])
+        for file in folder.glob("plot.db*"):
+            file.unlink()
+
 
 async def lateness_by_pending(
     folder: Path, seconds: float, pending: Sequence[int] = WAITING, told: Told | None = None
 ) -> Curves:
-    """Lateness on SQLite at 1,000 messages a second while ever more others wait."""
+    """Measure lateness on SQLite at 1,000 messages per second while more and more others wait."""
     drawn = Curves("Lateness at 1,000/s, SQLite", "messages pending", "ms late", none=1_000.0)
     for count in pending:
-        asked = LatenessScenario(
-            store=fresh(SQLITE, folder, f"pending-{count}"), seconds=seconds, runs=1, pending=count
-        )
-        report = await asked.run(folder, told)
-        _check(report.wrong)
-        for figure, name in SHOWN.items():
-            drawn.add(name, count, report.figures[figure])
-        _remove(folder, f"pending-{count}")
+        asked = LatenessScenario(store=SQLITE, seconds=seconds, runs=1, pending=count)
+        await drawn.measure(asked, count, SHOWN, folder, told)
     return drawn
 
 
 async def rate_by_batch(folder: Path, messages: int, batches: Sequence[int] = BATCHES) -> Curves:
-    """The cycle's rate in both stores by how many messages a put carries."""
-    drawn = Curves("Cycle", "messages a batch", "messages a second")
+    """Measure the cycle's rate in both stores by the number of messages in a put."""
+    drawn = Curves("Cycle", "messages per batch", "messages per second")
     for name, store in STORES.items():
         for batch in batches:
-            # Few in a batch take longer each; the same time for each point is enough.
+            # Messages in small batches take longer each. The same time for each point is enough.
             share = min(1.0, batch / 1_000) * (1.0 if store != SQLITE else 0.3)
-            count = max(10 * batch, int(messages * share))
-            asked = CycleScenario(store=fresh(store, folder, f"batch-{batch}"), batch=batch, messages=count)
-            report = await asked.run(folder)
-            _check(report.wrong)
-            drawn.add(name, batch, report.figures["rate_per_s"])
-            _remove(folder, f"batch-{batch}")
+            asked = CycleScenario(store=store, batch=batch, messages=max(10 * batch, int(messages * share)))
+            await drawn.measure(asked, batch, {"rate_per_s": name}, folder)
     return drawn
 
 
 async def cost_by_number(
     folder: Path, seconds: float, beside: Mapping[str, Sequence[int]] = BESIDE, told: Told | None = None
 ) -> Curves:
-    """The broker's processor time a message on SQLite, single ones at 300 a second, by what there is beside them."""
+    """Measure the broker's processor time per message on SQLite, at 300 per second, by what there is beside."""
     drawn = Curves("A message's cost at 300/s, SQLite", "pending messages, topics, consumers", "µs of the broker")
     for of, numbers in beside.items():
         for number in numbers:
-            store = fresh(SQLITE, folder, f"{of}-{number}")
             rest_s = min(5.0, seconds)
-            asked = ScaleScenario(of=of, number=number, store=store, rate=300.0, seconds=seconds, rest_seconds=rest_s)
-            report = await asked.run(folder, told)
-            _check(report.wrong)
-            drawn.add(of, number, report.figures["broker_cpu_us_per_message"])
-            _remove(folder, f"{of}-{number}")
+            asked = ScaleScenario(of=of, number=number, rate=300.0, seconds=seconds, rest_seconds=rest_s)
+            await drawn.measure(asked, number, {"broker_cpu_us_per_message": of}, folder, told)
     return drawn
 
 
-def _check(wrong: list[str]) -> None:
-    if wrong:
-        raise CannotMeasure(f"there is nothing to draw of a run that went wrong: {wrong[0]}")
-
-
-def _remove(folder: Path, name: str) -> None:
-    """Makes room for the next: the file of a store, where it was one."""
-    for file in folder.glob(f"{name}.db*"):
-        file.unlink()
-
-
 def drawing_tools() -> tuple[Any, Any]:
-    """What draws: matplotlib, and its pyplot. Raises CannotMeasure when it is not there; asked before hours of
-    measuring, not after."""
+    """Return matplotlib and its pyplot. Raises CannotMeasure without them; ask before hours of measuring."""
     try:
         import matplotlib
 
@@ -113,8 +98,7 @@ def drawing_tools() -> tuple[Any, Any]:
 
 
 def draw(curves: Curves, into: Path) -> None:
-    """An SVG of the curves, on logarithmic axes, that says on what machine they were taken. Raises CannotMeasure when
-    matplotlib is not there."""
+    """Draw the curves as SVG on logarithmic axes, titled with the machine. Raises CannotMeasure without matplotlib."""
     matplotlib, pyplot = drawing_tools()
     # Text as text, and the same picture from the same points.
     matplotlib.rcParams |= {"svg.hashsalt": "timeline", "svg.fonttype": "none"}
@@ -123,7 +107,10 @@ def draw(curves: Curves, into: Path) -> None:
         axes.plot([x or curves.none for x, _ in points], [y for _, y in points], marker="o", label=name)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    _name_none(axes, curves)
+    # A logarithmic axis has no 0, so 0 gets a place of its own.
+    places = sorted({x for points in curves.curves.values() for x, _ in points})
+    axes.set_xticks([place or curves.none for place in places], [f"{place:,.0f}" for place in places], fontsize=8)
+    axes.minorticks_off()
     axes.set_xlabel(curves.x_label)
     axes.set_ylabel(curves.y_label)
     on = machine()
@@ -132,10 +119,3 @@ def draw(curves: Curves, into: Path) -> None:
     axes.legend()
     figure.savefig(into, metadata={"Date": None, "Creator": None})
     pyplot.close(figure)
-
-
-def _name_none(axes: Any, curves: Curves) -> None:
-    """A logarithmic axis has no 0: it gets a place of its own."""
-    places = sorted({x for points in curves.curves.values() for x, _ in points})
-    axes.set_xticks([place or curves.none for place in places], [f"{place:,.0f}" for place in places], fontsize=8)
-    axes.minorticks_off()

@@ -1,11 +1,10 @@
-"""The one shape of a scenario: settings, each with what it is for, and a run that comes to a report.
+"""The shape of a scenario: settings, each with its help text, and a run that returns a report.
 
-`timeline bench` makes a command of each: its options are the fields that `setting` declares, its help the docstring.
+`timeline bench` makes a command of each. Its options are the fields that `setting` declares, its help the docstring.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,21 +14,21 @@ from typing import Any, ClassVar
 
 import timeline
 from timeline.bench.figures import BenchReport, Target
-from timeline.bench.load import TAG, Told, fill, fill_store
-from timeline.bench.processes import Measured, broker, cpu_s
-from timeline.bench.profile import Profile
-from timeline.bench.topic import OwnTopic, own_topic, scheme
+from timeline.bench.load import TAG, Told, fill, observed
+from timeline.bench.processes import Measured, Profile, broker, cpu_s
+from timeline.bench.stores import OwnTopic, fill_store, own_topic, scheme
 from timeline.clock import Clock
 
 MOST = 1_000_000_000
-OBSERVE_EVERY_S = 0.25
 
 
 def setting(
     default: Any, help: str = "", *, least: float = 1, most: int = MOST, choices: tuple[str, ...] = (), takes: str = ""
 ) -> Any:
-    """A field of a scenario that is an option of its command: a number from `least` to `most`, one of `choices`, or
-    what `takes` says."""
+    """Declare a field of a scenario that is an option of its command.
+
+    It is a number from `least` to `most`, one of `choices`, or a duration whose metavar is `takes`.
+    """
     metadata = {"help": help, "least": least, "most": most, "choices": choices, "takes": takes}
     return field(default=default, metadata=metadata)
 
@@ -43,25 +42,25 @@ class Scenario:
 
     @property
     def targets(self) -> tuple[Target, ...]:
-        """What `targets.md` asks of it."""
+        """Return what `targets.md` asks of it."""
         return ()
 
     def check(self) -> None:
-        """Raise Invalid for settings that cannot be meant together."""
+        """Raise Invalid for settings that contradict each other."""
 
     async def run(self, folder: Path, told: Told | None = None, profile: Profile | None = None) -> BenchReport:
-        """Measure it, with files in `folder`. Raises CannotMeasure; what a run finds wrong stands in the report."""
+        """Measure, with files in `folder`. Raises CannotMeasure; what went wrong in a run is in the report."""
         raise NotImplementedError
 
     def report(self, own: OwnTopic, figures: dict[str, float], wrong: list[str], **more: Any) -> BenchReport:
-        """What it came to."""
+        """Return the report, with the scenario's own targets unless `more` has others."""
         more = {"targets": self.targets, **more}
         return BenchReport(self.name, asdict(self), figures, wrong=wrong, store=own.store, **more)
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What most scenarios need: a broker, a clock that is kept with the machine's, a client, and a topic."""
+    """What most scenarios need: a broker, a clock that follows the machine's, a client, and a topic."""
 
     own: OwnTopic
     child: Measured
@@ -78,9 +77,18 @@ class Setup:
         """Return a producer of the topic."""
         return self.client.producer(self.topic)
 
-    async def left(self, window: str = "32d") -> int:
-        """Return how many messages are on the timeline."""
-        return int((await self.client.forecast(self.topic, window=window, step=window)).counts.sum())
+    async def left(self, topic: str = "", window: str = "32d") -> int:
+        """Return the number of messages on the timeline of the topic, or of another one."""
+        return int((await self.client.forecast(topic or self.topic, window=window, step=window)).counts.sum())
+
+    def resident_mib(self) -> float:
+        """Return the broker's memory that is in RAM now."""
+        return self.child.resident_bytes() / 2**20
+
+    async def sample(self, profile: Profile | None, own: str) -> None:
+        """Sample the broker and this process, named `own`, from now on, if there is a profile."""
+        if profile is not None:
+            await self.stack.enter_async_context(profile.of({"broker": self.child.pid, own: os.getpid()}))
 
 
 @asynccontextmanager
@@ -96,8 +104,10 @@ async def set_up(
     buckets: int = 64,
     **topic: Any,
 ) -> AsyncIterator[Setup]:
-    """A broker on the scenario's store, with more `options` of serve, and a topic with the settings `topic` in which
-    `pending` messages wait, `tagged` of them with a tag. A store that outlives its broker is filled before that."""
+    """Run a broker on the scenario's store with more `options` of serve, and a topic with the settings `topic`.
+
+    `pending` messages wait in it, `tagged` of them with a tag. A store that outlives its broker is filled beforehand.
+    """
     in_memory = scheme(asked.store) == "memory"
     async with AsyncExitStack() as stack:
         own = await stack.enter_async_context(own_topic(asked.store, asked.name))
@@ -116,30 +126,13 @@ async def set_up(
         yield Setup(own, child, address, clock, client, stack)
 
 
-@asynccontextmanager
-async def observed() -> AsyncIterator[Clock]:
-    """A clock that is kept with the machine's, as a broker keeps its own."""
-    clock = Clock()
-
-    async def observe() -> None:
-        while True:
-            await asyncio.sleep(OBSERVE_EVERY_S)
-            clock.observe()
-
-    task = asyncio.ensure_future(observe())
-    try:
-        yield clock
-    finally:
-        task.cancel()
-
-
 def cpu_s_of_self() -> float:
     """Return the processor time that this process has used."""
     return cpu_s(os.getpid())
 
 
 class Stopwatch:
-    """Time, and the processor time of some processes by name, since it was made."""
+    """Time, and the processor time of named processes, since it was made."""
 
     def __init__(self, **cpu: Callable[[], float]) -> None:
         self._clock, self._cpu = Clock(), cpu
@@ -149,7 +142,9 @@ class Stopwatch:
     def figures(self, count: int) -> dict[str, float]:
         """Return the rate of `count` messages, and what each cost every process."""
         elapsed_s = (self._clock.monotonic_ms() - self._start_ms) / 1000
-        found = {"rate_per_s": count / elapsed_s, "elapsed_s": elapsed_s}
-        for name, used in self._cpu.items():
-            found[f"{name}_us_per_message"] = (used() - self._used_s[name]) * 1e6 / count
-        return found
+        return {"rate_per_s": count / elapsed_s, "elapsed_s": elapsed_s, **self.costs(count)}
+
+    def costs(self, count: int) -> dict[str, float]:
+        """Return only what each of `count` messages cost every process."""
+        used = {name: used() - self._used_s[name] for name, used in self._cpu.items()}
+        return {f"{name}_us_per_message": used_s * 1e6 / count for name, used_s in used.items()}

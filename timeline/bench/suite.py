@@ -1,7 +1,7 @@
-"""All scenarios in one invocation: what `timeline bench` alone runs, with the peer and the bare store beside.
+"""All scenarios in one invocation: what `timeline bench` runs, with the peer and the bare store beside.
 
-`FULL` is what the targets ask for, ten million pending messages and runs of a minute included; `QUICK` the same
-scenarios so small that they are over in some minutes, for a first look.
+`FULL` is what the targets ask for: ten million pending messages, and runs of a minute. `QUICK` has the same scenarios
+at a size that takes some minutes, for a first look.
 """
 
 from __future__ import annotations
@@ -11,22 +11,15 @@ from pathlib import Path
 
 from timeline.bench.figures import BenchReport, Target
 from timeline.bench.load import Told
-from timeline.bench.peers.bare import run_bare
-from timeline.bench.peers.bare_push import run_bare_push
+from timeline.bench.peers.bare import run_bare, run_bare_push
 from timeline.bench.peers.beanstalkd import KINDS, run_beanstalkd
 from timeline.bench.peers.databases import run_peer
-from timeline.bench.profile import Profile
+from timeline.bench.processes import Profile
 from timeline.bench.scenario import Scenario
-from timeline.bench.scenarios.burst import BurstScenario
-from timeline.bench.scenarios.cancel_tag import CancelTagScenario
-from timeline.bench.scenarios.cycle import CycleScenario
-from timeline.bench.scenarios.lateness import LatenessScenario
-from timeline.bench.scenarios.loop import LoopScenario
-from timeline.bench.scenarios.memory import MemoryScenario
-from timeline.bench.scenarios.payload import PayloadScenario
-from timeline.bench.scenarios.produce import ProduceScenario
-from timeline.bench.scenarios.restart import RestartScenario
-from timeline.bench.topic import scheme
+from timeline.bench.scenarios.holding import MemoryScenario, PayloadScenario, RestartScenario
+from timeline.bench.scenarios.lateness import BurstScenario, CancelTagScenario, LatenessScenario
+from timeline.bench.scenarios.throughput import CycleScenario, LoopScenario, ProduceScenario, run_journalled
+from timeline.bench.stores import scheme
 
 SQLITE = "sqlite://"
 BEANSTALKD = "beanstalkd"
@@ -41,11 +34,11 @@ TIMES_OF = {
     (BARE, "postgresql"): 0.7,
     (BARE, "cassandra"): 0.7,
 }
-"""How many times as fast a cycle on this kind of store is to be as what ran beside it; as a peer, in batches alone."""
+"""Targets for a cycle's rate relative to what ran beside it, by kind of store. Those of peers apply to batches only."""
 
 
 def fresh(store: str, folder: Path, name: str = "bench") -> str:
-    """`sqlite://` alone as the URL of a new file in `folder`; any other URL as it is."""
+    """Return the URL of a new file in `folder` for `sqlite://`, and any other URL unchanged."""
     return f"sqlite:///{folder / name}.db" if store in ("sqlite:", SQLITE, "sqlite:///") else store
 
 
@@ -59,7 +52,7 @@ class SuiteEntry:
 
     @property
     def title(self) -> str:
-        """What it is, in a few words."""
+        """Return what it is, in a few words."""
         asked, words = self.asked, [self.asked.name.replace("-", "")]
         words.append("memory" if asked.store.startswith("memory") else "SQLite")
         if isinstance(asked, CycleScenario) and asked.api != "batch":
@@ -72,7 +65,7 @@ class SuiteEntry:
 
 
 def entries(millions: float, seconds: float, runs: int, messages: int) -> tuple[SuiteEntry, ...]:
-    """The suite at a size: `millions` of messages pending at most, `messages` in a cycle."""
+    """Return the suite with at most `millions` of messages pending, and `messages` in a cycle."""
     most = int(millions * MILLION)
     lateness = LatenessScenario(seconds=seconds, runs=runs)
     return (
@@ -113,8 +106,10 @@ async def measure(
     journal: bool = False,
     profiled: bool = False,
 ) -> BenchReport:
-    """Measure a scenario, and what is to stand beside it: `bare`, the store or gRPC alone; a `peer`; `journal`, what
-    the event journal costs. Raises CannotMeasure."""
+    """Measure a scenario, and beside it what is asked for. Raises CannotMeasure.
+
+    `bare`: the store or gRPC alone. `peer`: another system. `journal`: the cost of the event journal.
+    """
     given, profile = asked.store, Profile(folder) if profiled else None
     asked = replace(asked, store=fresh(given, folder))
     report = await asked.run(folder, told, profile)
@@ -124,8 +119,6 @@ async def measure(
         if bare:
             report.beside.append(await run_bare(replace(asked, store=fresh(given, folder, "bare")), told))
         if journal:
-            from timeline.bench.scenarios.journal import run_journalled
-
             journalled = replace(asked, store=fresh(given, folder, "journalled"))
             report.beside.append(await run_journalled(journalled, folder))
         if peer == BEANSTALKD:
@@ -146,23 +139,22 @@ async def run_entry(entry: SuiteEntry, folder: Path, told: Told | None = None) -
 
 
 def compare(report: BenchReport) -> None:
-    """Adds how many times as fast, or as late, it was as each of what ran beside it, and what of that is a target."""
+    """Add the ratios to what ran beside it, and the targets of these."""
     for other in report.beside:
+        words = f"times_{other.scenario.replace(' ', '_')}"
         if "rate_per_s" not in other.figures:
-            both = {name: (report.figures[name], other.figures[name]) for name in COMPARED}
-            words = other.scenario.replace(" ", "_")
-            report.figures |= {f"times_{words}_{name}": ours / theirs for name, (ours, theirs) in both.items()}
+            ratios = {name: report.figures[name] / other.figures[name] for name in COMPARED}
+            report.figures |= {f"{words}_{name}": ratio for name, ratio in ratios.items()}
             continue
-        name = f"times_{other.scenario.replace(' ', '_')}"
-        report.figures[name] = report.figures["rate_per_s"] / other.figures["rate_per_s"]
+        report.figures[words] = report.figures["rate_per_s"] / other.figures["rate_per_s"]
         wanted = TIMES_OF.get((other.scenario, scheme(report.settings["store"])))
         like_peer = report.settings == report.settings | LIKE_PEER
         if wanted is not None and (like_peer or other.scenario == BARE):
-            report.targets = (*report.targets, Target(name, wanted, least=True))
+            report.targets = (*report.targets, Target(words, wanted, least=True))
 
 
 def compare_pending(reports: list[BenchReport]) -> None:
-    """Adds to each lateness with others pending how many times as late it was as the one with none."""
+    """Add to each lateness with others pending the ratios to the one with none."""
     plain = {"in_zero": False, "lease_ahead": "auto"}
     steady = [one for one in reports if plain.items() <= one.settings.items()]
     none = next((one for one in steady if not one.settings["pending"]), None)

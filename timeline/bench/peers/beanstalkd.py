@@ -1,9 +1,9 @@
-"""The peer: beanstalkd, its three commands of the same work (put without delay → reserve → delete), each pipelined.
+"""The peer beanstalkd, with the three commands of the same work (put without delay → reserve → delete), pipelined.
 
-One connection puts, another reserves and deletes, both without waiting for an answer before the next command goes; the
-same payloads, each checked to come out once. What it does not do: due times finer than a second, ids of the producer's
-own, moving, cancelling by id or tag; without `-b` it keeps nothing, and with it, without `-f 0`, it answers before the
-disk has it.
+One connection puts, another reserves and deletes. Neither waits for an answer before its next command. The payloads are
+those of the cycle, and each is checked to come out once. beanstalkd has no due times finer than a second, no ids of the
+producer's own, no moving, no cancelling by id or tag. Without `-b` it keeps nothing. With it and without `-f 0`, it
+answers before the disk has the message.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 from timeline.bench.figures import BenchReport
 from timeline.bench.ledger import Ledger
 from timeline.bench.load import ID_BYTES, batch_at, batch_sizes, ids_of
-from timeline.bench.processes import CannotMeasure, Measured
+from timeline.bench.processes import CannotMeasure, Measured, started
 from timeline.bench.scenario import Stopwatch, cpu_s_of_self
-from timeline.bench.scenarios.cycle import WINDOW_BATCHES, CycleScenario
+from timeline.bench.scenarios.throughput import WINDOW_BATCHES, CycleScenario
 from timeline.child import free_ports
 from timeline.clock import Clock
 
@@ -37,28 +37,21 @@ SYNCED_MESSAGES = 5_000
 CONNECT_TRIES = 200
 
 
-def _flags(kind: str, folder: Path) -> list[str]:
-    if kind == "memory":
-        return []
-    binlog = folder / f"binlog-{kind}"
-    binlog.mkdir(exist_ok=True)
-    return ["-b", str(binlog), "-f", "0" if kind == "fsync" else "50"]
-
-
 @asynccontextmanager
 async def running(kind: str, folder: Path) -> AsyncIterator[tuple[Measured, int]]:
-    """beanstalkd for the length of a measurement: the process and its port."""
+    """Run beanstalkd inside the context; yield the process and its port."""
     server = shutil.which("beanstalkd") or next((path for path in SERVERS if Path(path).exists()), None)
     if server is None:
         raise CannotMeasure("--peer beanstalkd needs the server: apt-get install beanstalkd")
+    flags: list[str] = []
+    if kind != "memory":
+        binlog = folder / f"binlog-{kind}"
+        binlog.mkdir(exist_ok=True)
+        flags = ["-b", str(binlog), "-f", "0" if kind == "fsync" else "50"]
     (port,) = free_ports(1)
-    command = (server, "-l", "127.0.0.1", "-p", str(port), *_flags(kind, folder))
-    child = await Measured.start(f"beanstalkd-{kind}", folder, *command)
-    try:
+    async with started(f"beanstalkd-{kind}", folder, server, "-l", "127.0.0.1", "-p", str(port), *flags) as child:
         await _listening(child, port)
         yield child, port
-    finally:
-        await child.end()
 
 
 async def _listening(child: Measured, port: int) -> None:
@@ -78,8 +71,15 @@ async def _listening(child: Measured, port: int) -> None:
 class _Connection(asyncio.Protocol):
     """A connection that is needed until the end: `lost` fails when beanstalkd ends it."""
 
+    transport: asyncio.Transport
+
     def __init__(self) -> None:
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._rest = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.lost.done():
@@ -87,23 +87,16 @@ class _Connection(asyncio.Protocol):
 
 
 class _Putter(_Connection):
-    """The connection that puts: counts the answers."""
+    """The connection that puts, and counts the answers."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.transport: asyncio.Transport | None = None
         self.answered = asyncio.Event()
         self.wrong: list[str] = []
         self._missing = 0
-        self._rest = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
 
     async def put(self, payloads: list[bytes]) -> None:
-        """Puts all, without a delay; returns when all are answered."""
-        assert self.transport is not None
+        """Put all without a delay. Return when all are answered."""
         head = b"put 0 0 60 %d\r\n"
         self.answered.clear()
         self._missing += len(payloads)
@@ -121,8 +114,10 @@ class _Putter(_Connection):
 
 
 class _Worker(_Connection):
-    """The connection that reserves and deletes, up to RESERVES_AHEAD commands ahead of the answers: never more than
-    half of what the ledger lets be on its way, for what is to be deleted waits behind them until jobs have come."""
+    """The connection that reserves and deletes, up to RESERVES_AHEAD commands ahead of the answers.
+
+    It reserves at most half of what the ledger lets be in flight: deletes wait behind reserves until jobs have come.
+    """
 
     def __init__(self, ledger: Ledger, payload_bytes: int) -> None:
         super().__init__()
@@ -130,18 +125,16 @@ class _Worker(_Connection):
         self._ledger = ledger
         self._answer = re.compile(rb"DELETED\r\n|RESERVED (\d+) %d\r\n(.{%d})\r\n" % ((payload_bytes,) * 2), re.DOTALL)
         self._longest_bytes = payload_bytes + len(b"RESERVED 18446744073709551615 9999999\r\n\r\n")
-        self._rest = b""
         self._to_reserve = ledger.total
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(self._reserves(self._ahead))
+        super().connection_made(transport)
+        self._reserve(self._ahead)
 
-    def _reserves(self, count: int) -> bytes:
+    def _reserve(self, count: int) -> None:
         count = min(count, self._to_reserve)
         self._to_reserve -= count
-        return b"reserve\r\n" * count
+        self.transport.write(b"reserve\r\n" * count)
 
     def data_received(self, data: bytes) -> None:
         data = self._rest + data
@@ -161,15 +154,15 @@ class _Worker(_Connection):
             self._ledger.finished.set()
         if numbers:
             self._ledger.met(ids)
-            self._transport.write(b"".join([b"delete %b\r\n" % number for number in numbers]))
-            self._transport.write(self._reserves(len(numbers)))
+            self.transport.write(b"".join([b"delete %b\r\n" % number for number in numbers]))
+            self._reserve(len(numbers))
         if deleted:
             self._ledger.settle(deleted)
 
 
 async def run_beanstalkd(asked: CycleScenario, kind: str, folder: Path) -> BenchReport:
-    """The cycle's work done by beanstalkd, started as `kind` of KINDS. Raises CannotMeasure."""
-    if kind == "fsync":  # a sync each is so slow that fewer say as much
+    """Do the cycle's work with beanstalkd, started as `kind` of KINDS. Raises CannotMeasure."""
+    if kind == "fsync":  # a sync each is so slow that fewer messages show as much
         asked = replace(asked, messages=min(asked.messages, SYNCED_MESSAGES), warm_up=0)
     async with running(kind, folder) as (child, port):
         if asked.warm_up:

@@ -1,8 +1,8 @@
 """Celery on Redis as its documentation says for short tasks: ETA tasks, acknowledged late, results ignored.
 
-`python -m timeline.bench.peers.celery_tasks work` is a worker (`worker_main`), `… put` publishes from several threads:
-no call publishes many. Both read `{"url": …, "name": …}` from standard input first; `name` prefixes every
-key. See `peers` for what is said between them.
+`python -m timeline.bench.peers.celery_tasks work` is a worker (`worker_main`). `… put` publishes from several threads,
+because no call publishes many. Both first read `{"url": …, "name": …}` from standard input; `name` prefixes every key.
+See `peers` for their lines.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import redis
@@ -19,7 +20,7 @@ from celery import Celery
 from celery.signals import worker_ready
 
 from timeline.bench.load import ID_BYTES
-from timeline.bench.peers.databases import DROP, DROPPED, LEFT, READY, STORED, telling
+from timeline.bench.peers import DROP, DROPPED, LEFT, READY, STORED, id_output
 from timeline.clock import Clock
 
 PREFETCHED = 128
@@ -28,8 +29,8 @@ POOL = "solo"
 QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "ERROR")
 
 
-def application(url: str, name: str, told: int) -> tuple[Celery, Any]:
-    """The application and its one task, which tells the id that it was given."""
+def application(url: str, name: str, ids: int) -> tuple[Celery, Any]:
+    """Return the application and its one task, which writes the id that it gets to the file `ids`."""
     app = Celery("timeline-bench", broker=url, set_as_current=False)
     app.conf.update(
         task_acks_late=True,
@@ -43,25 +44,25 @@ def application(url: str, name: str, told: int) -> tuple[Celery, Any]:
 
     @app.task(name="handed")  # type: ignore[untyped-decorator]
     def handed(payload: str) -> None:
-        os.write(told, f"{payload[:ID_BYTES]}\n".encode())
+        os.write(ids, f"{payload[:ID_BYTES]}\n".encode())
 
     return app, handed
 
 
 def work(url: str, name: str) -> None:
-    """Works off until SIGTERM."""
-    told = telling()
-    app, _ = application(url, name, told)
+    """Work until SIGTERM."""
+    ids = id_output()
+    app, _ = application(url, name, ids)
 
     @worker_ready.connect(weak=False)  # type: ignore[untyped-decorator]
     def ready(**_: object) -> None:
-        os.write(told, f"{READY}\n".encode())
+        os.write(ids, f"{READY}\n".encode())
 
     app.worker_main(["worker", "--pool", POOL, "--concurrency", "1", *QUIET])
 
 
 def put(url: str, name: str) -> None:
-    """Publishes what it reads, says what is not acknowledged, and removes all at the end."""
+    """Answer the lines of `peers`."""
     _, handed = application(url, name, sys.stdout.fileno())
     server = redis.Redis.from_url(url)
     with ThreadPoolExecutor(PUBLISHERS) as publishers:
@@ -75,15 +76,13 @@ def put(url: str, name: str) -> None:
                     server.delete(key)
                 print(DROPPED, flush=True)
             else:
-                for answer in [
-                    publishers.submit(publish, handed, json.loads(asked)[at::PUBLISHERS]) for at in range(PUBLISHERS)
-                ]:
-                    answer.result()
+                payloads = json.loads(asked)
+                list(publishers.map(partial(publish, handed), (payloads[at::PUBLISHERS] for at in range(PUBLISHERS))))
                 print(STORED, flush=True)
 
 
 def publish(handed: Any, payloads: list[str]) -> None:
-    """One task a payload, due now."""
+    """Publish one task per payload, due now."""
     clock = Clock()
     for payload in payloads:
         handed.apply_async((payload,), eta=datetime.fromtimestamp(clock.now_ms() / 1000, UTC))

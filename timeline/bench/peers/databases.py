@@ -1,9 +1,9 @@
 """Peers that live in a database beside Timeline's store: Celery on Redis and pgqueuer on PostgreSQL.
 
-Each does the cycle's work as its own documentation says, in two processes of its own: one puts (a batch a call, or from
-several threads where there is no such call), the other works off. What is put is due at once; the id in each payload is
-told by the worker's code as it gets it, and checked here; the turn ends when the database has nothing left of it, so
-that every acknowledgement counts, too. Everything lies under a name of its own and is removed at the end.
+Each does the cycle's work as its own documentation describes, in two processes: one puts, the other works. Puts go in
+batches, or from several threads where there is no call for many. What is put is due at once. The worker's code writes
+the id in each payload, which is checked here. A turn ends when the database has nothing left of it, so that every
+acknowledgement counts. Everything lies under a name of its own, and is removed at the end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import asyncio
 import importlib.util
 import json
 import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -21,29 +20,23 @@ from pathlib import Path
 from timeline.bench.figures import BenchReport
 from timeline.bench.ledger import Ledger
 from timeline.bench.load import batch_at, batch_sizes, ids_of
-from timeline.bench.processes import CannotMeasure, Measured
+from timeline.bench.peers import DROP, DROPPED, LEFT
+from timeline.bench.processes import CannotMeasure, Measured, started_module
 from timeline.bench.scenario import Stopwatch
-from timeline.bench.scenarios.cycle import WINDOW_BATCHES, CycleScenario
-from timeline.bench.topic import NAME_BYTES, scheme
+from timeline.bench.scenarios.throughput import WINDOW_BATCHES, CycleScenario
+from timeline.bench.stores import NAME_BYTES, scheme
 from timeline.clock import Clock
 
-READY, STORED, LEFT, DROP, DROPPED = "ready", "stored", "left", "drop", "dropped"
 LOOK_AGAIN_S = 0.005
 READ_BYTES = 1 << 16
 
 
-def telling() -> int:
-    """The file that a peer's process tells its ids to: what was its standard output. That is its standard error from
-    then on, for whatever the peer says by itself."""
-    told = os.dup(1)
-    os.dup2(2, 1)
-    return told
-
-
 @dataclass(frozen=True, slots=True)
 class PeerSystem:
-    """`module`: what its processes run. `store`: the kind of server that it needs. `packages`: what must be installed.
-    `less`: what it does not do."""
+    """`module`: what its processes run. `store`: the kind of server. `packages`: what must be installed.
+
+    `less`: what it does not do.
+    """
 
     module: str
     store: str
@@ -57,7 +50,7 @@ PEERS = {
         "redis",
         ("celery", "redis"),
         "does not: keep due times in order in the store (the worker holds what is to come in its memory; beyond an "
-        "hour it may run twice), move, cancel in the store (a revoke is told to the workers that run then), refuse a "
+        "hour it may run twice), move, cancel in the store (a revoke reaches the workers that run then), refuse a "
         "second task under an id; keeps what Redis keeps",
     ),
     "pgqueuer": PeerSystem(
@@ -71,7 +64,7 @@ PEERS = {
 
 
 async def run_peer(asked: CycleScenario, name: str, folder: Path) -> BenchReport:
-    """The cycle's work done by the peer of this name, on the server of `asked.store`. Raises CannotMeasure."""
+    """Do the cycle's work with the peer of this name, on the server of `asked.store`. Raises CannotMeasure."""
     peer = PEERS[name]
     if scheme(asked.store) != peer.store:
         raise CannotMeasure(f"--peer {name} runs on the server of --store: give a {peer.store}:// one")
@@ -89,27 +82,21 @@ async def run_peer(asked: CycleScenario, name: str, folder: Path) -> BenchReport
 
 @asynccontextmanager
 async def _running(name: str, peer: PeerSystem, url: str, folder: Path) -> AsyncIterator[tuple[Measured, Measured]]:
-    """Its two processes: what puts (and makes and removes what it needs in the database), and what works off."""
+    """Run the process that puts, which also creates and removes what it needs in the database, and the worker."""
     own = f"bench_{name}_{os.urandom(NAME_BYTES).hex()}"
     settings = json.dumps({"url": url.partition("?")[0], "name": own})  # by standard input: a URL may have a password
-    putter = await Measured.start(f"{name}-putter", folder, sys.executable, "-m", peer.module, "put")
-    try:
+    async with started_module(f"{name}-putter", folder, peer.module, "put") as putter:
         await putter.tell(settings)
         await putter.line()
         try:
-            worker = await Measured.start(f"{name}-worker", folder, sys.executable, "-m", peer.module, "work")
-            try:
+            async with started_module(f"{name}-worker", folder, peer.module, "work") as worker:
                 await worker.tell(settings)
                 await worker.line()
                 yield putter, worker
-            finally:
-                await worker.end()
         finally:
             await putter.tell(DROP)
-            while await putter.line() != DROPPED:  # what it had not answered yet
+            while await putter.line() != DROPPED:  # answers to earlier lines come first
                 pass
-    finally:
-        await putter.end()
 
 
 async def _turn(asked: CycleScenario, putter: Measured, worker: Measured, messages: int) -> Ledger:
@@ -123,28 +110,22 @@ async def _turn(asked: CycleScenario, putter: Measured, worker: Measured, messag
             await putter.tell(json.dumps([payload.decode() for payload in batch.payloads]))
             await putter.line()
 
-    await ledger.through(put(), _hear(worker, ledger))
+    await ledger.through(put(), _read_ids(worker, ledger))
     if not ledger.verdict():
-        await _all_acknowledged(putter)
+        await putter.tell(LEFT)
+        while int(await putter.line()):
+            await asyncio.sleep(LOOK_AGAIN_S)
+            await putter.tell(LEFT)
     return ledger
 
 
-async def _hear(worker: Measured, ledger: Ledger) -> None:
-    """Notes the ids that the worker's code was given."""
+async def _read_ids(worker: Measured, ledger: Ledger) -> None:
+    """Note the ids that the worker's code got."""
     assert worker.process.stdout is not None
     rest = b""
-    while said := await worker.process.stdout.read(READ_BYTES):
-        *ids, rest = (rest + said).split(b"\n")
+    while read := await worker.process.stdout.read(READ_BYTES):
+        *ids, rest = (rest + read).split(b"\n")
         if ids:
             ledger.met(ids)
             ledger.settle(len(ids))
     raise CannotMeasure(f"{worker.name} ended: {worker.last_words()}")
-
-
-async def _all_acknowledged(putter: Measured) -> None:
-    """Waits until the database has nothing left."""
-    while True:
-        await putter.tell(LEFT)
-        if int(await putter.line()) == 0:
-            return
-        await asyncio.sleep(LOOK_AGAIN_S)

@@ -1,9 +1,7 @@
-"""pgqueuer on PostgreSQL as its documentation says: batches enqueued by one call, worked off in batches on uvloop, as
-`pgq run` does.
+"""pgqueuer on PostgreSQL as its documentation says: one call enqueues a batch, a worker on uvloop takes batches.
 
-`python -m timeline.bench.peers.pgqueuer_jobs work` is a worker, `… put` enqueues.
-Both read `{"url": …, "name": …}` from standard input first; `name` prefixes every table. See `peers` for what is said
-between them.
+`python -m timeline.bench.peers.pgqueuer_jobs work` is a worker, like `pgq run`; `… put` enqueues. Both first read
+`{"url": …, "name": …}` from standard input; `name` prefixes every table. See `peers` for their lines.
 """
 
 from __future__ import annotations
@@ -22,31 +20,31 @@ from pgqueuer.models import Job
 from pgqueuer.queries import Queries
 
 from timeline.bench.load import ID_BYTES
-from timeline.bench.peers.databases import DROP, DROPPED, LEFT, READY, STORED, telling
+from timeline.bench.peers import DROP, DROPPED, LEFT, READY, STORED, id_output
 
 ENTRYPOINT = "handed"
 BATCH = 1_000
 POLLED = timedelta(seconds=1)
-"""How long it waits for a notification before it looks by itself."""
+"""How long it waits for a notification before it polls."""
 URL, PREFIX = "PGDSN", "PGQUEUER_PREFIX"
 
 
 async def work() -> None:
-    """Works off until SIGTERM: one entrypoint, which tells the id that it was given."""
-    told = telling()
+    """Work until SIGTERM, with one entrypoint, which writes the id that it gets."""
+    ids = id_output()
     queuer = PgQueuer(AsyncpgDriver(await asyncpg.connect(os.environ[URL])))
 
     @queuer.entrypoint(ENTRYPOINT)
     async def handed(job: Job) -> None:
         assert job.payload is not None
-        os.write(told, job.payload[:ID_BYTES] + b"\n")
+        os.write(ids, job.payload[:ID_BYTES] + b"\n")
 
-    os.write(told, f"{READY}\n".encode())
+    os.write(ids, f"{READY}\n".encode())
     await queuer.run(dequeue_timeout=POLLED, batch_size=BATCH)
 
 
 async def put() -> None:
-    """Makes the tables, enqueues what it reads, says what is not acknowledged, and removes all at the end."""
+    """Create the tables, and answer the lines of `peers`."""
     connection = await asyncpg.connect(os.environ[URL])
     queries = Queries(AsyncpgDriver(connection))
     await queries.install()
@@ -66,7 +64,7 @@ async def put() -> None:
 
 
 def main(what: str, url: str, name: str) -> None:
-    """Puts or works off, until its standard input ends or SIGTERM."""
+    """Put or work, until standard input ends or SIGTERM."""
     os.environ |= {URL: url, PREFIX: name}
     if what == "put":
         asyncio.run(put())

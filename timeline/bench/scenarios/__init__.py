@@ -1,1 +1,1 @@
-"""One scenario per module, each an async function of its settings."""
+"""The scenarios: how fast, how late, what holding costs, and several brokers together."""

@@ -29,18 +29,10 @@ from timeline.bench.plots import (
 )
 from timeline.bench.processes import CannotMeasure
 from timeline.bench.scenario import MOST, Scenario
-from timeline.bench.scenarios.burst import BurstScenario
-from timeline.bench.scenarios.cancel_tag import CancelTagScenario
-from timeline.bench.scenarios.cluster import ClusterScenario
-from timeline.bench.scenarios.cycle import CycleScenario
-from timeline.bench.scenarios.failover import FailoverScenario
-from timeline.bench.scenarios.lateness import LatenessScenario
-from timeline.bench.scenarios.loop import LoopScenario
-from timeline.bench.scenarios.memory import MemoryScenario
-from timeline.bench.scenarios.payload import PayloadScenario
-from timeline.bench.scenarios.produce import ProduceScenario
-from timeline.bench.scenarios.restart import RestartScenario
-from timeline.bench.scenarios.scale import PENDING, ScaleScenario
+from timeline.bench.scenarios.cluster import ClusterScenario, FailoverScenario
+from timeline.bench.scenarios.holding import MemoryScenario, PayloadScenario, RestartScenario
+from timeline.bench.scenarios.lateness import PENDING, BurstScenario, CancelTagScenario, LatenessScenario, ScaleScenario
+from timeline.bench.scenarios.throughput import CycleScenario, LoopScenario, ProduceScenario
 from timeline.bench.suite import BEANSTALKD, FULL, QUICK, SuiteEntry, compare_pending, measure, run_entry
 from timeline.cli.app import REFUSED, SOME_FAILED, Failed, Suggesting, say
 from timeline.cli.options.values import DURATION, Url
