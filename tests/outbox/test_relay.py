@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,10 +12,13 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 
 import timeline
 from tests.driver.broker import Broker
 from tests.outbox.conftest import TOPIC, Heard, Shop, made_shop
+from tests.servers.fixture import Running
+from tests.servers.mysql import MysqlServer
 from tests.servers.postgresql import PostgresqlServer
 from tests.services import require_service
 from timeline import Message, Status, outbox
@@ -371,6 +375,79 @@ def test_a_server_that_says_no_is_quoted_and_the_password_is_not(shop: Shop) -> 
     assert "hunter2" not in str(refused.value)
     with pytest.raises(Unavailable, match="cannot be asked"):
         database.Outbox(read.set(port=1).render_as_string(hide_password=False)).open()
+
+
+def _of(shop: Shop, user: str, **query: str) -> Outbox:
+    """The same outbox, asked for by another user of the server."""
+    read = sa.make_url(shop.url).set(username=user, password=user, query=query)
+    return database.Outbox(read.render_as_string(hide_password=False))
+
+
+@pytest.mark.servers
+def test_a_postgresql_that_is_full_or_read_only_is_waited_for(postgresql_shop: Shop) -> None:
+    """libpq says no code of a refused connection."""
+    shop = postgresql_shop
+    for user, more in (("crowded", "CONNECTION LIMIT 0"), ("reader", "")):
+        shop.run(f"DROP ROLE IF EXISTS {user}")
+        shop.run(f"CREATE ROLE {user} LOGIN PASSWORD '{user}' {more}")
+    shop.run("ALTER ROLE reader SET default_transaction_read_only = on")
+    crowded, reader = _of(shop, "crowded"), _of(shop, "reader")
+    with pytest.raises(Unavailable, match="too many connections"):
+        crowded.open()
+    with pytest.raises(DBAPIError) as failed:
+        reader.purge(None)
+    reader.close()
+    assert isinstance(reader.explained(failed.value), Unavailable), failed.value
+
+
+@pytest.mark.slow
+def test_a_postgresql_that_does_not_answer_in_time_is_waited_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/shop?connect_timeout=2"
+        with pytest.raises(Unavailable, match="timeout expired"):
+            database.Outbox(url).open()
+
+
+@pytest.mark.servers
+def test_a_locked_user_of_mariadb_is_refused_and_a_read_only_server_is_waited_for(servers: Running) -> None:
+    server = servers.server(MysqlServer)
+    for shop in made_shop(server.url):
+        name = sa.make_url(shop.url).database
+        for user, more in (("locked", "ACCOUNT LOCK"), ("plain", "")):
+            server.sql(f"CREATE OR REPLACE USER {user} IDENTIFIED BY '{user}' {more}; GRANT ALL ON {name}.* TO {user}")
+        with pytest.raises(OutboxRefused, match="locked"):
+            _of(shop, "locked").open()
+        plain = _of(shop, "plain")
+        shop.add("one")
+        server.sql("SET GLOBAL read_only = 1")
+        try:
+            with pytest.raises(DBAPIError) as failed:
+                plain.settle([1], {})
+        finally:
+            server.sql("SET GLOBAL read_only = 0")
+            plain.close()
+        assert isinstance(plain.explained(failed.value), Unavailable), failed.value
+
+
+@pytest.mark.parametrize(
+    ("said", "refused"),
+    [
+        # As psycopg2 and psycopg say it, with libpq of version 13 and of version 18.
+        ('FATAL:  password authentication failed for user "shop"\n', True),
+        ('connection to server at "::1", port 5432 failed: FATAL:  database "nowhere" does not exist\n', True),
+        ('connection to server at "::1", port 5432 failed: ВАЖНО:  роль "shop" не существует\n', True),
+        ('connection to server at "::1", port 5432 failed: fe_sendauth: no password supplied\n', True),
+        ("server does not support SSL, but SSL was required\n", True),
+        ('connection to server at "::1", port 5432 failed: FATAL:  sorry, too many clients already\n', False),
+        ("FATAL:  remaining connection slots are reserved for roles with the SUPERUSER attribute\n", False),
+        ("FATAL:  the database system is starting up\n", False),
+        ('connection to server at "::1", port 5432 failed: Connection refused\n\tIs the server running?\n', False),
+        ('could not translate host name "nowhere" to address: Name or service not known\n', False),
+        ("connection timeout expired", False),
+    ],
+)
+def test_a_refused_connection_of_libpq_is_told_by_its_text(said: str, refused: bool) -> None:
+    assert database.refused_by_libpq(said) is refused
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,14 @@
-"""Adds messages to the outbox inside the caller's own transaction, which is never committed here."""
+"""The outbox's table, and messages added to it inside the caller's own transaction, which is never committed here.
+
+Times in the table are int milliseconds, those of a point in time since 1970 UTC.
+"""
 
 from __future__ import annotations
 
 import inspect
 import json
 import random
+import re
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,9 +17,9 @@ from timeline.clock import Clock
 from timeline.driver.message import Ids, Message, encode_text
 from timeline.errors import Invalid
 from timeline.model import DEFAULT_GROUP, MAX_GROUP_BYTES, check_topic_name, decode_headers
-from timeline.outbox.ddl import TABLE, check_table
 from timeline.wire.frames import PutFlag
 
+TABLE = "timeline_outbox"
 COLUMNS = ("topic", "grp", "id", "payload", "due_ms", "in_ms", "expires_ms", "expires_in_ms", "tag", "headers")
 _MARKS: dict[str, Callable[[int, str], str]] = {
     "qmark": lambda place, name: "?",
@@ -26,7 +30,7 @@ _MARKS: dict[str, Callable[[int, str], str]] = {
     "pyformat": lambda place, name: "%s",
 }
 _IN_TRANSACTION = 1
-"""Of MySQL's status flags: a transaction was begun."""
+"""The flag of MySQL's status that says that a transaction has begun."""
 
 
 def add(
@@ -38,13 +42,13 @@ def add(
     table: str = TABLE,
     paramstyle: str | None = None,
 ) -> str:
-    """Adds `message` to the outbox; answers its id, made here when it has none. Sent once the caller's transaction is
-    committed, never when it is rolled back. Never commits.
+    """Add `message` to the outbox and return its id, which is made here when it has none. The relay sends the message
+    once the caller's transaction is committed, never when it is rolled back. This call never commits.
 
     `connection`: an SQLAlchemy Connection or Session, or a DB-API connection (sqlite3, psycopg, PyMySQL, Django's …)
-    that is inside a transaction; `paramstyle`: its placeholders, where its module does not say. `at=` of the message is
-    exact; `in_=`, and an `expires=` from now, count from when the relay sends it. Raises Invalid; whatever the database
-    raises comes through.
+    inside a transaction. `paramstyle`: its placeholders, if its module does not say. `at=` of the message is exact.
+    `in_=`, and a relative `expires=`, count from when the relay sends it. Raise Invalid. The database's own errors
+    come through.
 
     Of an AsyncSession or AsyncConnection: `await session.run_sync(outbox.add, message, topic=…)`.
     """
@@ -60,7 +64,7 @@ def add_many(
     table: str = TABLE,
     paramstyle: str | None = None,
 ) -> list[str]:
-    """The same for many messages; answers their ids in order."""
+    """Add many messages, as `add` does, and return their ids in order."""
     check_table(table)
     rows = rows_of(messages, topic, group)
     if not rows:
@@ -75,18 +79,18 @@ def add_many(
 def statement(
     message: Message, *, topic: str, group: str = DEFAULT_GROUP, table: str = TABLE, paramstyle: str
 ) -> tuple[str, list[Any]]:
-    """The INSERT that `add` runs, and its values, for whoever runs it in another way; the id is the third value.
+    """Return the INSERT that `add` runs and its values, for programs that run it themselves. The third value is the id.
 
     `paramstyle`: qmark (?), format (%s), numeric (:1), or numeric_dollar ($1), as asyncpg has it:
     `sql, values = outbox.statement(message, topic="reminders", paramstyle="numeric_dollar")`, then
-    `await connection.execute(sql, *values)`. Raises Invalid.
+    `await connection.execute(sql, *values)`. Raise Invalid.
     """
     [row] = rows_of([message], topic, group)
     return _insert(check_table(table), paramstyle), [row[name] for name in COLUMNS]
 
 
 def rows_of(messages: Iterable[Message], topic: str, group: str) -> list[dict[str, Any]]:
-    """The outbox's row for each message. Raises Invalid."""
+    """Return the outbox's row for each message. Raise Invalid."""
     check_topic_name(topic)
     encode_text(group, "a group", MAX_GROUP_BYTES)
     listed = list(messages)
@@ -129,11 +133,11 @@ def _insert(table: str, paramstyle: str) -> str:
 
 
 def _of_sqlalchemy(connection: Any) -> bool:
-    """Whether it is SQLAlchemy's and can be used. Raises Invalid for what is SQLAlchemy's and cannot."""
+    """Return whether this is a usable connection of SQLAlchemy. Raise Invalid for an unusable one."""
     roots = {kind.__module__.partition(".")[0] for kind in type(connection).__mro__}
     if "sqlalchemy" not in roots:
         return False
-    # Not imported here: it is there, since the connection is of it, or an adding program needs it not.
+    # A connection of SQLAlchemy has imported it already; other programs do not need it.
     orm = sys.modules.get("sqlalchemy.orm")
     if isinstance(connection, (_core().Connection, *((orm.Session, orm.scoped_session) if orm else ()))):
         return True
@@ -189,7 +193,7 @@ def _add_by_dbapi(connection: Any, rows: list[dict[str, Any]], table: str, param
 
 
 def _style_of(connection: Any) -> str:
-    """The placeholders of a DB-API connection, as the module says that its class comes from."""
+    """Return the placeholders of a DB-API connection, as the module of its class declares them."""
     for kind in type(connection).__mro__:
         parts = kind.__module__.split(".")
         if parts[0] == "django":
@@ -205,8 +209,7 @@ def _style_of(connection: Any) -> str:
 
 
 def _check_transaction(raw: Any) -> None:
-    """Raises Invalid for a connection that is known to commit each statement by itself: then nothing could be rolled
-    back."""
+    """Raise Invalid for a connection that commits each statement by itself: its messages could not be rolled back."""
     if _commits_by_itself(raw):
         raise Invalid(
             "this connection commits each statement by itself (autocommit), so a message would be sent whatever "
@@ -225,3 +228,79 @@ def _commits_by_itself(raw: Any) -> bool:
     info = getattr(raw, "info", None)
     status = getattr(info, "transaction_status", None)  # psycopg, psycopg2
     return getattr(raw, "autocommit", None) is True and status is not None and int(status) == 0
+
+
+# ── the table ──
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,50}(\.[A-Za-z_][A-Za-z0-9_]{0,50})?")
+_SHAPE = """
+CREATE TABLE IF NOT EXISTS {table} (
+    seq {key},
+    topic {word} NOT NULL,
+    grp {word} DEFAULT 'default' NOT NULL,
+    id {word} NOT NULL,
+    payload {content} NOT NULL,
+    due_ms BIGINT,
+    in_ms BIGINT,
+    expires_ms BIGINT,
+    expires_in_ms BIGINT,
+    tag {word},
+    headers TEXT,
+    added_ms BIGINT DEFAULT ({now}) NOT NULL,
+    refused_ms BIGINT,
+    refused TEXT,
+    CHECK ((due_ms IS NULL) <> (in_ms IS NULL)){inside}
+){after}
+"""
+# A row waits until `refused_ms` is set; sent rows are deleted. The index has only the rows that wait, since rejected
+# rows may stay for long.
+_INDEX = "CREATE INDEX IF NOT EXISTS {index} ON {table} (seq) WHERE refused_ms IS NULL"
+
+_WORDS = {
+    "sqlite": {
+        "key": "INTEGER PRIMARY KEY AUTOINCREMENT",
+        "word": "TEXT",
+        "content": "BLOB",
+        "now": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
+        "inside": "",
+        "after": "",
+    },
+    "postgresql": {
+        "key": "BIGINT GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY",
+        "word": "TEXT",
+        "content": "BYTEA",
+        "now": "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)",
+        "inside": "",
+        # Rows live for a moment, so vacuum must come long before a fifth of the table is dead.
+        "after": " WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000)",
+    },
+    "mysql": {
+        "key": "BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY",
+        "word": "VARCHAR(255)",
+        "content": "LONGBLOB",
+        "now": "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)",
+        "inside": ",\n    INDEX {index} (refused_ms, seq)",
+        "after": " ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
+    },
+}
+DIALECTS = tuple(_WORDS)
+
+
+def ddl(dialect: str, table: str = TABLE) -> list[str]:
+    """Return the statements that create the outbox's table for `dialect`, one of DIALECTS (mysql: also MariaDB). They
+    do nothing if it exists already. Raise Invalid."""
+    if dialect not in _WORDS:
+        raise Invalid(f"dialect must be one of {', '.join(DIALECTS)}, not {dialect!r:.40}")
+    index = f"{check_table(table).rpartition('.')[2]}_waiting"
+    words = {name: word.format(index=index) for name, word in _WORDS[dialect].items()}
+    made = [_SHAPE.format(table=table, **words).strip()]
+    return made if dialect == "mysql" else [*made, _INDEX.format(index=index, table=table)]
+
+
+def check_table(table: str) -> str:
+    """Return `table` if it can be the name of a table, with or without a schema before it. Raise Invalid."""
+    if not isinstance(table, str) or not _NAME.fullmatch(table):
+        raise Invalid(
+            f"a table's name is letters, digits and _, with a schema and a dot before it or without: {table!r:.80}"
+        )
+    return table

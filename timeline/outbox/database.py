@@ -1,9 +1,9 @@
-"""The outbox's table as the relay has it: opened by its URL; rows that wait are taken, and deleted or set aside.
+"""The outbox's table as the relay uses it: opened by its URL; waiting rows are taken, then deleted or rejected.
 
-The URL is SQLAlchemy's own form, with a driver that is installed where it names none. Calls block; the relay makes them
-in one thread. Where the database has SKIP LOCKED, what was taken stays locked until it is settled, so that several
-relays share a table and none sends what another has in hand; a relay that dies lets go of it with its connection.
-SQLite has none: there one relay at a time holds a lock beside the database's file.
+The URL has SQLAlchemy's form. If it names no driver, an installed one is used. Calls block, and the relay makes them in
+one thread. Where the database has SKIP LOCKED, rows that were taken stay locked until they are settled, so that several
+relays can share a table. The locks of a relay that dies end with its connection. SQLite has no SKIP LOCKED: there one
+relay at a time holds a lock beside the database's file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from timeline.clock import Clock
 from timeline.driver.message import Message
 from timeline.driver.times import When, as_datetime
 from timeline.errors import Invalid, TimelineError, Unavailable
-from timeline.outbox.ddl import DIALECTS, TABLE, check_table
+from timeline.outbox.adding import DIALECTS, TABLE, check_table
 from timeline.storage_plugins import shown
 
 DRIVERS = {
@@ -41,18 +41,18 @@ DRIVERS = {
         "mariadbconnector": "mariadb",
     },
 }
-"""SQLAlchemy's name of each driver that the relay can use → its module, the first that is installed is taken."""
+"""SQLAlchemy's name of each driver that the relay can use → its module. The first one that is installed is used."""
 _PACKAGES = {"postgresql": "psycopg[binary]", "mysql": "pymysql"}
 _ALSO = {"postgres": "postgresql", "mariadb": "mysql"}
 
 REASON_CHARS = 1_000
 TAKEN_BYTES = 16 * 1024 * 1024
-"""Payload bytes that are taken at once; one payload may be more."""
+"""Payload bytes that are taken at once. A single payload may be larger."""
 COUNTED = 100_000
-"""Rows that wait are counted up to so many."""
+"""The most waiting rows that are counted."""
 CONNECT_S = 10
 ANSWER_S = 60
-"""A statement that takes longer is given up."""
+"""The deadline of a statement."""
 LIBPQ = {
     "connect_timeout": CONNECT_S,
     "tcp_user_timeout": ANSWER_S * 1_000,
@@ -60,27 +60,33 @@ LIBPQ = {
     "keepalives_interval": 10,
     "keepalives_count": 3,
 }
-"""Of psycopg and psycopg2: a server whose machine is gone is given up, too, not asked for hours."""
+"""Options of psycopg and psycopg2: the relay gives up a server whose machine is gone, instead of asking for hours."""
 REFUSED_BY_SQLITE = (1, 8)
-"""Its primary error codes for an error in the statement (no such table), and a database that is read only."""
-REFUSED_BY_MYSQL = (1044, 1045, 1049, 1142, 1143, 1146, 1290, 1698, 1836)
-"""Access denied, no such database or table, no right on it, read only."""
-REFUSED_BY_POSTGRESQL = ("25006", "28", "3D", "42")
-"""SQLSTATE: read only, no such user or wrong password, no such database, no such table or no right on it."""
+"""Its primary error codes for an error in the statement (no such table), and a file that is read-only."""
+REFUSED_BY_MYSQL = (1044, 1045, 1049, 1142, 1143, 1146, 1227, 1698, 3118, 3955, 4151)
+"""Access denied, no such database or table, no right to it, a right that is missing, a locked account (MySQL's, after
+too many wrong passwords, MariaDB's). A read-only server (1290, 1836) is one that a failover will replace."""
+REFUSED_BY_POSTGRESQL = ("28", "3D", "42")
+"""SQLSTATE: no such user or wrong password, no such database, no such table or no right to it. A read-only server
+(25006) is one that a failover will replace."""
+_ANSWERED = re.compile(r"\w:  |no password supplied|not support SSL")
+_NOT_NOW = re.compile("too many|connection slots|the database system|terminating connection|timeout expired")
+"""libpq, and so psycopg and psycopg2, hides the SQLSTATE of a refused connection, so that only its text is left. It
+marks what a server said, in any language, by a severity, a colon and two spaces."""
 OLDEST_MYSQL = {True: (10, 6), False: (8, 0, 1)}
 """The first MariaDB, and the first MySQL, that has SKIP LOCKED."""
 
 
 class OutboxRefused(TimelineError):
-    """The outbox cannot be used as it is: no such table, no rights, a driver that is missing. The text says what to
+    """The outbox cannot be used as it is: no such table, no rights, or a missing driver. The text says what to
     change."""
 
     code = "REFUSED"
 
 
 def outbox_url(url: str) -> URL:
-    """`url` read, with a driver in it. Raises Invalid for what is no URL of a known database, OutboxRefused without a
-    driver or, of SQLite, without its file."""
+    """Return `url` read, with a driver in it. Raise Invalid if it is no URL of a known database, and OutboxRefused if
+    no driver is installed or SQLite's file is missing."""
     scheme, separator, _ = url.partition("://")
     asked, _, driver = scheme.partition("+")
     dialect = _ALSO.get(asked, asked)
@@ -147,10 +153,10 @@ class OutboxRow:
     tag: str | None
     headers: str | None
     flaw: str = ""
-    """Why none of it can be sent."""
+    """Why this row cannot be sent; empty: it can."""
 
     def message(self) -> Message:
-        """What is to be sent. Raises Invalid or TooLarge: the table is open to whoever can insert a row."""
+        """Return the message to send. Raise Invalid or TooLarge: any program may have inserted the row."""
         if self.flaw:
             raise Invalid(self.flaw)
         expires = None if self.expires_in_ms is None else _length(self.expires_in_ms)
@@ -166,12 +172,12 @@ class OutboxRow:
 
 
 COLUMNS = tuple(field.name for field in fields(OutboxRow) if field.name != "flaw")
-"""Those of the table that make a row."""
+"""The columns of the table that make a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedRow:
-    """A row that was set aside. `refused_ms`: when, milliseconds UTC; `reason`: why."""
+    """A row that was rejected. `refused_ms`: when, milliseconds UTC. `reason`: why."""
 
     seq: int
     topic: str
@@ -184,7 +190,7 @@ class RefusedRow:
 
 @dataclass(frozen=True, slots=True)
 class OutboxCounts:
-    """How much stands in the table. `oldest_ms`: since when the oldest row waits, milliseconds UTC; 0: none does."""
+    """How many rows the table has. `oldest_ms`: since when the oldest row waits, milliseconds UTC; 0: none does."""
 
     waiting: int
     set_aside: int
@@ -192,7 +198,7 @@ class OutboxCounts:
 
 
 def _point(millis: int) -> When:
-    # A due before 1970 is 1 in a row; as an int that would look like seconds.
+    # A row has 1 for a due time before 1970. As an int, that would look like seconds.
     return as_datetime(1) if millis == 1 else millis
 
 
@@ -216,8 +222,8 @@ def _headers(text: str | None) -> Mapping[str, str] | None:
 
 
 class Outbox:
-    """The table `table` of the database at `url`. `idle_s`: after how long the server may let go of rows whose relay
-    says nothing any more, where it can. Raises as `outbox_url`."""
+    """The table `table` of the database at `url`. `idle_s`: after how long the server may release the rows of a silent
+    relay, where it can. Raises as `outbox_url`."""
 
     def __init__(self, url: str, table: str = TABLE, idle_s: int = 60, clock: Clock | None = None) -> None:
         self.url = outbox_url(url)
@@ -246,8 +252,8 @@ class Outbox:
         return {"connect_args": {"timeout": ANSWER_S, "check_same_thread": False}}
 
     def _prepare(self, raw: Any, record: object) -> None:
-        """Settings of a new connection: rows of a relay that fell silent are not locked for ever; a text of SQLite's
-        that is no UTF-8 is no error of all that it was asked for with."""
+        """Set up a new connection. A relay that fell silent must not lock its rows for ever, and a text of SQLite that
+        is not UTF-8 must not fail the whole statement."""
         if self.dialect == "sqlite":
             raw.text_factory = _read
         orders = {
@@ -269,8 +275,8 @@ class Outbox:
     # ── opening ──
 
     def open(self) -> None:
-        """Connects and looks whether the table is there. Raises Unavailable when no database answers, OutboxRefused,
-        with what to do about it, for everything else."""
+        """Connect, and check that the table exists. Raise Unavailable if the database cannot be asked now, and
+        OutboxRefused, with a remedy, for everything else."""
         try:
             with self._engine.connect() as connection:
                 self._check_version(connection)
@@ -281,14 +287,14 @@ class Outbox:
             raise OutboxRefused(f"{self.shown}: {reason_of(refused)}") from refused
 
     def explained(self, trouble: DBAPIError) -> Unavailable | OutboxRefused:
-        """The error for a database that cannot be asked."""
+        """Return the error for a database that cannot be asked."""
         said = reason_of(trouble)
         if self._refuses(trouble):
             return OutboxRefused(f"{self.shown}: {said}")
         return Unavailable(f"the database at {self.shown} cannot be asked: {said}")
 
     def _refuses(self, trouble: DBAPIError) -> bool:
-        """Whether the database answered, and said no: by the code of its error."""
+        """Return whether the database answered and refused for good, by the code of its error."""
         error: Any = trouble.orig
         first = error.args[0] if error.args else None
         if self.dialect == "sqlite":
@@ -298,19 +304,9 @@ class Outbox:
         state = (
             first.get("C") if isinstance(first, dict) else getattr(error, "sqlstate", getattr(error, "pgcode", None))
         )
-        if state is None and not trouble.connection_invalidated:
-            return self._answers()
-        return str(state).startswith(REFUSED_BY_POSTGRESQL)
-
-    def _answers(self) -> bool:
-        """Whether a PostgreSQL that did not let us connect accepts connections: libpq tells no code of why not."""
-        if self.url.get_driver_name() != "psycopg":
-            return False
-        from psycopg import pq
-        from psycopg.conninfo import make_conninfo
-
-        known = LIBPQ | self.url.translate_connect_args(username="user", database="dbname") | dict(self.url.query)
-        return pq.PGconn.ping(make_conninfo(**known).encode()) == pq.Ping.OK
+        if state is not None:
+            return str(state).startswith(REFUSED_BY_POSTGRESQL)
+        return not trouble.connection_invalidated and refused_by_libpq(str(error))
 
     def _check_version(self, connection: sa.Connection) -> None:
         if self.dialect != "mysql":
@@ -342,7 +338,7 @@ class Outbox:
             )
 
     def close(self) -> None:
-        """Lets go of everything."""
+        """Release everything."""
         self.give_back()
         self._engine.dispose()
         if self._lock is not None:
@@ -351,11 +347,11 @@ class Outbox:
 
     @property
     def shares(self) -> bool:
-        """Whether several relays may take from the table at once."""
+        """Whether several relays may take rows from the table at once."""
         return self.dialect != "sqlite"
 
     def hold(self) -> bool:
-        """Whether this relay may take now: always where relays share; else only one may, until it closes or dies."""
+        """Return whether this relay may take rows now. Where relays cannot share, one may, until it closes or dies."""
         if self.shares or self._lock is not None:
             return True
         lock = os.open(f"{self.url.database}-{self.table}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -370,13 +366,13 @@ class Outbox:
     # ── sending ──
 
     def take(self, most: int, without: Sequence[str] = ()) -> list[OutboxRow]:
-        """Up to `most` rows that wait, in the order of `seq`, none of the topics `without`; as many as TAKEN_BYTES
-        allow. They are this relay's until `settle` or `give_back`."""
+        """Take up to `most` waiting rows, in the order of `seq`, as many as TAKEN_BYTES allow; none of the topics
+        `without`. They belong to this relay until `settle` or `give_back`."""
         self.give_back()
         at = self._table.c
         waiting = [at.refused_ms.is_(None)]
         if without:
-            # In SQLite bytes are never equal to a text, though they are the same topic.
+            # In SQLite, bytes never equal a text, even if they name the same topic.
             topic = at.topic if self.shares else sa.cast(at.topic, sa.Text())
             waiting.append(topic.not_in(without))
         sized = (
@@ -392,20 +388,20 @@ class Outbox:
             fit = max(1, sum(total <= TAKEN_BYTES for total in sizes))
             chosen = [seq for seq, _ in found[:fit]]
             columns: dict[str, sa.ColumnElement[Any]] = {name: at[name] for name in COLUMNS}
-            if not self.shares:  # SQLite's columns take any type: a text is bytes here, too
+            if not self.shares:  # SQLite's columns take any type, and a text must be bytes here too
                 columns["payload"] = sa.cast(at.payload, sa.LargeBinary()).label("payload")
             read = sa.select(*columns.values()).where(at.seq.in_(chosen)).order_by(at.seq)
             rows = [_row(row) for row in self._connection.execute(read)] if chosen else []
         except BaseException:
             self.give_back()
             raise
-        if not rows or not self.shares:  # a transaction of SQLite would keep its log from being cut short
+        if not rows or not self.shares:  # an open transaction of SQLite would let its log grow
             self.give_back()
         return rows
 
     def settle(self, sent: Sequence[int], refused: Mapping[int, str]) -> None:
-        """Deletes the rows `sent`, sets aside those `refused` with the reason, and gives back the rest of what was
-        taken; all of it or nothing."""
+        """Delete the rows `sent`, reject those `refused` with the reason, and return the rest of the rows that were
+        taken, all in one transaction."""
         connection = self._connection = self._connection or self._engine.connect()
         at, now_ms = self._table.c, self._clock.now_ms()
         try:
@@ -419,9 +415,8 @@ class Outbox:
             self.give_back()
 
     def _delete(self, connection: sa.Connection, seqs: Sequence[int]) -> None:
-        """Deletes rows. InnoDB locks whatever it reads to find them, and would rather read a small table whole than
-        look keys up: then it waits for rows that another relay has, while that one waits for ours. Joined from the
-        keys, in this order, it reads these rows alone."""
+        """Delete rows. InnoDB locks all rows that it reads, and prefers to read a small table whole. Two relays would
+        then wait for each other's rows. A join from the keys, in this order, reads these rows alone."""
         if self.dialect != "mysql":
             connection.execute(sa.delete(self._table).where(self._table.c.seq.in_(seqs)))
             return
@@ -430,7 +425,7 @@ class Outbox:
         connection.execute(sa.text(f"DELETE o FROM {joined}"), {"seqs": json.dumps(list(seqs))})
 
     def give_back(self) -> None:
-        """Lets go of what was taken and not settled. Harmless when there is nothing."""
+        """Return the rows that were taken and not settled. Harmless if there are none."""
         connection, self._connection = self._connection, None
         if connection is None:
             return
@@ -441,7 +436,7 @@ class Outbox:
             connection.close()
 
     def let_go(self) -> None:
-        """After trouble: the connection is not used again."""
+        """Drop the connection after an error."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.invalidate()
@@ -451,7 +446,7 @@ class Outbox:
     # ── looking ──
 
     def waiting(self) -> OutboxCounts:
-        """How much waits and is set aside now, each counted up to COUNTED."""
+        """Return how many rows wait and are rejected, each counted up to COUNTED."""
         at = self._table.c
         with self._engine.connect() as connection:
 
@@ -464,7 +459,7 @@ class Outbox:
             return OutboxCounts(count(at.refused_ms.is_(None)), count(at.refused_ms.is_not(None)), int(oldest_ms or 0))
 
     def set_aside(self, most: int) -> list[RefusedRow]:
-        """Up to `most` rows that were set aside, in the order of `seq`."""
+        """Return up to `most` rejected rows, in the order of `seq`."""
         at = self._table.c
         wanted = sa.select(at.seq, at.topic, at.grp, at.id, at.due_ms, at.refused_ms, sa.func.coalesce(at.refused, ""))
         look = wanted.where(at.refused_ms.is_not(None)).order_by(at.seq).limit(most)
@@ -472,11 +467,11 @@ class Outbox:
             return [RefusedRow(*map(_shown, row)) for row in connection.execute(look)]
 
     def retry(self, seqs: Sequence[int] | None) -> int:
-        """Has rows that were set aside wait again: those of `seqs`, or all (None). Answers how many there were."""
+        """Make rejected rows wait again: those of `seqs`, or all (None). Return how many there were."""
         return self._change(sa.update(self._table).values(refused_ms=None, refused=None), seqs)
 
     def purge(self, seqs: Sequence[int] | None) -> int:
-        """Deletes rows that were set aside: those of `seqs`, or all (None). Answers how many there were."""
+        """Delete rejected rows: those of `seqs`, or all (None). Return how many there were."""
         return self._change(sa.delete(self._table), seqs)
 
     def _change(self, change: sa.Update | sa.Delete, seqs: Sequence[int] | None) -> int:
@@ -488,7 +483,6 @@ class Outbox:
 
 
 def _table(name: str) -> sa.Table:
-    """The table as SQLAlchemy has it."""
     schema, _, own_name = name.rpartition(".")
     kinds: dict[str, sa.types.TypeEngine[Any]] = {"payload": sa.LargeBinary()}
     kinds |= dict.fromkeys(("topic", "grp", "id", "tag", "headers", "refused"), sa.Text())
@@ -506,7 +500,7 @@ def _row(row: sa.Row[Any]) -> OutboxRow:
 
 
 def _read(text: bytes) -> str | bytes:
-    """A text of SQLite's; as it is where it is no UTF-8."""
+    """Return a text of SQLite; its bytes if they are not UTF-8."""
     try:
         return text.decode()
     except UnicodeDecodeError:
@@ -514,10 +508,15 @@ def _read(text: bytes) -> str | bytes:
 
 
 def _shown(value: Any) -> Any:
-    """Bytes as text, where SQLite keeps them in a column of texts."""
+    """Return bytes, which SQLite may keep in a column of texts, as text."""
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
 
 
+def refused_by_libpq(said: str) -> bool:
+    """Return whether a PostgreSQL server refused the connection, for a reason that does not pass by itself."""
+    return _ANSWERED.search(said) is not None and _NOT_NOW.search(said) is None
+
+
 def reason_of(trouble: DBAPIError) -> str:
-    """What the database said, on one line."""
+    """Return what the database said, on one line."""
     return " ".join(str(trouble.orig).split()) or type(trouble.orig).__name__

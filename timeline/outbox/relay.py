@@ -1,8 +1,8 @@
-"""The relay: takes what waits in the outbox, sends it by the ordinary driver, and settles it.
+"""The relay: it takes the rows that wait in the outbox, sends them by the ordinary driver, and settles them.
 
-A message keeps the id that `add` gave it. Whoever takes a row again, since a relay died between sending and settling,
-sends the very same message: the broker answers DUPLICATE, and the row is done. After the message was delivered and
-settled, that holds as long as the topic remembers ids.
+A message keeps the id that `add` gave it. If a relay dies between sending and settling, the next one sends the same
+message again: the broker answers DUPLICATE, and the row is done. After the message was delivered and settled, that
+holds as long as the topic remembers ids.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ EVERY_MS = 200.0
 COUNT_EVERY_MS = 5_000.0
 WAITING = Backoff(first="200ms", factor=2, cap="5s")
 NOT_NOW = (Status.UNAVAILABLE, Status.UNKNOWN, Status.THROTTLED, Status.NOT_FOUND)
-"""Answers that say nothing against the message: it waits. NOT_FOUND: there is no such topic, yet."""
+"""Answers after which the message waits. NOT_FOUND: there is no such topic yet."""
 ADVICE: dict[str, str] = {
     Status.EXISTS: "the id is taken by another message: give each an id of its own; 'outbox purge' deletes this one"
 }
-"""What to do about a row that is refused, where the driver speaks of what a row has not."""
+"""Remedies for rejected rows, where the driver's own advice names arguments that a row does not have."""
 
 T = TypeVar("T")
 
 
 class RelayObserver(Protocol):
-    """Who is told what the relay does."""
+    """Receives what the relay does."""
 
     def sent(self, topic: str, status: Status, count: int) -> None:
-        """`count` messages of `topic` are on their timeline: OK, or DUPLICATE (they were before)."""
+        """Note that `count` messages of `topic` are on their timeline: OK, or DUPLICATE (they were before)."""
 
     def refused(self, row: OutboxRow, status: Status, reason: str) -> None:
-        """A row was set aside."""
+        """Note that a row was rejected."""
 
     def trouble(self, reason: str) -> None:
-        """What keeps the relay from going on now, each time that it changes; empty: nothing any more."""
+        """Note what stops the relay now, each time that it changes; empty: nothing does."""
 
     def warned(self, sentence: str) -> None:
-        """Something that its owner should know."""
+        """Note a warning for the owner."""
 
     def counted(self, waiting: OutboxCounts, oldest_s: float) -> None:
-        """How much there is now, and how long the oldest row has waited."""
+        """Note how many rows there are, and how long the oldest one has waited."""
 
 
 @dataclass
 class _Answer:
-    """What became of the rows that were taken."""
+    """The rows that were taken: sent, or refused with a reason. `left`: how many wait on."""
 
     sent: list[int] = field(default_factory=list)
     refused: dict[int, str] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class _Answer:
 
 @dataclass
 class _Hold:
-    """A topic that is left alone for a while. `count`: how often in a row it could not be sent to."""
+    """A topic that is left alone for a while. `count`: failed attempts in a row."""
 
     count: int = 0
     until_ms: float = 0.0
@@ -79,8 +79,8 @@ class _Hold:
 
 
 class OutboxRelay:
-    """Sends what waits in `outbox` through `tl` until it is told to stop. `every_ms`: how often it looks when nothing
-    waits; `batch`: how many rows it takes at once."""
+    """Sends the rows of `outbox` through `tl` until `stop`. `every_ms`: how often it looks when nothing waits.
+    `batch`: how many rows it takes at once."""
 
     def __init__(
         self,
@@ -106,12 +106,12 @@ class OutboxRelay:
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """Settles what is in hand and ends."""
+        """Settle the rows in hand, then end."""
         self._stopping.set()
 
     async def run(self, once: bool = False) -> None:
-        """Relays until `stop`. `once`: returns when nothing waits any more; then trouble with the database is raised,
-        and with the broker, too (Unavailable)."""
+        """Relay until `stop`. `once`: return when nothing waits any more, and raise what the database or the broker
+        (Unavailable) failed with."""
         self._once = once
         try:
             while not self._stopping.is_set():
@@ -137,7 +137,7 @@ class OutboxRelay:
             self._thread.shutdown()
 
     async def _round(self) -> bool:
-        """Takes, sends and settles once; whether there was nothing to send."""
+        """Take, send and settle once; return whether there was nothing to send."""
         if not await self._asked(self._outbox.hold):
             if self._once:
                 raise timeline.Unavailable("another relay has this outbox: SQLite takes one at a time")
@@ -153,7 +153,7 @@ class OutboxRelay:
             answer = await self._send(rows)
             await self._asked(lambda: self._outbox.settle(answer.sent, answer.refused))
         else:
-            self._holds = {topic: self._holds[topic] for topic in held}  # of the others nothing waits any more
+            self._holds = {topic: self._holds[topic] for topic in held}  # the other topics have no waiting rows
         await self._count()
         return not rows
 
@@ -192,7 +192,7 @@ class OutboxRelay:
             if len(some) == 1:
                 self._refuse(answer, some[0][0], Status.INVALID, bad.reason)
                 return
-            for one in some:  # one of them is at fault, not all
+            for one in some:  # one of them is invalid, not all
                 await self._send_group(answer, topic, group, [one])
             return
         except (timeline.Unavailable, timeline.Unknown, timeline.Throttled, timeline.NotFound, Closed) as trouble:
@@ -232,7 +232,7 @@ class OutboxRelay:
         return made
 
     async def _look_at(self, topic: str) -> None:
-        """Once for each topic: whether it remembers what was settled, since else a relay that dies may double."""
+        """Warn once about a topic that does not remember settled ids: a relay that dies may send a message twice."""
         if topic in self._looked_at:
             return
         record = next((one for one in await self._tl.topics() if one.name == topic), None)
@@ -273,7 +273,7 @@ class OutboxRelay:
             pass  # nobody stopped it: on with the next round
 
     def _asked(self, call: Callable[[], T]) -> Awaitable[T]:
-        """A call of the database, in its thread."""
+        """Call the database in its thread."""
         return asyncio.get_running_loop().run_in_executor(self._thread, call)
 
 
@@ -298,11 +298,11 @@ CATALOG: dict[str, Declaration] = {
     "timeline_relay_trouble": gauge("1 while the database, a broker or a topic keeps messages waiting"),
 }
 MOST_TOPICS = 200
-"""Past so many topics the rest are summed under the label `…`."""
+"""The most topics with a label of their own. The rest are summed under the label `…`."""
 
 
 class RelayMetrics:
-    """All metrics of one relay, in a registry of its own."""
+    """The metrics of one relay, in a registry of its own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -315,8 +315,8 @@ class RelayMetrics:
         }
 
     def serve(self, listen: str) -> tuple[str, Callable[[], None]]:
-        """Opens `listen` ("host:port"); answers its address and what closes it. Raises OSError, the address its
-        `filename`, when it is taken."""
+        """Open `listen` ("host:port"); return its address and a function that closes it. Raise OSError, with the
+        address as its `filename`, if the port is taken."""
         host, port = check_address("metrics", listen, free_port=True, otherwise='or "off"')
         try:
             server, _ = start_http_server(port, addr=host or "0.0.0.0", registry=self.registry)
