@@ -103,7 +103,7 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
     (frames.ScanPage, {"rows": rows(version=longs(1, 0))}, "Rows.version has a value outside 1"),
     (frames.ScanPage, {"rows": rows(groups=Ragged.of([b"g", b""]))}, "groups is bad at 1"),
     (frames.ScanPage, {"rows": rows(dead=Ragged.of([b"", b"d" * 1025]))}, "dead is bad at 1: a reason takes 0 to 1024"),
-    (frames.ScanPage, {"rows": rows(payload_bytes=uints(1, 2**31))}, "payload_bytes has a value above"),
+    (frames.ScanPage, {"rows": rows(payload_bytes=uints(1, 2**31))}, "payload_bytes has a value outside"),
     (frames.ScanPage, {"rows": rows(put_ms=longs(1, LATER))}, "put_ms has a value outside"),
     (frames.Forecast, {"window_ms": 10_001, "step_ms": 1}, "more than 10000 steps"),
     (frames.Forecast, {"step_ms": 0}, "step_ms is 0; allowed are 1"),

@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from tests.wire.samples import NOW_MS, SAMPLES, full_produce, full_settle, longs, produce, settle, ubytes, ulongs
 from timeline.columns import Ragged, Text
 from timeline.model import (
+    ID_TEXT,
     MAX_DURATION_MS,
     MAX_HEADERS_BYTES,
     MAX_TIME_MS,
+    REASON_TEXT,
+    TAG_TEXT,
     Operation,
     Status,
     encode_headers,
@@ -27,12 +30,9 @@ from timeline.wire import (
     decode_as,
     encode,
     validate_headers,
-    validate_ids,
     validate_mutate,
     validate_produce,
-    validate_reasons,
     validate_settle,
-    validate_tags,
 )
 from timeline.wire.validate import validate_texts, within
 
@@ -70,15 +70,16 @@ def test_within_says_what_min_and_max_say(values: list[int]) -> None:
 
 
 def test_sentences_say_what_is_allowed() -> None:
-    assert validate_ids(Ragged.of([b"", b"ok", b"x" * 256, b"a\0", b"\xff"])) == {
+    assert validate_texts(Ragged.of([b"", b"ok", b"x" * 256, b"a\0", b"\xff"]), ID_TEXT) == {
         0: "an id takes 1 to 255 bytes, not 0",
         2: "an id takes 1 to 255 bytes, not 256",
         3: "an id must not contain a NUL character",
         4: "an id must be UTF-8",
     }
-    assert validate_tags(Ragged.of([b"", b"t" * 65])) == {1: "a tag takes 0 to 64 bytes, not 65"}
-    assert validate_reasons(Ragged.of([b"r" * 1024, b"r" * 1025])) == {1: "a reason takes 0 to 1024 bytes, not 1025"}
-    assert validate_tags(None) == validate_reasons(None) == validate_headers(None) == {}
+    assert validate_texts(Ragged.of([b"", b"t" * 65]), TAG_TEXT) == {1: "a tag takes 0 to 64 bytes, not 65"}
+    reasons = Ragged.of([b"r" * 1024, b"r" * 1025])
+    assert validate_texts(reasons, REASON_TEXT) == {1: "a reason takes 0 to 1024 bytes, not 1025"}
+    assert validate_texts(None, TAG_TEXT) == validate_headers(None) == {}
 
 
 def test_headers_must_be_as_encoded() -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from timeline.columns import Bools, Int64, Ragged, UInt8, UInt64
+from timeline.columns import Bools, Int64, Ragged, Text, UInt8, UInt64
 from timeline.driver.message import Headers, Message, check_headers, check_payload, encode_id, encode_tag
 from timeline.driver.times import LOOKS_LIKE_SECONDS, duration_ms, expiry_ms, instant_ms
 from timeline.errors import Invalid, TooLarge
-from timeline.model import MAX_DURATION_MS, MAX_PAYLOAD_BYTES, MAX_TIME_MS, Status
-from timeline.wire import Judgement, PutFlag, validate_ids, validate_tags
+from timeline.model import ID_TEXT, MAX_DURATION_MS, MAX_PAYLOAD_BYTES, MAX_TIME_MS, TAG_TEXT, Status
+from timeline.wire import Judgement, PutFlag
+from timeline.wire.validate import validate_texts
 
 _EMPTY = {"payloads": ", if empty then b''"}
 _OR_ONE = dict.fromkeys(("at", "in_", "expires", "tags", "headers"), ", or one for all")
@@ -254,12 +256,12 @@ def ids_column(ids: Any, count: int, bad: Judgement | None = None) -> Ragged:
         raise Invalid("ids must be one id each, not one for all: an id is unique in its topic")
     if isinstance(ids, list) and set(map(type, ids)) == {bytes}:
         ids = Ragged.of(ids)  # judged as a column, without a text each
-    return _sound(_texts_column(ids, count, "ids", encode_id, bad), "ids", validate_ids, bad)
+    return _sound(_texts_column(ids, count, "ids", encode_id, bad), "ids", ID_TEXT, bad)
 
 
-def _sound(column: Ragged, name: str, judge: Callable[[Ragged], dict[int, str]], bad: Judgement | None) -> Ragged:
+def _sound(column: Ragged, name: str, text: Text, bad: Judgement | None) -> Ragged:
     """`column`, judged as a whole; what is no text is shown instead."""
-    wrong = judge(column)
+    wrong = validate_texts(column, text)
     for place, why in wrong.items():
         _note(bad, place, Invalid(f"{name}[{place}]: {why}"))
     return Ragged.of([_shown(item) for item in column]) if wrong else column
@@ -268,15 +270,7 @@ def _sound(column: Ragged, name: str, judge: Callable[[Ragged], dict[int, str]],
 def _tags_column(tags: Any, count: int, bad: Judgement) -> Ragged:
     if isinstance(tags, str):
         return Ragged.repeat(encode_tag(tags), count)
-    return _sound(_texts_column(tags, count, "tags", encode_tag, bad), "tags", _judge_tags, bad)
-
-
-def _judge_tags(tags: Ragged) -> dict[int, str]:
-    found = validate_tags(tags)
-    if b"\0" in bytes(tags.data[int(tags.offsets[0]) : int(tags.offsets[-1])]):
-        nul = "a tag must not contain a NUL character"
-        found |= {place: nul for place, tag in enumerate(tags) if b"\0" in tag}
-    return found
+    return _sound(_texts_column(tags, count, "tags", encode_tag, bad), "tags", replace(TAG_TEXT, nul=False), bad)
 
 
 def _headers_column(headers: Any, count: int, bad: Judgement) -> Ragged:

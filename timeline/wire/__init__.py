@@ -1,11 +1,11 @@
-"""The wire: bytes ↔ frames, verified before use. See `frames.py` for what crosses it.
+"""The wire: bytes ↔ frames, verified before use. `frames.py` lists the frames.
 
     data = encode(frame)                  frames.py → codec.py → write.py → bytes
     frame = decode(data)                  bytes → verify.py → codec.py → frames.py
     frame = decode_as(data, Produce)
-    refused = validate_produce(frame)        what single messages of a sound frame are to blame for
+    refused = validate_produce(frame)     bad messages of a sound frame
 
-`schemas/fbs/timeline.fbs` is the one truth of how frames lie in bytes; `generated/` is made from it by `make schema`.
+`schemas/fbs/timeline.fbs` defines how frames lie in bytes. `make schema` makes `generated/` from it.
 """
 
 from timeline.model import LateCause, LeavingReason
@@ -60,12 +60,9 @@ from timeline.wire.transport import Fault, Service, Stream, Transport, Transport
 from timeline.wire.validate import (
     Judgement,
     validate_headers,
-    validate_ids,
     validate_mutate,
     validate_produce,
-    validate_reasons,
     validate_settle,
-    validate_tags,
 )
 from timeline.wire.verify import UnknownFrame, WireError, WireVersionError
 
@@ -76,6 +73,5 @@ __all__ = [
     "MutateTag", "Mutated", "Ping", "Pong", "Produce", "Produced", "PutFlag", "Scan", "ScanPage", "Service", "Settle",
     "SettleFlag", "Settled", "StatusRequest", "Stream", "TagMutated", "TopicAction", "TopicList", "TopicLoads",
     "Topics", "Transport", "TransportError", "UnknownFrame", "Welcome", "WireError", "WireVersionError", "decode",
-    "decode_as", "encode", "validate_headers", "validate_ids", "validate_mutate", "validate_produce",
-    "validate_reasons", "validate_settle", "validate_tags",
+    "decode_as", "encode", "validate_headers", "validate_mutate", "validate_produce", "validate_settle",
 ]  # fmt: skip

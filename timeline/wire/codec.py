@@ -7,7 +7,6 @@ checked, but for the values of Produce, Mutate and Settle that single messages a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from enum import IntEnum
@@ -17,9 +16,10 @@ from typing import Any, TypeAlias, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
-from timeline.columns import Field, Form, Int64, Ragged, Range, Text, UInt8, UInt32, UInt64, fields_of
+from timeline.columns import Field, Form, Ragged, Range, Text, UInt8, fields_of
 from timeline.errors import Invalid
 from timeline.model import (
+    ID_TEXT,
     MAX_BATCH,
     MAX_DURATION_MS,
     MAX_GROUP_BYTES,
@@ -39,14 +39,16 @@ from timeline.model import (
 )
 from timeline.wire.frames import MAX_COUNT, Forecast, Forecasted, Frame, TagMutated, TopicAction, TopicList, Topics
 from timeline.wire.generated import layout
-from timeline.wire.validate import is_utf8, validate_headers, validate_ids, validate_texts, within
-from timeline.wire.verify import Data, Table, WireError, find_body
+from timeline.wire.validate import is_utf8, validate_headers, validate_texts, within
+from timeline.wire.verify import DTYPES, Table, WireError, find_body
 from timeline.wire.write import Get, write_frame
 
+E = TypeVar("E", bound=IntEnum)
 F = TypeVar("F")
 Read: TypeAlias = Callable[[Any], Any]
 """Reads a table: a frame, or a part of one."""
 Validate: TypeAlias = Callable[[Ragged], dict[int, str]]
+"""Returns index → sentence for bad items."""
 
 MAX_INT64 = 2**63 - 1
 MAX_CURSOR_BYTES = 4096
@@ -56,6 +58,9 @@ MAX_STEPS = 10_000
 KNOWN_KIND = TopicSettings().kind
 _KNOWN_MARKS = 7
 _FEW = 32
+"""Up to here plain Python is quicker than a handful of numpy calls."""
+_UBYTE, _UINT, _LONG = DTYPES["[ubyte]"], DTYPES["[uint]"], DTYPES["[long]"]
+TIME = Range(0, MAX_TIME_MS)
 _STATUSES = bytes(status.code for status in Status)
 _STATES = tuple(State)
 _WHOLE, _FLAG, _TEXT = (layout.ENUMS["SettingKind"][kind] for kind in ("WHOLE", "FLAG", "TEXT"))
@@ -99,13 +104,9 @@ def encode(frame: Frame) -> bytes:
 
 
 class Body(Table):
-    """The body of a frame, or a table in it. `count`: its number of messages, once its first column was read."""
+    """The body of a frame, or a table in it. Its methods read one field each, and refuse values out of range."""
 
-    __slots__ = ("count",)
-
-    def __init__(self, name: str, data: Data, start: int, lenient: bool) -> None:
-        super().__init__(name, data, start, lenient)
-        self.count = -1
+    __slots__ = ()
 
     def part(self, field: str, name: str) -> Body:
         """The table `name` that `field` refers to; it must be there."""
@@ -116,40 +117,31 @@ class Body(Table):
 
     # -- single values ---------------------------------------------------------------------------------------------
 
-    def number(self, field: str, least: int, most: int) -> int:
-        value = self.whole(field)
-        if not least <= value <= most:
-            raise self.refusal(field, f"is {value}; allowed are {least} to {most}")
-        return value
-
     def reading(self, field: str) -> float:
         """A clock reading with its fraction."""
         value = self.real(field)
-        if not (math.isfinite(value) and 0 <= value <= MAX_TIME_MS):
+        if not 0 <= value <= MAX_TIME_MS:
             raise self.refusal(field, f"is {value}; a clock reads 0 to {MAX_TIME_MS}")
         return value
 
     def difference(self, field: str) -> float:
-        """What two clocks are apart, either way."""
+        """The difference of two clocks, either way."""
         value = self.real(field)
-        if not (math.isfinite(value) and abs(value) <= MAX_TIME_MS):
+        if not abs(value) <= MAX_TIME_MS:
             raise self.refusal(field, f"is {value}; clocks are apart by {MAX_TIME_MS} at most")
         return value
 
-    def choice(self, field: str, allowed: Collection[int]) -> int:
+    def one_of(self, field: str, kind: type[E], allowed: Collection[int] = ()) -> E:
+        """A member of `kind`, among `allowed` if there are any."""
         value = self.whole(field)
-        if value not in allowed:
+        if value not in (allowed := allowed or tuple(kind)):
             raise self.refusal(field, f"is {value}; allowed are {', '.join(str(int(each)) for each in allowed)}")
-        return value
-
-    def one_of(self, field: str, kind: type[IntEnum], allowed: Collection[int] | None = None) -> IntEnum:
-        """A member of `kind`."""
-        return kind(self.choice(field, tuple(kind) if allowed is None else allowed))
+        return kind(value)
 
     def leaving_reason(self, field: str) -> LeavingReason:
         if self.lenient and self.whole(field) not in tuple(LeavingReason):
             return LeavingReason.DRAINING
-        return LeavingReason(self.choice(field, tuple(LeavingReason)))
+        return self.one_of(field, LeavingReason)
 
     def topic(self, field: str) -> str:
         name = self.text(field)
@@ -193,9 +185,8 @@ class Body(Table):
     def optional_id(self, field: str) -> bytes:
         """An id, or empty where there is none."""
         id = self.bytes_of(field, MAX_ID_BYTES)
-        if id:
-            for sentence in validate_ids(Ragged.of([id])).values():
-                raise self.refusal(field, sentence)
+        for sentence in validate_texts(Ragged.of([id]), ID_TEXT).values() if id else ():
+            raise self.refusal(field, sentence)
         return id
 
     def states(self, field: str) -> tuple[State, ...]:
@@ -218,7 +209,7 @@ class Body(Table):
     # -- columns ---------------------------------------------------------------------------------------------------
 
     def _agree(self, field: str, count: int) -> None:
-        """The first column says how many messages there are, the others agree."""
+        """The first column sets the number of messages. All others must agree."""
         if count == self.count:
             return
         if self.count >= 0:
@@ -227,26 +218,18 @@ class Body(Table):
             raise self.refusal(field, f"has {count} items; a frame carries up to {MAX_BATCH}")
         self.count = count
 
-    def ragged(self, field: str) -> Ragged:
-        """A column of byte strings."""
-        return self.optional_ragged(field) or self._none(field)
-
-    def _none(self, field: str) -> Ragged:
-        self._agree(field, 0)
-        return Ragged(b"", np.zeros(1, np.uint32))
-
-    def optional_ragged(self, field: str) -> Ragged | None:
-        """Likewise; None when it is left out."""
-        offsets = self.uints(field + "_offsets")
+    def strings(self, field: str, check: Text | Validate | None = None, optional: bool = False) -> Ragged:
+        """A column of byte strings that pass `check`. If `optional`, None for a column that is missing."""
+        offsets = self.vector(field + "_offsets", _UINT)
         blob = self.blob(field)
-        if offsets is None or not len(offsets):
-            if blob is not None and len(blob):
-                raise self.refusal(field, "has bytes but no offsets")
-            if offsets is None:
-                return None
-            return self._none(field)
-        self._agree(field, len(offsets) - 1)
         last = 0 if blob is None else len(blob)
+        if offsets is None or not len(offsets):
+            if last:
+                raise self.refusal(field, "has bytes but no offsets")
+            if optional and offsets is None:
+                return None  # type: ignore[return-value]
+            offsets = np.zeros(1, np.uint32)
+        self._agree(field, len(offsets) - 1)
         if len(offsets) <= _FEW:
             marks = offsets.tolist()
             sound = marks[0] == 0 and marks[-1] == last and marks == sorted(marks)
@@ -254,86 +237,53 @@ class Body(Table):
             sound = int(offsets[0]) == 0 and int(offsets[-1]) == last and bool((offsets[1:] >= offsets[:-1]).all())
         if not sound:
             raise self.refusal(field, f"has offsets that do not lead, never decreasing, from 0 to {last}")
-        return Ragged(b"" if blob is None else blob, offsets)
-
-    def valid(self, field: str, validate: Validate) -> Ragged:
-        """A column of which `validate` finds nothing bad."""
-        return self._blame(field, self.ragged(field), validate)
-
-    def texts(self, field: str, text: Text) -> Ragged:
-        """A column of texts."""
-        return self._blame(field, self.ragged(field), lambda column: validate_texts(column, text))
-
-    def optional_texts(self, field: str, text: Text) -> Ragged | None:
-        """Likewise; None when it is left out."""
-        column = self.optional_ragged(field)
-        return None if column is None else self._blame(field, column, lambda each: validate_texts(each, text))
+        column = Ragged(b"" if blob is None else blob, offsets)
+        if check is not None:
+            bad = validate_texts(column, check) if isinstance(check, Text) else check(column)
+            for index, sentence in bad.items():
+                raise self.refusal(field, f"is bad at {index}: {sentence}")
+        return column
 
     def headers(self, field: str) -> Ragged | None:
-        """A column of encoded headers; None when it is left out."""
-        column = self.optional_ragged(field)
-        return None if column is None else self._blame(field, column, validate_headers)
+        """A column of encoded headers; None for a column that is missing."""
+        return self.strings(field, validate_headers, optional=True)
 
     def topic_names(self, field: str) -> Ragged:
         """A column of topics' names."""
-        return self.valid(field, _validate_topic_names)
+        return self.strings(field, _validate_topic_names)
 
     def addresses(self, field: str) -> tuple[str, ...]:
         """Where brokers are: a column by itself."""
-        return tuple(address.decode() for address in self.texts(field, Text("an address", 1, 1024)))
+        return tuple(address.decode() for address in self.strings(field, Text("an address", 1, 1024)))
 
     def sentences(self, field: str) -> tuple[str, ...]:
         """Sentences: a column by itself."""
-        return tuple(said.decode() for said in self.texts(field, REASON_TEXT))
+        return tuple(said.decode() for said in self.strings(field, REASON_TEXT))
 
-    def _blame(self, field: str, column: Ragged, validate: Validate) -> Ragged:
-        for index, sentence in validate(column).items():
-            raise self.refusal(field, f"is bad at {index}: {sentence}")
-        return column
-
-    def int64(self, field: str, least: int | None = None, most: int = MAX_INT64) -> Int64:
-        """A column of int64, in range where one is given."""
-        column = self.longs(field)
+    def numbers(
+        self, field: str, dtype: np.dtype[Any], limit: Range | None = None, optional: bool = False
+    ) -> npt.NDArray[Any]:
+        """A column of numbers within `limit`. If `optional`, None for a column that is missing."""
+        column = self.vector(field, dtype)
         if column is None:
-            column = np.zeros(0, np.int64)
+            if optional:
+                return None  # type: ignore[return-value]
+            column = np.zeros(0, dtype)
         self._agree(field, len(column))
-        if least is not None and not within(column, least, most):
-            raise self.refusal(field, f"has a value outside {least} to {most}")
+        if limit is not None and not within(column, limit.least, limit.most):
+            raise self.refusal(field, f"has a value outside {limit.least} to {limit.most}")
         return column
 
-    def optional_int64(self, field: str, least: int | None = None, most: int = MAX_INT64) -> Int64 | None:
-        """Likewise; None when it is left out."""
-        return self.int64(field, least, most) if field in self.places else None
-
-    def uint64(self, field: str) -> UInt64:
-        column = self.ulongs(field)
-        if column is None:
-            column = np.zeros(0, np.uint64)
-        self._agree(field, len(column))
-        return column
-
-    def uint32(self, field: str, most: int = 2**32 - 1) -> UInt32:
-        column = self.uints(field)
-        if column is None:
-            column = np.zeros(0, np.uint32)
-        self._agree(field, len(column))
-        if most < 2**32 - 1 and not within(column, 0, most):
-            raise self.refusal(field, f"has a value above {most}")
-        return column
-
-    def uint8(self, field: str, allowed: bytes | None = None) -> UInt8:
+    def among(self, field: str, allowed: bytes) -> UInt8:
         """A column of bytes that are among `allowed`."""
-        column = self.ubytes(field)
-        if column is None:
-            column = np.zeros(0, np.uint8)
-        self._agree(field, len(column))
-        if allowed is not None and (strange := column.tobytes().translate(None, allowed)):
+        column = self.numbers(field, _UBYTE)
+        if strange := column.tobytes().translate(None, allowed):
             raise self.refusal(field, f"has a value of {strange[0]}; allowed are {', '.join(map(str, allowed))}")
         return column
 
     def codes(self, field: str, kind: type[IntEnum], unknown: IntEnum) -> UInt8:
         """A column of numbers of `kind`. Others are refused; in a frame of a newer minor they read as `unknown`."""
-        column = self.uint8(field)
+        column = self.numbers(field, _UBYTE)
         beyond = column >= len(kind)
         if beyond.any():
             if not self.lenient:
@@ -342,11 +292,11 @@ class Body(Table):
         return column
 
     def flags(self, field: str, known: int) -> UInt8:
-        """A column of flags. Unknown bits are refused, in a frame of a newer minor masked off."""
+        """A column of flags. Unknown bits are refused; in a frame of a newer minor they are masked off."""
         if self.lenient:
-            masked: npt.NDArray[np.uint8] = self.uint8(field) & np.uint8(known)
+            masked: UInt8 = self.numbers(field, _UBYTE) & np.uint8(known)
             return masked
-        return self.uint8(field, _BELOW[known])
+        return self.among(field, _BELOW[known])
 
 
 _BELOW = {known: bytes(range(known + 1)) for known in (1, 3, 7, 15)}
@@ -368,22 +318,23 @@ def _validate_topic_names(names: Ragged) -> dict[int, str]:
 # ── fields ──
 
 
-_NUMBERS = {np.int64: "int64", np.uint64: "uint64", np.uint32: "uint32", np.uint8: "uint8"}
-_SCALARS = {int: "whole", bool: "flag", float: "real", str: "text"}
+_SCALARS = {bool: "flag", float: "real", str: "text"}
+_VECTORS = {np.int64: DTYPES["[long]"], np.uint64: DTYPES["[ulong]"], np.uint32: _UINT, np.uint8: _UBYTE}
 
 
 def _step(field: Field) -> tuple[str, tuple[Any, ...]]:
-    """Return the method of Body that reads a field, and what it gets beside the field's name."""
-    limit, optional = field.limit, "optional_" if field.optional else ""
+    """Return the method of Body that reads a field, and its arguments after the field's name."""
+    limit = field.limit
     if isinstance(limit, Form):
         return limit.name, limit.arguments
     if field.kind == "strings":
-        return (optional + "texts", (limit,)) if isinstance(limit, Text) else (optional + "ragged", ())
-    ends = (limit.least, limit.most) if isinstance(limit, Range) else ()
+        return "strings", (limit, field.optional)
     if field.dtype is not None:
-        return optional + _NUMBERS[field.dtype], ends[1:] if field.dtype is np.uint32 else ends
+        return "numbers", (_VECTORS[field.dtype], limit, field.optional)
+    if field.type is int:
+        return "whole", (limit.least, limit.most) if isinstance(limit, Range) else ()
     if field.type in _SCALARS:
-        return ("number", ends) if ends else (_SCALARS[field.type], ())
+        return _SCALARS[field.type], ()
     return "table", (field.type.__name__, _reader(field.type))
 
 
@@ -407,33 +358,25 @@ def _reader(kind: type) -> Read:
 
 
 def _read_answers(part: Body) -> Answers:
-    status = part.uint8("status")
+    status = part.numbers("status", _UBYTE)
     if status.tobytes().translate(None, _STATUSES):
         status = np.where(status < len(_STATUSES), status, np.uint8(Status.UNKNOWN.code))
-    count = len(status)
-    settled, late, repeat = _read_marks(part, count)
+    one, count = np.uint8(1), len(status)
+    marks = part.flags("marks", _KNOWN_MARKS) if "marks" in part.places else np.zeros(count, np.uint8)
     return Answers(
         status=status,
-        version=part.int64("version", 0),
-        due_ms=part.int64("due_ms", 0, MAX_TIME_MS),
-        settled=settled,
-        late=late,
-        repeat=repeat,
+        version=part.numbers("version", _LONG, Range(0)),
+        due_ms=part.numbers("due_ms", _LONG, TIME),
+        settled=marks & one,
+        late=marks >> one & one,
+        repeat=marks >> np.uint8(2),
         details=_read_details(part, count) if "detail_at" in part.places else {},
     )
 
 
-def _read_marks(part: Body, count: int) -> tuple[UInt8, UInt8, UInt8]:
-    if "marks" not in part.places:
-        return np.zeros(count, np.uint8), np.zeros(count, np.uint8), np.zeros(count, np.uint8)
-    marks = part.flags("marks", _KNOWN_MARKS)
-    one = np.uint8(1)
-    return marks & one, marks >> one & one, marks >> np.uint8(2)
-
-
 def _read_details(part: Body, count: int) -> dict[int, str]:
     part.count = -1
-    at = part.uint32("detail_at").tolist()
+    at = part.numbers("detail_at", _UINT).tolist()
     said = part.sentences("details")
     if at and (at[-1] >= count or any(high <= low for low, high in pairwise(at))):
         raise part.refusal("detail_at", f"must ascend below {count}")
@@ -457,11 +400,11 @@ def _write_answers(answers: Answers) -> dict[str, Any]:
 
 
 def _read_tag_mutated(body: Body) -> TagMutated:
-    status = body.uint8("status").tolist()
-    counts = dict(zip(status, body.int64("count", 0).tolist(), strict=True))
+    status = body.numbers("status", _UBYTE).tolist()
+    counts = dict(zip(status, body.numbers("count", _LONG, Range(0)).tolist(), strict=True))
     if len(counts) < len(status):
         raise body.refusal("status", "names a status twice")
-    times = (body.number(name, 0, MAX_TIME_MS) for name in ("started_ms", "at_ms"))
+    times = (body.whole(name, 0, MAX_TIME_MS) for name in ("started_ms", "at_ms"))
     return TagMutated(counts, body.cursor("cursor"), *times)
 
 
@@ -476,37 +419,38 @@ def _write_tag_mutated(frame: TagMutated) -> dict[str, Any]:
 
 
 def _read_forecast(body: Body) -> Forecast:
-    window_ms, step_ms = (body.number(name, 1, MAX_DURATION_MS) for name in ("window_ms", "step_ms"))
+    window_ms, step_ms = (body.whole(name, 1, MAX_DURATION_MS) for name in ("window_ms", "step_ms"))
     if -(-window_ms // step_ms) > MAX_STEPS:
         raise body.refusal("step_ms", f"of {step_ms} makes more than {MAX_STEPS} steps of the window")
     return Forecast(body.topic("topic"), window_ms, step_ms)
 
 
 def _read_forecasted(body: Body) -> Forecasted:
-    edges_ms = body.int64("edges_ms", 0, MAX_TIME_MS)
+    edges_ms = body.numbers("edges_ms", _LONG, TIME)
     if not 1 <= len(edges_ms) <= MAX_STEPS + 1 or bool((edges_ms[1:] < edges_ms[:-1]).any()):
         raise body.refusal("edges_ms", f"are 1 to {MAX_STEPS + 1} times that do not decrease")
     body.count -= 1
-    return Forecasted(edges_ms, body.int64("counts", 0), body.number("overdue", 0, MAX_COUNT), body.flag("exact"))
+    counts, overdue = body.numbers("counts", _LONG, Range(0)), body.whole("overdue", 0, MAX_COUNT)
+    return Forecasted(edges_ms, counts, overdue, body.flag("exact"))
 
 
 def _read_topics(body: Body) -> Topics:
-    action = TopicAction(body.choice("action", tuple(TopicAction)))
+    action = body.one_of("action", TopicAction)
     name = body.text("name")
     if name or action is not TopicAction.LIST:
         name = body.topic("name")
-    names = body.texts("settings", Text("a setting's name", 1, 64)).tolist()
+    names = body.strings("settings", Text("a setting's name", 1, 64)).tolist()
     if len(names) > MAX_SETTINGS or len(set(names)) < len(names):
         raise body.refusal("settings", f"are up to {MAX_SETTINGS}, each once")
-    kinds = body.uint8("kinds", b"\0\1\2").tolist()
-    numbers = body.int64("numbers").tolist()
-    texts = body.texts("texts", Text("a setting", 0, MAX_SETTING_BYTES, nul=True)).tolist()
+    kinds = body.among("kinds", b"\0\1\2").tolist()
+    numbers = body.numbers("numbers", _LONG).tolist()
+    texts = body.strings("texts", Text("a setting", 0, MAX_SETTING_BYTES, nul=True)).tolist()
     settings: dict[str, int | str | bool] = {}
     for setting, kind, number, text in zip(names, kinds, numbers, texts, strict=True):
         if kind == _FLAG and number not in (0, 1):
             raise body.refusal("numbers", f"has {number} for a setting that is 0 or 1")
         settings[setting.decode()] = text.decode() if kind == _TEXT else bool(number) if kind == _FLAG else number
-    return Topics(action, name, settings, body.number("revision", 0, MAX_INT64))
+    return Topics(action, name, settings, body.whole("revision", 0, MAX_INT64))
 
 
 def _write_topics(frame: Topics) -> dict[str, Any]:
@@ -530,11 +474,11 @@ def _write_topics(frame: Topics) -> dict[str, Any]:
 
 def _read_topic_list(body: Body) -> TopicList:
     names = body.topic_names("names")
-    columns = {name: body.int64(name).tolist() for name in SETTING_COLUMNS if name in body.places}
-    columns["paused"] = [flag == 1 for flag in body.uint8("paused", b"\0\1").tolist()]
-    columns["kind"] = [kind.decode() for kind in body.texts("kind", Text("kind", 1, 64))]
-    uids, revisions = body.int64("uid", 0).tolist(), body.int64("revision", 1).tolist()
-    created = body.int64("created_ms", 0, MAX_TIME_MS).tolist()
+    columns = {name: body.numbers(name, _LONG).tolist() for name in SETTING_COLUMNS if name in body.places}
+    columns["paused"] = [flag == 1 for flag in body.among("paused", b"\0\1").tolist()]
+    columns["kind"] = [kind.decode() for kind in body.strings("kind", Text("kind", 1, 64))]
+    uids, revisions = body.numbers("uid", _LONG, Range(0)).tolist(), body.numbers("revision", _LONG, Range(1)).tolist()
+    created = body.numbers("created_ms", _LONG, TIME).tolist()
     topics = []
     try:
         for index, name in enumerate(names.tolist()):

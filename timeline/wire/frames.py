@@ -115,7 +115,7 @@ PutFlags: TypeAlias = Annotated[UInt8, Form("flags", (sum(PutFlag),))]
 SettleFlags: TypeAlias = Annotated[UInt8, Form("flags", (sum(SettleFlag),))]
 MutateFlags: TypeAlias = Annotated[UInt8, Form("flags", (sum(MutateFlag),))]
 SettleOperations: TypeAlias = Annotated[
-    UInt8, Form("uint8", (bytes((Operation.EXTEND, Operation.ACK, Operation.RELEASE, Operation.BURY)),))
+    UInt8, Form("among", (bytes((Operation.EXTEND, Operation.ACK, Operation.RELEASE, Operation.BURY)),))
 ]
 """What fields of frames are. The methods of `codec.Body` that read them have the names of the forms."""
 

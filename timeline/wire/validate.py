@@ -1,10 +1,10 @@
-"""What is wrong with single messages of a sound frame: a batch never fails because one message in it does.
+"""Bad messages of a sound frame: a batch never fails because one message in it does.
 
-`decode` refuses a frame whose structure is bad. Values that one message can be blamed for (its id, tag, headers,
-payload size, times, birth, operation id, reason) it lets through in Produce, Mutate and Settle; the broker asks here,
-and answers INVALID or TOO_LARGE for just those. A column that is all good, which is the rule, is judged as a whole:
-one look at its bytes, one at its sizes. Frames that travel to a driver were judged on their way in, and `decode` is
-strict about them.
+`decode` refuses a frame whose structure is bad. In Produce, Mutate and Settle it lets bad values of single messages
+through: id, tag, headers, payload size, times, birth, operation id, reason. The broker asks here, and answers INVALID
+or TOO_LARGE for those messages. In frames to a driver, `decode` refuses such values: brokers have judged them before.
+
+A column without a bad item, the rule, is judged as a whole: one look at its bytes, one at its sizes.
 """
 
 from __future__ import annotations
@@ -32,35 +32,20 @@ from timeline.model import (
 from timeline.wire.frames import Mutate, MutateFlag, Produce, PutFlag, Settle, SettleFlag
 
 Judgement: TypeAlias = dict[int, tuple[Status, str]]
-"""Index of a refused message → its status and the sentence that says what is allowed. Empty: all are good."""
+"""Index of a refused message → its status, and a sentence with what is allowed. Empty: all are good."""
 
 _MOVE_AND_REPLACE = PutFlag.MOVE | PutFlag.REPLACE
 _FEW = 32
 """Up to here plain Python is quicker than a numpy reduction."""
 
 
-def validate_ids(ids: Ragged) -> dict[int, str]:
-    """Index → sentence for ids that are not 1..255 bytes of UTF-8 without NUL."""
-    return validate_texts(ids, ID_TEXT)
-
-
-def validate_tags(tags: Ragged | None) -> dict[int, str]:
-    """Index → sentence for tags that are not up to 64 bytes of UTF-8."""
-    return {} if tags is None else validate_texts(tags, TAG_TEXT)
-
-
-def validate_reasons(reasons: Ragged | None) -> dict[int, str]:
-    """Index → sentence for reasons that are not up to 1 KiB of UTF-8."""
-    return {} if reasons is None else validate_texts(reasons, REASON_TEXT)
-
-
 def validate_headers(headers: Ragged | None) -> dict[int, str]:
-    """Index → sentence for headers that take more than 8 KiB or are not encoded as `model.encode_headers` does."""
-    return validate_sizes(headers, "headers", MAX_HEADERS_BYTES) | validate_header_forms(headers)
+    """Return index → sentence for headers that take more than 8 KiB or are not as `model.encode_headers` makes them."""
+    return validate_sizes(headers, "headers", MAX_HEADERS_BYTES) | _misformed(headers)
 
 
-def validate_header_forms(headers: Ragged | None) -> dict[int, str]:
-    """Likewise, without a word on those that are too large: these are TOO_LARGE, the others INVALID."""
+def _misformed(headers: Ragged | None) -> dict[int, str]:
+    """Leaves out headers that are too large: these are TOO_LARGE, the others INVALID."""
     if headers is None or not headers.nbytes:
         return {}
     verdicts: dict[bytes, str] = {b"": ""}
@@ -82,7 +67,7 @@ def _judge_header(item: bytes) -> str:
 
 
 def validate_sizes(column: Ragged | None, what: str, most: int) -> dict[int, str]:
-    """Index → sentence for items longer than `most` bytes."""
+    """Return index → sentence for items longer than `most` bytes."""
     if column is None or column.nbytes <= most:
         return {}
     sizes = column.sizes
@@ -91,10 +76,10 @@ def validate_sizes(column: Ragged | None, what: str, most: int) -> dict[int, str
     }
 
 
-def validate_texts(column: Ragged, text: Text) -> dict[int, str]:
-    """Index → sentence for items that are not what `text` says."""
+def validate_texts(column: Ragged | None, text: Text) -> dict[int, str]:
+    """Return index → sentence for items that `text` does not allow."""
     what, least, most, nul = text.what, text.least, text.most, text.nul
-    if _all_sound(column, least, most, nul):
+    if column is None or _all_sound(column, least, most, nul):
         return {}
     bad: dict[int, str] = {}
     for index, item in enumerate(column.tolist()):
@@ -128,7 +113,7 @@ def _all_sound(column: Ragged, least: int, most: int, nul: bool) -> bool:
 
 
 def is_utf8(data: bytes) -> bool:
-    """Whether `data` is valid UTF-8."""
+    """Return whether `data` is valid UTF-8."""
     try:
         data.decode()
     except UnicodeDecodeError:
@@ -137,13 +122,13 @@ def is_utf8(data: bytes) -> bool:
 
 
 def _cuts_a_character(column: Ragged, data: bytes, first: int) -> bool:
-    """Whether an item of valid UTF-8 `data` starts in the middle of a character."""
+    """Return whether an item starts in the middle of a character of the valid UTF-8 `data`."""
     starts = column.offsets[:-1][column.sizes > 0].astype(np.int64) - first
     return bool(((np.frombuffer(data, np.uint8)[starts] & 0xC0) == 0x80).any())
 
 
 def within(column: npt.NDArray[np.integer], least: int, most: int) -> bool:
-    """Whether all values are `least`..`most`."""
+    """Return whether all values are `least` to `most`."""
     if len(column) <= _FEW:
         values = column.tolist()
         return not values or (min(values) >= least and max(values) <= most)
@@ -153,7 +138,7 @@ def within(column: npt.NDArray[np.integer], least: int, most: int) -> bool:
 def _judge_times(
     bad: Judgement, times: Int64, relative: npt.NDArray[np.bool_] | None, what: str = "a due time"
 ) -> None:
-    """Times 0..MAX_TIME_MS, where `relative` durations 0..MAX_DURATION_MS."""
+    """Allow times up to MAX_TIME_MS, and up to MAX_DURATION_MS those that are `relative`."""
     if within(times, 0, MAX_DURATION_MS):
         return
     for index in np.flatnonzero((times < 0) | (times > MAX_DURATION_MS)):
@@ -181,12 +166,12 @@ def _blame(bad: Judgement, found: dict[int, str], status: Status = Status.INVALI
 
 
 def validate_produce(frame: Produce, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> Judgement:
-    """The messages of `frame` that cannot be put, whatever the store holds. INVALID goes before TOO_LARGE."""
+    """Judge the messages of `frame` that no store could put. INVALID goes before TOO_LARGE."""
     bad: Judgement = {}
     _blame(bad, validate_sizes(frame.payloads, "a payload of this topic", max_payload_bytes), Status.TOO_LARGE)
     _blame(bad, validate_sizes(frame.headers, "headers", MAX_HEADERS_BYTES), Status.TOO_LARGE)
-    _blame(bad, validate_header_forms(frame.headers))
-    _blame(bad, validate_tags(frame.tags))
+    _blame(bad, _misformed(frame.headers))
+    _blame(bad, validate_texts(frame.tags, TAG_TEXT))
     if frame.expires_ms is not None:
         _judge_times(bad, frame.expires_ms, (frame.flags & PutFlag.EXPIRES_IN) != 0, "an expiry")
     _judge_times(bad, frame.time_ms, (frame.flags & PutFlag.IN) != 0)
@@ -194,33 +179,31 @@ def validate_produce(frame: Produce, max_payload_bytes: int = MAX_PAYLOAD_BYTES)
     if both.any():
         _blame(bad, dict.fromkeys(np.flatnonzero(both).tolist(), "a put either moves or replaces, not both"))
     _judge_nonzero(bad, frame.birth, "a birth")
-    _blame(bad, validate_ids(frame.ids))
+    _blame(bad, validate_texts(frame.ids, ID_TEXT))
     return bad
 
 
 def validate_mutate(frame: Mutate) -> Judgement:
-    """The messages of `frame` that cannot be moved, cancelled, revived or purged, whatever the store holds."""
+    """Judge the messages of `frame` that no store could move, cancel, revive or purge."""
     bad: Judgement = {}
     if not within(frame.if_version, 0, 2**63 - 1):
         for index in np.flatnonzero(frame.if_version < 0):
-            bad[int(index)] = (
-                Status.INVALID,
-                f"if_version is 0 (any) or a version, not {int(frame.if_version[index])}",
-            )
+            sentence = f"if_version is 0 (any) or a version, not {int(frame.if_version[index])}"
+            bad[int(index)] = (Status.INVALID, sentence)
     _judge_times(bad, frame.time_ms, (frame.flags & MutateFlag.IN) != 0)
     if frame.operation in (Operation.MOVE, Operation.REVIVE):
         _judge_nonzero(bad, frame.op, "an operation id")
-    _blame(bad, validate_ids(frame.ids))
+    _blame(bad, validate_texts(frame.ids, ID_TEXT))
     return bad
 
 
 def validate_settle(frame: Settle) -> Judgement:
-    """The settles of `frame` that cannot count, whatever the store holds."""
+    """Judge the settles of `frame` that no store could count."""
     bad: Judgement = {}
-    _blame(bad, validate_reasons(frame.reasons))
+    _blame(bad, validate_texts(frame.reasons, REASON_TEXT))
     if not within(frame.time_ms, 0, MAX_DURATION_MS):
         absolute = (frame.operation == Operation.RELEASE) & ((frame.flags & SettleFlag.AT) != 0)
         _judge_times(bad, frame.time_ms, ~absolute, "a time")
     _judge_nonzero(bad, frame.op, "an operation id", frame.operation == Operation.RELEASE)
-    _blame(bad, validate_ids(frame.ids))
+    _blame(bad, validate_texts(frame.ids, ID_TEXT))
     return bad

@@ -1,10 +1,11 @@
-"""Bytes → verified values: nothing of a frame can be read here without having been checked first.
+"""Bytes → verified values: every part of a frame is checked before it is read.
 
-FlatBuffers' Python runtime has no verifier, so this reads frames by itself: `find_body` checks cap, identifier and
-root; a `Table` is made only of a table whose vtable and fields lie inside the buffer, aligned and apart from each
-other; its methods check each offset, length and string they follow. Vectors come out as views of the buffer. The
-schema has no vectors of tables and no recursive tables, so work is bounded by a schema's number of fields and by the
-bytes of the frame, whatever the offsets say.
+FlatBuffers' Python runtime has no verifier, so this module reads frames by itself. `find_body` checks size, identifier
+and root. A `Table` exists only if its vtable and fields lie inside the buffer, aligned and apart from each other. Its
+methods check each offset, length and string that they follow. Vectors are views of the buffer.
+
+The schema has no vectors of tables and no recursive tables. So the number of fields and the bytes of the frame bound
+the work, whatever the offsets are.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from timeline.columns import Int64, UInt8, UInt32, UInt64
 from timeline.errors import Invalid
 from timeline.wire.frames import MAJOR, MAX_FRAME_BYTES, MINOR
 from timeline.wire.generated import layout
@@ -24,46 +24,47 @@ Data: TypeAlias = bytes | memoryview
 
 SCALARS = {"ubyte": "B", "bool": "B", "ushort": "H", "uint": "I", "long": "q", "ulong": "Q", "double": "d"}
 WIDTHS = {"B": 1, "H": 2, "I": 4, "q": 8, "Q": 8, "d": 8}
-"""The schema's scalar types: their codes in a struct, and what those take."""
+"""The schema's scalar types: their codes in a struct, and the bytes of those."""
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "[ubyte]": np.dtype("u1"),
+    "[uint]": np.dtype("<u4"),
+    "[long]": np.dtype("<i8"),
+    "[ulong]": np.dtype("<u8"),
+}
+"""The schema's vectors of numbers, as arrays."""
 
 _U32 = Struct("<I").unpack_from
 _VTABLE = Struct("<i").unpack_from
 _VTABLE_HEAD = Struct("<HH").unpack_from
 _U16 = Struct("<H").unpack_from
 
-_LONG = np.dtype("<i8")
-_ULONG = np.dtype("<u8")
-_UINT = np.dtype("<u4")
-_UBYTE = np.dtype("u1")
-
 _MAX_SHAPES = 64
 """Different vtables remembered per table; honest encoders make a handful."""
 
 
 class WireError(Invalid):
-    """The bytes are no frame that this side may use; the sentence says what is wrong. Nothing of it was used."""
+    """The bytes are no frame that this side may use. Nothing of them was used."""
 
-    advice = "the frame is damaged, or was not made by a Timeline driver or broker"
+    advice = "the frame is damaged, or no Timeline driver or broker made it"
 
 
 class WireVersionError(WireError):
-    """The peer speaks another major version of the wire; the sentence says which side to upgrade."""
+    """The peer speaks another major version of the wire. The message says which side to upgrade."""
 
 
 class UnknownFrame(WireError):
-    """A sound frame of a newer minor whose kind this side does not know: on a stream it is passed over."""
+    """A sound frame of a newer minor, of a kind that this side does not know. Streams skip it."""
 
 
 class Shape:
-    """What one vtable says about one table: which fields are there and where, checked once for all frames that have the
-    same vtable (at the same alignment)."""
+    """Which fields of a table one vtable has, and where. Checked once for all frames that have the same vtable at the
+    same alignment."""
 
     __slots__ = ("absent", "names", "places", "unpack")
 
     def __init__(self, table: str, vtable: bytes, alignment: int) -> None:
         size = _U16(vtable, 2)[0]
-        self.absent: tuple[int | float, ...] = ()
-        """Defaults of the scalar fields that are not there; their names come last in `names`."""
         self.places: dict[str, int] = {}
         """Where each offset lies in the table."""
         present: list[tuple[int, str, str]] = []
@@ -83,80 +84,75 @@ class Shape:
             if kind not in SCALARS:
                 self.places[name] = at
             present.append((at, code, name))
-        self.unpack = Struct(_packing(table, sorted(present))).unpack_from
+        packing, end = ["<"], 0
+        for at, code, name in sorted(present):
+            if at < end:
+                raise WireError(f"{table}.{name} lies upon another field")
+            packing.append(f"{at - end}x{code}")
+            end = at + WIDTHS[code]
+        self.unpack = Struct("".join(packing)).unpack_from
         self.absent = tuple(defaults.values())
+        """Defaults of the scalar fields that are missing; their names come last in `names`."""
         self.names = (*(name for _, _, name in sorted(present)), *defaults)
 
 
-def _packing(table: str, fields: list[tuple[int, str, str]]) -> str:
-    """A format that takes the fields apart in one step. Refuses fields that lie upon each other."""
-    packing, end = ["<"], 0
-    for at, code, name in fields:
-        if at < end:
-            raise WireError(f"{table}.{name} lies upon another field")
-        packing.append(f"{at - end}x{code}")
-        end = at + WIDTHS[code]
-    return "".join(packing)
+_SHAPES: dict[str, dict[tuple[bytes, int], Shape]] = {table: {} for table in layout.TABLES}
+"""The shapes met so far. Past `_MAX_SHAPES` of a table, its oldest is forgotten."""
+_LONGEST = {table: max(slot for _, _, slot, _ in fields) + 2 for table, fields in layout.TABLES.items()}
+"""Bytes of a vtable that name known fields."""
 
 
-class Shapes:
-    """The shapes of one table met so far. Bounded: past `_MAX_SHAPES` the oldest is forgotten."""
-
-    __slots__ = ("_known", "_longest", "_table")
-
-    def __init__(self, table: str) -> None:
-        self._table = table
-        self._longest = max(slot for _, _, slot, _ in layout.TABLES[table]) + 2
-        self._known: dict[tuple[bytes, int], Shape] = {}
-
-    def of(self, data: Data, start: int) -> Shape:
-        """The shape of the table at `start`, its vtable, fields and alignment checked. Raises WireError."""
-        size = len(data)
-        if start & 3 or start + 4 > size:
-            raise WireError(f"{self._table} lies outside the frame or is not aligned")
-        vtable = start - _VTABLE(data, start)[0]
-        if vtable < 0 or vtable & 1 or vtable + 4 > size:
-            raise WireError(f"the vtable of {self._table} lies outside the frame or is not aligned")
-        vtable_bytes, table_bytes = _VTABLE_HEAD(data, vtable)
-        if vtable_bytes < 4 or vtable_bytes & 1 or vtable + vtable_bytes > size:
-            raise WireError(f"the vtable of {self._table} does not fit into the frame")
-        if table_bytes < 4 or start + table_bytes > size:
-            raise WireError(f"{self._table} does not fit into the frame")
-        key = (bytes(data[vtable : vtable + min(vtable_bytes, self._longest)]), start & 7)
-        shape = self._known.get(key)
-        if shape is None:
-            shape = Shape(self._table, *key)
-            if len(self._known) >= _MAX_SHAPES:
-                del self._known[next(iter(self._known))]
-            self._known[key] = shape
-        return shape
-
-
-_SHAPES = {table: Shapes(table) for table in layout.TABLES}
+def _shape_of(table: str, data: Data, start: int) -> Shape:
+    """Return the shape of the table at `start`. Raise WireError for a bad vtable, field or alignment."""
+    size = len(data)
+    if start & 3 or start + 4 > size:
+        raise WireError(f"{table} lies outside the frame or is not aligned")
+    vtable = start - _VTABLE(data, start)[0]
+    if vtable < 0 or vtable & 1 or vtable + 4 > size:
+        raise WireError(f"the vtable of {table} lies outside the frame or is not aligned")
+    vtable_bytes, table_bytes = _VTABLE_HEAD(data, vtable)
+    if vtable_bytes < 4 or vtable_bytes & 1 or vtable + vtable_bytes > size:
+        raise WireError(f"the vtable of {table} does not fit into the frame")
+    if table_bytes < 4 or start + table_bytes > size:
+        raise WireError(f"{table} does not fit into the frame")
+    key = (bytes(data[vtable : vtable + min(vtable_bytes, _LONGEST[table])]), start & 7)
+    known = _SHAPES[table]
+    shape = known.get(key)
+    if shape is None:
+        shape = Shape(table, *key)
+        if len(known) >= _MAX_SHAPES:
+            del known[next(iter(known))]
+        known[key] = shape
+    return shape
 
 
 class Table:
-    """One sound table of a frame. Its methods follow and check what it refers to, and raise WireError.
+    """One sound table of a frame. Its methods follow and check its offsets, and raise WireError.
 
-    `name`: the schema's. `lenient`: the frame is of a newer minor. Vectors that are absent or of no length are None.
+    `name`: the schema's. `lenient`: the frame is of a newer minor. `count`: the number of messages, once the first
+    column was read; -1 before. Vectors that are absent are None.
     """
 
-    __slots__ = ("data", "lenient", "name", "places", "start", "values")
+    __slots__ = ("count", "data", "lenient", "name", "places", "start", "values")
 
     def __init__(self, name: str, data: Data, start: int, lenient: bool) -> None:
-        shape = _SHAPES[name].of(data, start)
+        shape = _shape_of(name, data, start)
         self.name = name
         self.data = data
         self.start = start
         self.lenient = lenient
+        self.count = -1
         self.places = shape.places
         self.values: dict[str, int | float] = dict(
             zip(shape.names, shape.unpack(data, start) + shape.absent, strict=True)
         )
 
-    def whole(self, field: str) -> int:
-        """A scalar of a whole number type."""
-        return self.values[field]  # type: ignore[return-value]
+    def whole(self, field: str, least: int | None = None, most: int | None = None) -> int:
+        """A scalar of a whole number type, `least` to `most` if given."""
+        value: int = self.values[field]  # type: ignore[assignment]
+        if least is not None and most is not None and not least <= value <= most:
+            raise self.refusal(field, f"is {value}; allowed are {least} to {most}")
+        return value
 
     def real(self, field: str) -> float:
         """A double."""
@@ -170,7 +166,7 @@ class Table:
         return value == 1
 
     def target(self, field: str) -> int | None:
-        """Where the offset of `field` leads, aligned and with 4 bytes there; None when the field is absent."""
+        """Return where the offset of `field` leads: aligned, with 4 bytes there. None: the field is absent."""
         place = self.places.get(field)
         if place is None:
             return None
@@ -203,24 +199,12 @@ class Table:
             raise self.refusal(field, "is longer than the frame")
         return memoryview(self.data)[at + 4 : end]
 
-    def ubytes(self, field: str) -> UInt8 | None:
-        """A vector of ubyte, as an array on the buffer; likewise the next three."""
-        return self._vector(field, _UBYTE, 1)
-
-    def uints(self, field: str) -> UInt32 | None:
-        return self._vector(field, _UINT, 4)
-
-    def longs(self, field: str) -> Int64 | None:
-        return self._vector(field, _LONG, 8)
-
-    def ulongs(self, field: str) -> UInt64 | None:
-        return self._vector(field, _ULONG, 8)
-
-    def _vector(self, field: str, dtype: np.dtype[Any], width: int) -> npt.NDArray[Any] | None:
+    def vector(self, field: str, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
+        """A vector of numbers, as an array on the buffer."""
         at = self.target(field)
         if at is None:
             return None
-        count = _U32(self.data, at)[0]
+        count, width = _U32(self.data, at)[0], dtype.itemsize
         at += 4
         if at + count * width > len(self.data):
             raise self.refusal(field, "is longer than the frame")
@@ -229,7 +213,7 @@ class Table:
         return np.frombuffer(self.data, dtype, count, at)
 
     def refusal(self, field: str, why: str) -> WireError:
-        """The error that says what is wrong with `field`."""
+        """Return the error for a bad `field`."""
         return WireError(f"{self.name}.{field} {why}")
 
 
@@ -243,20 +227,20 @@ class FrameBody(NamedTuple):
 
 
 def is_frame(data: bytes | memoryview) -> bool:
-    """Whether `data` says that it is a frame. A message of another protocol does not."""
+    """Return whether `data` has the identifier of a frame. Messages of other protocols do not."""
     return len(data) >= 12 and data[4:8] == layout.IDENTIFIER
 
 
 def minor_of(data: bytes) -> int:
-    """Return the minor version of the wire that the sender of a frame speaks. Raise WireError for what is no frame."""
+    """Return the minor version of the wire that a frame's sender speaks. Raise WireError if it is no frame."""
     find_body(data)
     return int(Table("Frame", data, _U32(data, 0)[0], False).whole("minor"))
 
 
 def find_body(data: bytes | bytearray | memoryview) -> FrameBody:
-    """The body of a frame, after its root was verified. `data` must not be changed while what is read is in use.
+    """Return the body of a frame whose root is sound. Its values are views: do not change `data` while they are used.
 
-    Raises WireError, WireVersionError (another major) or UnknownFrame (a body that only a newer minor knows).
+    Raise WireError, WireVersionError (another major) or UnknownFrame (a body that only a newer minor knows).
     """
     if not isinstance(data, bytes):
         data = memoryview(data).cast("B")

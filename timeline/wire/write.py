@@ -18,18 +18,12 @@ from timeline.columns import Buffer, Ragged
 from timeline.errors import TooLarge
 from timeline.wire.frames import MAJOR, MAX_FRAME_BYTES, MINOR
 from timeline.wire.generated import layout
-from timeline.wire.verify import SCALARS, WIDTHS, WireError
+from timeline.wire.verify import DTYPES, SCALARS, WIDTHS, WireError
 
 Get: TypeAlias = Callable[[str], Any]
 """Gives the value of a field by its name in the schema; a column `x` with `x_offsets` is asked for as `x`."""
 
-_DTYPES: dict[str, np.dtype[Any]] = {
-    "[uint]": np.dtype("<u4"),
-    "[long]": np.dtype("<i8"),
-    "[ulong]": np.dtype("<u8"),
-    "[ubyte]": np.dtype("u1"),
-}
-_UINT = _DTYPES["[uint]"]
+_UINT = DTYPES["[uint]"]
 _COUNT = [Struct(f"<{padding}xI").pack for padding in range(8)]
 """A vector's length, with some padding before it."""
 _RAGGED = "ragged"
@@ -123,8 +117,8 @@ class _Writer:
             elif kind == "string":
                 text = value.encode()
                 values.append(self._vector(text + b"\0", len(text), 4) - start - place)
-            elif kind in _DTYPES:
-                values.append(self._column(value, _DTYPES[kind]) - start - place)
+            elif kind in DTYPES:
+                values.append(self._column(value, DTYPES[kind]) - start - place)
             else:
                 values.append(self.table(kind, self.getter(value)) - start - place)
         self.parts[own] = b"".join((bytes(padding), arrangement.vtable(absent), arrangement.pack(*values)))
