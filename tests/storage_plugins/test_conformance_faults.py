@@ -58,7 +58,7 @@ async def test_what_a_check_found_is_not_hidden_by_trouble_that_follows_it() -> 
 
     result = await run_check("lease_is_never_early", Breaks)
     first, second = result.found.splitlines()
-    assert first.startswith("ids leased at the due of the third: ")
+    assert first.startswith("ids leased at T0 + 2: ")
     assert second == "Then dropping the check's topics raised ZeroDivisionError: cannot drop"
     result = await run_check("ack_deletes", Breaks)
     assert result.found == "raised ZeroDivisionError: cannot drop\nThe plugin's drop_topic raised it."

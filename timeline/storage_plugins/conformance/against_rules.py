@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from timeline.columns import Ragged
 from timeline.leases import Ask, Decision, decide
 from timeline.leases.table import DELIVERED_OUT, is_expired
 from timeline.model import Answers, Operation, Rows, Status, Topic, bucket_of, decode_headers
@@ -21,14 +20,18 @@ from timeline.storage_plugins.conformance.suite import check
 from timeline.storage_plugins.conformance.trial import (
     PLENTY,
     T0,
+    Call,
     StoreViolation,
     Trial,
+    batch_of,
     by_id,
     expect,
     expect_equal,
-    walked,
+    named_call,
+    sent,
+    tag_counts,
 )
-from timeline.storage_plugins.contract import Grant, LeasedRows, Mutations, Puts, Settles, Store, TagMutation, TagStep
+from timeline.storage_plugins.contract import Grant, LeasedRows, Settles, TagMutation
 from timeline.storage_plugins.reference import ReferenceRow, ReferenceStore
 
 HOLDERS = (b"worker-1", b"worker-2", b"Worker-2")
@@ -45,7 +48,7 @@ class _Walk:
         self.rng = random.Random(seed)
         self.now_ms = T0
         self.tokens: list[tuple[bytes, int, int, bytes]] = []
-        self.repeatable: list[Settles | Mutations | Puts] = []
+        self.repeatable: list[Call] = []
 
     async def run(self, steps: int) -> None:
         moves = (
@@ -85,8 +88,7 @@ class _Walk:
             move=[one == "move" for one in if_exists],
             replace=[one == "replace" for one in if_exists],
         )
-        self.repeatable.append(puts)
-        await self.send(puts)
+        await self.send(puts, new=True)
 
     async def lease(self) -> None:
         rng = self.rng
@@ -117,36 +119,34 @@ class _Walk:
         count = len(chosen)
         operations = [Operation.ACK] * 2 + [Operation.EXTEND, Operation.RELEASE, Operation.BURY, Operation.REGRANT]
         one = rng.choice(operations)
-        settles = Settles(
-            ids=Ragged.of([token[0] for token in chosen]),
-            birth=np.array([token[1] + (rng.random() < 0.05) for token in chosen], dtype=np.uint64),
-            version=np.array([token[2] + (rng.random() < 0.05) for token in chosen], dtype=np.int64),
-            holders=Ragged.of([token[3] if rng.random() < 0.9 else rng.choice(HOLDERS) for token in chosen]),
-            operation=np.array([one if rng.random() < 0.6 else rng.choice(operations) for _ in chosen], dtype=np.uint8),
+        settles = batch_of(
+            Settles,
+            count,
+            ids=[token[0] for token in chosen],
+            birth=[token[1] + (rng.random() < 0.05) for token in chosen],
+            version=[token[2] + (rng.random() < 0.05) for token in chosen],
+            holders=[token[3] if rng.random() < 0.9 else rng.choice(HOLDERS) for token in chosen],
+            operation=[one if rng.random() < 0.6 else rng.choice(operations) for _ in chosen],
             time_ms=self.times(count),
             op=self.trial.numbers(count),
             unseen=self.bools(count, 0.3),
-            reasons=Ragged.of([rng.choice((b"", b"no gate")) for _ in chosen]),
+            reasons=[rng.choice((b"", b"no gate")) for _ in chosen],
         )
-        self.repeatable.append(settles)
-        await self.send(settles)
+        await self.send(settles, new=True)
 
     async def mutate(self) -> None:
         rng = self.rng
         ids = self.some(8)
-        count = len(ids)
         operations = [Operation.MOVE] * 3 + [Operation.CANCEL] * 2 + [Operation.REVIVE, Operation.PURGE]
-        mutations = Mutations(
-            operation=rng.choice(operations),
-            ids=Ragged.of(ids),
-            groups=Ragged.of([rng.choice(GROUPS) for _ in ids]),
-            due_ms=self.times(count),
-            if_version=np.array([rng.choice((0, 0, 0, 1, 2)) for _ in ids], dtype=np.int64),
-            leased=self.bools(count, 0.3),
-            op=self.trial.numbers(count),
+        mutations = self.trial.mutations(
+            rng.choice(operations),
+            ids,
+            groups=[rng.choice(GROUPS) for _ in ids],
+            due_ms=self.times(len(ids)),
+            if_version=[rng.choice((0, 0, 0, 1, 2)) for _ in ids],
+            leased=self.bools(len(ids), 0.3),
         )
-        self.repeatable.append(mutations)
-        await self.send(mutations)
+        await self.send(mutations, new=True)
 
     async def mutate_tag(self) -> None:
         rng = self.rng
@@ -164,8 +164,8 @@ class _Walk:
             dry_run=rng.random() < 0.3,
         )
         limit = rng.randint(1, 9)
-        found = await _tag_counts(self.trial.store, self.topic, self.now_ms, mutation, limit)
-        wanted = await _tag_counts(self.reference, self.topic, self.now_ms, mutation, 1_000)
+        found = await tag_counts(self.trial.store, self.topic, self.now_ms, mutation, limit)
+        wanted = await tag_counts(self.reference, self.topic, self.now_ms, mutation, 1_000)
         expect_equal(found, wanted, "counts of a tag operation")
 
     async def again(self) -> None:
@@ -173,9 +173,11 @@ class _Walk:
         if self.repeatable:
             await self.send(self.rng.choice(self.repeatable[-12:]))
 
-    async def send(self, call: Puts | Settles | Mutations) -> None:
-        """Send a call to both stores; the answers must be the same."""
-        answers = [await _sent(store, self.topic, self.now_ms, call) for store in (self.trial.store, self.reference)]
+    async def send(self, call: Call, new: bool = False) -> None:
+        """Send a call to both stores; the answers must be the same. `new`: it may be repeated later."""
+        if new:
+            self.repeatable.append(call)
+        answers = [await sent(store, self.topic, self.now_ms, call) for store in (self.trial.store, self.reference)]
         _compare(call, *answers)
 
     async def sweep(self) -> None:
@@ -291,27 +293,6 @@ class _ExpectedLease:
             self.reference.remove(self.topic, standing[id], self.now_ms)
 
 
-async def _sent(store: Store, topic: Topic, now_ms: int, call: Puts | Settles | Mutations) -> Answers:
-    if isinstance(call, Puts):
-        return await store.put(topic, now_ms, call)
-    if isinstance(call, Settles):
-        return await store.settle(topic, now_ms, call)
-    return await store.mutate(topic, now_ms, call)
-
-
-async def _tag_counts(store: Store, topic: Topic, now_ms: int, mutation: TagMutation, limit: int) -> dict[Status, int]:
-    counts: dict[Status, int] = {}
-
-    async def chunk(cursor: bytes) -> TagStep:
-        return await store.mutate_tag(topic, now_ms, mutation, cursor, limit)
-
-    async for step in walked(chunk):
-        for code, count in step.counts.items():
-            if count:
-                counts[Status.of(code)] = counts.get(Status.of(code), 0) + count
-    return dict(sorted(counts.items()))
-
-
 def _expect_row(standing: ReferenceRow, row: dict[str, Any]) -> None:
     """That `row` says what stands. Headers are compared by what they mean."""
     wanted = standing.named()
@@ -325,17 +306,15 @@ def _expect_row(standing: ReferenceRow, row: dict[str, Any]) -> None:
 _COMPARED = ("status", "version", "due_ms", "settled", "late", "repeat")
 
 
-def _compare(call: Puts | Settles | Mutations, found: Answers, wanted: Answers) -> None:
-    name = call.operation.name.lower() if isinstance(call, Mutations) else "put" if isinstance(call, Puts) else "settle"
-    expect_equal(len(found), len(wanted), f"number of answers to a {name}")
+def _compare(call: Call, found: Answers, wanted: Answers) -> None:
+    expect_equal(len(found), len(wanted), f"number of answers to a {named_call(call)}")
     answers = [
         [(Status.of(status), *rest) for status, *rest in zip(*columns, strict=True)]
         for columns in ([getattr(one, column).tolist() for column in _COMPARED] for one in (found, wanted))
     ]
     for at, (answer, must) in enumerate(zip(*answers, strict=True)):
         if answer != must:
-            what = f"{name} {Operation(int(call.operation[at])).name}" if isinstance(call, Settles) else name
-            said = f"(status, version, due, settled, late, repeat) of {what} {call.ids[at]!r}"
+            said = f"(status, version, due, settled, late, repeat) of {named_call(call, at)} {call.ids[at]!r}"
             raise StoreViolation(f"{said}: {answer} where {must} must be")
     expect_equal(found.displaced, wanted.displaced, "what puts displaced")
 

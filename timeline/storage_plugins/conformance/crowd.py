@@ -17,20 +17,22 @@ from typing import Any, TypeVar
 import numpy as np
 
 from timeline.clock import Clock
-from timeline.columns import Ragged
 from timeline.history import FAIL, UNKNOWN, Event, History, Verdict, check, outcome_of
 from timeline.leases import Message, state_of
-from timeline.model import Answers, Operation, Rows, State, Status, Topic, payload_sum
-from timeline.storage_plugins.conformance.trial import T0, StoreViolation, Trial, column, ragged
-from timeline.storage_plugins.contract import (
-    Grant,
-    Mutations,
-    ScanFilter,
-    Settles,
-    Store,
-    StoreUnavailable,
-    StoreUnknown,
+from timeline.model import Answers, Operation, Rows, Status, Topic, payload_sum
+from timeline.storage_plugins.conformance.trial import (
+    EVERY_STATE,
+    PLENTY,
+    T0,
+    Call,
+    StoreViolation,
+    Trial,
+    named_call,
+    plain,
+    sent,
+    walked,
 )
+from timeline.storage_plugins.contract import Grant, ScanFilter, Store, StoreUnavailable, StoreUnknown
 
 MOST_TRIES = 200
 """A call that is unknown so often in a row is not going to be answered."""
@@ -68,20 +70,18 @@ class CrowdCaller:
         self.rng = random.Random(f"{seed}-{name}")
         self.history = History(name, scene.clock, scene.events)
 
-    async def ask(
-        self, operations: Sequence[str], arguments: list[dict[str, Any]], call: Callable[[int], Awaitable[Answers]]
-    ) -> Answers | None:
-        """Calls, notes what was asked and answered, repeats while the outcome is unknown; None when nothing happened.
-        `call` is handed the time of each attempt."""
+    async def ask(self, arguments: list[dict[str, Any]], call: Call) -> Answers | None:
+        """Send a call, note what was asked and answered, and repeat it while the outcome is unknown. Return None if
+        nothing happened. `arguments`: of each message, as the history has them."""
         scene, repeated = self.scene, False
         now_ms = scene.clock.tick()
         noted = [
-            self.history.call(operation, {"topic": scene.topic.name, **one})[0]
-            for operation, one in zip(operations, arguments, strict=True)
+            self.history.call(named_call(call, at), {"topic": scene.topic.name, **one})[0]
+            for at, one in enumerate(arguments)
         ]
         for _ in range(MOST_TRIES):
             try:
-                answers = await call(now_ms)
+                answers = await sent(self.store, scene.topic, now_ms, call)
             except StoreUnknown:
                 scene.unknown += 1
                 repeated, now_ms = True, scene.clock.tick()
@@ -98,7 +98,7 @@ class CrowdCaller:
             for at, event in enumerate(noted):
                 self._answered(event, answers, at, repeated)
             return answers
-        raise StoreViolation(f"{operations[0] if operations else 'a call'} was not answered in {MOST_TRIES} attempts")
+        raise StoreViolation(f"a {named_call(call)} was not answered in {MOST_TRIES} attempts")
 
     def _answered(self, event: Event, answers: Answers, at: int, repeated: bool) -> None:
         status = Status.of(int(answers.status[at]))
@@ -138,9 +138,9 @@ class CrowdProducer(CrowdCaller):
 
     async def put(self, ids: list[bytes]) -> Answers | None:
         """Puts `ids`, each with a payload of its own."""
-        rng, count = self.rng, len(ids)
+        rng = self.rng
         payloads = [f"{self.name} {rng.getrandbits(32)}".encode() * rng.randint(1, 5) for _ in ids]
-        due_ms, move = self._dues(count), [rng.random() < 0.2 for _ in ids]
+        due_ms, move = self._dues(len(ids)), [rng.random() < 0.2 for _ in ids]
         puts = self.scene.trial.puts(ids, due_ms, payload=payloads, move=move)
         arguments = [
             {
@@ -153,30 +153,18 @@ class CrowdProducer(CrowdCaller):
             }
             for at, id in enumerate(ids)
         ]
-        return await self.ask(["put"] * count, arguments, lambda now_ms: self.store.put(self.scene.topic, now_ms, puts))
+        return await self.ask(arguments, puts)
 
     async def mutate(self, operation: Operation, ids: list[bytes]) -> Answers | None:
         """Moves or cancels `ids`."""
-        count = len(ids)
-        due_ms, leased = self._dues(count), [self.rng.random() < 0.2 for _ in ids]
-        mutations = Mutations(
-            operation=operation,
-            ids=Ragged.of(ids),
-            groups=ragged(GROUP.encode(), count),
-            due_ms=column(due_ms, count, np.int64),
-            if_version=column(0, count, np.int64),
-            leased=column(leased, count, np.bool_),
-            op=self.scene.trial.numbers(count),
-        )
-        name = operation.name.lower()
+        due_ms, leased = self._dues(len(ids)), [self.rng.random() < 0.2 for _ in ids]
+        mutations = self.scene.trial.mutations(operation, ids, due_ms, leased=leased)
         arguments = [
             {"id": id.decode(), "group": GROUP, "leased": leased[at]}
             | ({"due_ms": due_ms[at]} if operation is Operation.MOVE else {})
             for at, id in enumerate(ids)
         ]
-        return await self.ask(
-            [name] * count, arguments, lambda now_ms: self.store.mutate(self.scene.topic, now_ms, mutations)
-        )
+        return await self.ask(arguments, mutations)
 
 
 class CrowdWorker(CrowdCaller):
@@ -203,7 +191,7 @@ class CrowdWorker(CrowdCaller):
         """Leases up to `count` and notes each as received; None when no answer came (whatever was leased runs out)."""
         scene = self.scene
         now_ms = scene.clock.tick()
-        grant = Grant(self.name.encode(), count, self.rng.randint(5, LONGEST_LEASE_MS), 1 << 40)
+        grant = Grant(self.name.encode(), count, self.rng.randint(5, LONGEST_LEASE_MS), PLENTY)
         try:
             leased = await self.store.lease_due(scene.topic, None, now_ms, 0, [grant])
         except StoreUnknown:
@@ -237,29 +225,14 @@ class CrowdWorker(CrowdCaller):
 
     async def settle(self, operation: Operation, rows: Rows) -> Answers | None:
         """Settles `rows` with their tokens."""
-        count, now_ms = len(rows), self.scene.clock.now_ms()
-        time_ms = now_ms + self.rng.randint(0, LONGEST_LEASE_MS)
-        settles = Settles(
-            ids=rows.ids,
-            birth=rows.birth,
-            version=rows.version,
-            holders=rows.holders,
-            operation=column(operation, count, np.uint8),
-            time_ms=column(time_ms, count, np.int64),
-            op=self.scene.trial.numbers(count),
-            unseen=column(False, count, np.bool_),
-            reasons=ragged(b"", count),
-        )
+        time_ms = self.scene.clock.now_ms() + self.rng.randint(0, LONGEST_LEASE_MS)
+        settles = self.scene.trial.settles(operation, rows, time_ms=time_ms)
         arguments = [
             {"id": id.decode(), "consumer": self.name, "birth": birth, "version": version}
             | ({"due_ms": time_ms} if operation is Operation.RELEASE else {})
             for id, birth, version in zip(rows.ids.tolist(), rows.birth.tolist(), rows.version.tolist(), strict=True)
         ]
-        return await self.ask(
-            [operation.name.lower()] * count,
-            arguments,
-            lambda at_ms: self.store.settle(self.scene.topic, at_ms, settles),
-        )
+        return await self.ask(arguments, settles)
 
 
 @asynccontextmanager
@@ -354,42 +327,31 @@ class Crowd:
 
 
 async def dump_store(store: Store, topics: Iterable[Topic], now_ms: int) -> list[dict[str, Any]]:
-    """Every message that `store` still has, dead letters too, as the checker wants it: `topic id birth version due_ms
-    scheduled_ms holder deliveries group tag expires_ms sum read_sum dead died_ms state`; `read_sum` is the checksum of
-    the payload and headers as they are read now."""
-    rows: list[dict[str, Any]] = []
-    for topic in topics:
-        async for row in _dump_topic(store, topic, now_ms):
-            rows.append(row)
-    return rows
+    """Return every message that `store` still has, dead letters too, as the checker wants it: `topic id birth version
+    due_ms scheduled_ms holder deliveries group tag expires_ms sum read_sum dead died_ms state`. `read_sum`: the
+    checksum of the payload and headers as they are read now."""
+    return [row for topic in topics for row in await _dump_of(store, topic, now_ms)]
 
 
-async def _dump_topic(store: Store, topic: Topic, now_ms: int) -> AsyncIterator[dict[str, Any]]:
-    cursor: bytes | None = b""
-    everything = ScanFilter(frozenset((State.WAITING, State.AVAILABLE, State.LEASED, State.DEAD)))
-    while cursor is not None:
-        page = await store.scan(topic, now_ms, everything, cursor, 1_000, payload=True)
-        cursor, rows = page.cursor, page.rows
-        if len(rows) and (rows.payloads is None or rows.headers is None):
-            raise ValueError("a scan that asked for payloads came without them")
-        for at in range(len(rows)):
-            due_ms, holder, died_ms = int(rows.due_ms[at]), rows.holders[at], int(rows.died_ms[at])
-            stands = Message(birth=0, version=0, due_ms=due_ms, holder=holder, died_ms=died_ms)
-            yield {
-                "topic": topic.name,
-                "id": rows.ids[at].decode(),
-                "birth": int(rows.birth[at]),
-                "version": int(rows.version[at]),
-                "due_ms": due_ms,
-                "scheduled_ms": int(rows.scheduled_ms[at]),
-                "holder": holder.decode(),
-                "deliveries": int(rows.deliveries[at]),
-                "group": rows.groups[at].decode(),
-                "tag": rows.tags[at].decode(),
-                "expires_ms": int(rows.expires_ms[at]),
-                "sum": int(rows.payload_sum[at]),
-                "read_sum": payload_sum(rows.payloads[at], rows.headers[at]) if rows.payloads and rows.headers else 0,
-                "dead": rows.dead[at].decode(),
-                "died_ms": died_ms,
-                "state": str(state_of(stands, now_ms)),
-            }
+async def _dump_of(store: Store, topic: Topic, now_ms: int) -> list[dict[str, Any]]:
+    dumped: list[dict[str, Any]] = []
+    where = ScanFilter(EVERY_STATE)
+    async for page in walked(lambda cursor: store.scan(topic, now_ms, where, cursor, 1_000, payload=True)):
+        for row in plain(page.rows):
+            stands = Message(0, 0, row["due_ms"], holder=row["holders"], died_ms=row["died_ms"])
+            numbers = ("birth", "version", "due_ms", "scheduled_ms", "deliveries", "expires_ms", "died_ms")
+            dumped.append(
+                {
+                    "topic": topic.name,
+                    "id": row["ids"].decode(),
+                    **{name: row[name] for name in numbers},
+                    "holder": row["holders"].decode(),
+                    "group": row["groups"].decode(),
+                    "tag": row["tags"].decode(),
+                    "sum": row["payload_sum"],
+                    "read_sum": payload_sum(row["payloads"], row["headers"]),
+                    "dead": row["dead"].decode(),
+                    "state": str(state_of(stands, now_ms)),
+                }
+            )
+    return dumped

@@ -23,19 +23,15 @@ from timeline.storage_plugins.contract import Grant
 @check()
 async def check_lease_is_never_early(trial: Trial) -> None:
     """What is due later than now is not leased, not by a millisecond; what is due now is."""
-    topic = await trial.topic()
-    await trial.stored(topic, named(5), [T0 + at for at in range(5)])
-    leased = await trial.lease(topic, now_ms=T0 + 2)
-    expect_equal(sorted(leased.rows.ids.tolist()), named(3), "ids leased at the due of the third")
-    expect_equal(leased.next_due_ms, T0 + 3, "next_due_ms")
+    topic = await trial.topic_with(named(5), [T0 + at for at in range(5)])
+    await trial.lease(topic, now_ms=T0 + 2, wanted=named(3), next_due_ms=T0 + 3)
 
 
 @check()
 async def check_lease_changes_the_row(trial: Trial) -> None:
     """A lease sets due = max(now, due) + lease and the holder, raises version and deliveries, leaves scheduled as it
     was, and the store then holds just what was answered."""
-    topic = await trial.topic()
-    await trial.stored(topic, [b"late", b"now"], [T0 - 5_000, T0])
+    topic = await trial.topic_with([b"late", b"now"], [T0 - 5_000, T0])
     leased = await trial.lease(topic, lease_ms=20_000)
     rows = by_id(leased.rows)
     for id, due_ms in ((b"late", T0 - 5_000), (b"now", T0)):
@@ -47,18 +43,16 @@ async def check_lease_changes_the_row(trial: Trial) -> None:
     expect_equal(leased.prior_holders.tolist(), [b"", b""], "prior holders")
     expect_equal(leased.grant.tolist(), [0, 0], "indexes of grants")
     expect_equal(await trial.everything(topic), rows, "rows as stored")
-    expect_equal(len((await trial.lease(topic, now_ms=T0 + 19_999)).rows), 0, "number leased while leases run")
+    await trial.lease(topic, now_ms=T0 + 19_999, wanted=0)
 
 
 @check()
 async def check_lease_runs_out(trial: Trial) -> None:
     """At its lease's end, as last extended, and not before, a message is leased again, and says who had it."""
-    topic = await trial.topic()
-    await trial.stored(topic, [b"a"])
+    topic = await trial.topic_with([b"a"])
     first = await trial.lease(topic, lease_ms=1_000)
     await trial.settle(topic, Operation.EXTEND, first.rows, time_ms=T0 + 5_000)
-    early = await trial.lease(topic, now_ms=T0 + 4_999, holder=b"worker-2")
-    expect_equal((len(early.rows), early.next_due_ms), (0, T0 + 5_000), "(number leased, next_due_ms) before the end")
+    await trial.lease(topic, now_ms=T0 + 4_999, holder=b"worker-2", wanted=0, next_due_ms=T0 + 5_000)
     again = await trial.lease(topic, now_ms=T0 + 5_000, holder=b"worker-2")
     expect_equal(again.rows.version.tolist(), [3], "version of the second lease")
     expect_equal(again.prior_holders.tolist(), [WORKER], "prior holder")
@@ -86,47 +80,36 @@ async def check_what_ran_out_is_told_until_it_is_leased(trial: Trial) -> None:
 async def check_redelivery_backoff(trial: Trial) -> None:
     """After a lease ran out, the message rests for the topic's backoff, and next_due_ms says until when; one that was
     released does not rest."""
-    topic = await trial.topic(redelivery_backoff_ms=500)
-    await trial.stored(topic, [b"a", b"b"])
+    topic = await trial.topic_with([b"a", b"b"], redelivery_backoff_ms=500)
     leased = await trial.lease(topic, lease_ms=1_000)
     released = leased.rows.take(np.array([leased.rows.ids.tolist().index(b"b")]))
     await trial.settle(topic, Operation.RELEASE, released, time_ms=T0 + 1)
-    resting = await trial.lease(topic, now_ms=T0 + 1_499)
-    expect_equal(resting.rows.ids.tolist(), [b"b"], "ids leased while one rests")
-    expect_equal(resting.next_due_ms, T0 + 1_500, "next_due_ms while it rests")
-    back = await trial.lease(topic, now_ms=T0 + 1_500)
-    expect_equal(back.rows.ids.tolist(), [b"a"], "ids leased when it has rested")
+    await trial.lease(topic, now_ms=T0 + 1_499, wanted=[b"b"], next_due_ms=T0 + 1_500)
+    await trial.lease(topic, now_ms=T0 + 1_500, wanted=[b"a"])
 
 
 @check()
 async def check_lease_of_what_is_overdue(trial: Trial) -> None:
     """With overdue_ms, only what has been due for that long is leased, free or run out, and nothing ahead of time."""
-    topic = await trial.topic()
-    await trial.stored(topic, [b"ran out"], T0 - 6_000)
+    topic = await trial.topic_with([b"ran out"], T0 - 6_000)
     await trial.lease(topic, now_ms=T0 - 6_000, lease_ms=3_000)
     await trial.stored(topic, [b"old", b"older", b"fresh", b"ahead"], [T0 - 2_000, T0 - 4_000, T0 - 1_999, T0 + 1])
-    leased = await trial.lease(topic, overdue_ms=2_000, due_before_ms=T0 + 50)
-    expect_equal(sorted(leased.rows.ids.tolist()), [b"old", b"older", b"ran out"], "ids leased when overdue by 2 s")
-    later = await trial.lease(topic, now_ms=T0 + 1, overdue_ms=2_000)
-    expect_equal(later.rows.ids.tolist(), [b"fresh"], "ids leased a millisecond later")
+    await trial.lease(topic, overdue_ms=2_000, due_before_ms=T0 + 50, wanted=[b"old", b"older", b"ran out"])
+    await trial.lease(topic, now_ms=T0 + 1, overdue_ms=2_000, wanted=[b"fresh"])
 
 
 @check()
 async def check_lease_ahead(trial: Trial) -> None:
     """Ahead of its time, within due_before, what nobody holds is leased from its own due on; what somebody holds is
     not; and a due_before in the past leases nothing ahead."""
-    topic = await trial.topic()
-    await trial.stored(topic, [b"held"])
+    topic = await trial.topic_with([b"held"])
     await trial.lease(topic, lease_ms=30)
     await trial.stored(topic, [b"near", b"far"], [T0 + 40, T0 + 51])
-    none = await trial.lease(topic, due_before_ms=T0 - 1)
-    expect_equal(len(none.rows), 0, "number leased with due_before in the past")
-    ahead = await trial.lease(topic, due_before_ms=T0 + 50, lease_ms=1_000)
-    expect_equal(ahead.rows.ids.tolist(), [b"near"], "ids leased ahead")
+    await trial.lease(topic, due_before_ms=T0 - 1, wanted=0)
+    ahead = await trial.lease(topic, due_before_ms=T0 + 50, lease_ms=1_000, wanted=[b"near"])
     expect_equal(ahead.rows.due_ms.tolist(), [T0 + 1_040], "end of a lease ahead of time")
     expect_equal(ahead.was_due_ms.tolist(), [T0 + 40], "was_due_ms")
-    moved = await trial.mutate(topic, Operation.MOVE, [b"near"], T0 + 90)
-    expect_equal(statuses(moved), [Status.LEASED], "status of a move of what is leased ahead")
+    await trial.mutate(topic, Operation.MOVE, [b"near"], T0 + 90, wanted=Status.LEASED)
     expect_equal(ahead.next_due_ms, T0 + 30, "next_due_ms")
 
 
@@ -176,24 +159,19 @@ async def check_buckets_subset(trial: Trial) -> None:
     await trial.stored(topic, ids, [T0 + at for at in range(200)])
     mine = [0, 3, 5]
     wanted = [id for id in ids if bucket_of(id, 8) in mine]
-    leased = await trial.lease(topic, now_ms=T0 + 100, buckets=mine)
-    expect_equal(
-        sorted(leased.rows.ids.tolist()), [id for id in wanted if id <= ids[100]], "ids leased from some buckets"
-    )
+    leased = await trial.lease(topic, now_ms=T0 + 100, buckets=mine, wanted=[id for id in wanted if id <= ids[100]])
     after = next(id for id in wanted if id > ids[100])
     expect_equal(leased.next_due_ms, T0 + ids.index(after), "next_due_ms of these buckets")
     rest = [id for id in ids if id not in wanted]
     expect_equal(await trial.store.next_due(topic, [1, 2, 4, 6, 7], 0), T0 + ids.index(rest[0]), "next_due of others")
-    expect_equal(len((await trial.lease(topic, buckets=[], now_ms=T0 + 500)).rows), 0, "number leased from no bucket")
-    others = await trial.lease(topic, now_ms=T0 + 500, buckets=[1, 2, 4, 6, 7])
-    expect_equal(sorted(others.rows.ids.tolist()), rest, "ids leased from the other buckets")
+    await trial.lease(topic, buckets=[], now_ms=T0 + 500, wanted=0)
+    await trial.lease(topic, now_ms=T0 + 500, buckets=[1, 2, 4, 6, 7], wanted=rest)
 
 
 @check()
 async def check_grants_by_count(trial: Trial) -> None:
     """Never more than granted; fewer only when no more is eligible; what is left over is leased next."""
-    topic = await trial.topic()
-    await trial.stored(topic, named(10))
+    topic = await trial.topic_with(named(10))
     grants = [Grant(b"one", 2, 1_000, PLENTY), Grant(b"none", 0, 1_000, PLENTY), Grant(b"two", 3, 2_000, PLENTY)]
     leased = await trial.lease(topic, grants=grants)
     expect_equal(np.bincount(leased.grant, minlength=3).tolist(), [2, 0, 3], "messages by grant")
@@ -201,8 +179,7 @@ async def check_grants_by_count(trial: Trial) -> None:
         wanted = (grants[int(grant)].holder, T0 + grants[int(grant)].lease_ms)
         expect_equal((holder, int(due_ms)), wanted, "(holder, end of the lease)")
     expect_equal(leased.next_due_ms, T0, "next_due_ms when credit ran out")
-    more = await trial.lease(topic, 100)
-    expect_equal(len(more.rows), 5, "number leased next")
+    more = await trial.lease(topic, 100, wanted=5)
     expect(not set(more.rows.ids) & set(leased.rows.ids), "something was leased twice")
 
 
@@ -210,20 +187,17 @@ async def check_grants_by_count(trial: Trial) -> None:
 async def check_no_grants(trial: Trial) -> None:
     """Without grants, or with grants of 0, nothing is leased, expired or buried; next_due_ms is told."""
     topic = await trial.topic()
-    none = await trial.lease(topic, grants=[])
-    expect_equal((len(none.rows), none.next_due_ms), (0, None), "answer of an empty topic")
+    await trial.lease(topic, grants=[], wanted=0, next_due_ms=None)
     await trial.stored(topic, [b"a", b"b"], [T0 + 5, T0 + 9])
     for grants in ([], [Grant(WORKER, 0, 1_000, PLENTY)]):
         for now_ms in (T0, T0 + 7):
-            leased = await trial.lease(topic, grants=grants, now_ms=now_ms)
-            expect_equal((len(leased.rows), leased.next_due_ms), (0, T0 + 5), "(number leased, next_due_ms)")
+            await trial.lease(topic, grants=grants, now_ms=now_ms, wanted=0, next_due_ms=T0 + 5)
 
 
 @check()
 async def check_fairness(trial: Trial) -> None:
     """Dealt round-robin: among grants with credit left, counts differ by at most one."""
-    topic = await trial.topic()
-    await trial.stored(topic, named(100), [T0 - at for at in range(100)])
+    topic = await trial.topic_with(named(100), [T0 - at for at in range(100)])
     counts = [40, 7, 40, 40]
     grants = [Grant(f"w{at}".encode(), count, 1_000, PLENTY) for at, count in enumerate(counts)]
     leased = await trial.lease(topic, grants=grants)
@@ -237,15 +211,15 @@ async def check_fairness(trial: Trial) -> None:
 async def check_grants_by_bytes(trial: Trial) -> None:
     """Payloads and headers of a grant stay within its bytes; what does not fit waits, and is not overtaken in its
     bucket; one that is too large by itself goes only to a consumer that has nothing else."""
-    topic = await trial.topic(buckets=1)
-    await trial.stored(topic, named(6), payload=[b"x" * size for size in (400, 400, 400, 5_000, 10, 10)])
+    topic = await trial.topic_with(
+        named(6), payload=[b"x" * size for size in (400, 400, 400, 5_000, 10, 10)], buckets=1
+    )
     leased = await trial.lease(topic, max_bytes=1_000)
     expect_equal(leased.rows.ids.tolist(), named(6)[:2], "ids leased into 1,000 bytes")
     expect_equal(leased.next_due_ms, T0, "next_due_ms when bytes ran out")
     leased = await trial.lease(topic, max_bytes=1_000)
     expect_equal(leased.rows.ids.tolist(), named(6)[2:3], "ids leased before the large one")
-    leased = await trial.lease(topic, max_bytes=1_000)
-    expect_equal(len(leased.rows), 0, "number leased when the first does not fit")
+    await trial.lease(topic, max_bytes=1_000, wanted=0)
     leased = await trial.lease(topic, max_bytes=1_000, alone=True)
     expect_equal(leased.rows.ids.tolist(), named(6)[3:4], "ids leased alone")
     leased = await trial.lease(topic, max_bytes=1_000)
@@ -258,20 +232,17 @@ async def check_grants_by_bytes_count_headers(trial: Trial) -> None:
     topic = await trial.topic(buckets=1)
     header = b"\x01\x00k" + (500).to_bytes(2, "little") + b"v" * 500
     await trial.stored(topic, named(3), payload=b"x" * 100, headers=header)
-    leased = await trial.lease(topic, max_bytes=1_300)
-    expect_equal(len(leased.rows), 2, "number leased into 1,300 bytes at 605 each")
+    await trial.lease(topic, max_bytes=1_300, wanted=2)
 
 
 @check()
 async def check_expired_is_not_leased(trial: Trial) -> None:
     """What expired is removed where a lease meets it, counted, and uses up no credit; a lease that runs is not ended
     by expiry, and its ack counts."""
-    topic = await trial.topic()
-    await trial.stored(topic, [b"held"], expires_ms=T0 + 10)
+    topic = await trial.topic_with([b"held"], expires_ms=T0 + 10)
     held = await trial.lease(topic)
     await trial.stored(topic, named(4), [T0 + at for at in range(4)], expires_ms=[T0 + 5, 0, T0 + 6, 0])
-    leased = await trial.lease(topic, 2, now_ms=T0 + 6)
-    expect_equal(sorted(leased.rows.ids.tolist()), [named(4)[1], named(4)[3]], "ids leased")
+    leased = await trial.lease(topic, 2, now_ms=T0 + 6, wanted=[named(4)[1], named(4)[3]])
     expect_equal(leased.expired, 2, "expired messages met")
     rows = await trial.everything(topic, now_ms=T0 + 6)
     expect_equal(sorted(rows), sorted([b"held", named(4)[1], named(4)[3]]), "ids left")
@@ -283,43 +254,35 @@ async def check_expired_is_not_leased(trial: Trial) -> None:
 @check()
 async def check_expired_is_not_leased_at_its_expiry(trial: Trial) -> None:
     """At its expiry to the millisecond a message is expired; one before it is not."""
-    topic = await trial.topic()
-    await trial.stored(topic, [b"a", b"b"], expires_ms=[T0 + 10, T0 + 11])
-    leased = await trial.lease(topic, now_ms=T0 + 10)
-    expect_equal(leased.rows.ids.tolist(), [b"b"], "ids leased at the first one's expiry")
+    topic = await trial.topic_with([b"a", b"b"], expires_ms=[T0 + 10, T0 + 11])
+    await trial.lease(topic, now_ms=T0 + 10, wanted=[b"b"])
 
 
 @check()
 async def check_max_deliveries(trial: Trial) -> None:
     """What was delivered max_deliveries times is buried instead of leased again, with the reason "max_deliveries",
     whether its lease ran out or it was released; it uses up no credit. A limit of 0 is none."""
-    topic = await trial.topic(max_deliveries=2)
-    await trial.stored(topic, [b"a", b"b", b"c"], [T0, T0, T0 + 20])
+    topic = await trial.topic_with([b"a", b"b", b"c"], [T0, T0, T0 + 20], max_deliveries=2)
     await trial.lease(topic, now_ms=T0, lease_ms=5)
-    second = await trial.lease(topic, now_ms=T0 + 5, lease_ms=5)
-    expect_equal(sorted(second.rows.ids.tolist()), [b"a", b"b"], "ids leased a second time")
+    second = await trial.lease(topic, now_ms=T0 + 5, lease_ms=5, wanted=[b"a", b"b"])
     await trial.settle(topic, Operation.RELEASE, second.rows.take(np.arange(1)), now_ms=T0 + 6, time_ms=T0 + 7)
-    third = await trial.lease(topic, 1, now_ms=T0 + 20)
-    expect_equal(third.rows.ids.tolist(), [b"c"], "ids leased")
+    third = await trial.lease(topic, 1, now_ms=T0 + 20, wanted=[b"c"])
     expect_equal(sorted(third.buried.ids.tolist()), [b"a", b"b"], "ids buried")
     expect(third.buried.payloads is None, "buried rows carry payloads")
     expect_equal(set(third.buried.dead.tolist()), {b"max_deliveries"}, "reasons")
     rows = await trial.everything(topic, now_ms=T0 + 20)
     expect_equal({rows[id]["dead"] for id in (b"a", b"b")}, {b"max_deliveries"}, "reasons as stored")
     expect_equal({rows[id]["died_ms"] for id in (b"a", b"b")}, {T0 + 20}, "died_ms as stored")
-    expect_equal(len((await trial.lease(topic, now_ms=T0 + 25)).rows), 0, "number of dead letters leased")
-    endless = await trial.topic(max_deliveries=0)
-    await trial.stored(endless, [b"a"])
+    await trial.lease(topic, now_ms=T0 + 25, wanted=0)
+    endless = await trial.topic_with([b"a"], max_deliveries=0)
     for at in range(40):
-        leased = await trial.lease(endless, now_ms=T0 + at, lease_ms=1)
-        expect_equal(len(leased.rows), 1, f"number leased after {at} deliveries without a limit")
+        await trial.lease(endless, now_ms=T0 + at, lease_ms=1, wanted=1)
 
 
 @check()
 async def check_max_deliveries_not_ahead(trial: Trial) -> None:
     """What was delivered out is buried when it is due, not ahead of its time."""
-    topic = await trial.topic(max_deliveries=1)
-    await trial.stored(topic, [b"a"])
+    topic = await trial.topic_with([b"a"], max_deliveries=1)
     leased = await trial.lease(topic)
     await trial.settle(topic, Operation.RELEASE, leased.rows, time_ms=T0 + 40)
     ahead = await trial.lease(topic, due_before_ms=T0 + 50)
@@ -333,12 +296,10 @@ async def check_max_deliveries_not_ahead(trial: Trial) -> None:
 @check()
 async def check_dead_letters_are_not_leased(trial: Trial) -> None:
     """A dead letter is off the timeline: never leased, whatever its due."""
-    topic = await trial.topic()
-    await trial.stored(topic, [b"a"])
+    topic = await trial.topic_with([b"a"])
     leased = await trial.lease(topic)
     await trial.settle(topic, Operation.BURY, leased.rows, reason=b"bad gate")
-    later = await trial.lease(topic, now_ms=T0 + 100_000, due_before_ms=T0 + 200_000)
-    expect_equal((len(later.rows), later.next_due_ms), (0, None), "(number leased, next_due_ms)")
+    await trial.lease(topic, now_ms=T0 + 100_000, due_before_ms=T0 + 200_000, wanted=0, next_due_ms=None)
     expect_equal(await trial.store.next_due(topic, None, 0), None, "next_due")
 
 
@@ -365,8 +326,7 @@ async def check_next_due(trial: Trial) -> None:
 @check(needs=lambda capabilities: capabilities.exact_counts)
 async def check_count_due(trial: Trial) -> None:
     """count_due counts what is alive and without holder by steps of due, lower edge in, upper edge out."""
-    topic = await trial.topic()
-    await trial.stored(topic, named(100), [T0 + 10 * at for at in range(100)])
+    topic = await trial.topic_with(named(100), [T0 + 10 * at for at in range(100)])
     await trial.lease(topic, 5, now_ms=T0 + 40)
     await trial.mutate(topic, Operation.CANCEL, named(100)[50:52])
     await trial.mutate(topic, Operation.MOVE, named(100)[52:54], T0 + 995)
@@ -379,8 +339,7 @@ async def check_count_due(trial: Trial) -> None:
 @check(needs=lambda capabilities: not capabilities.exact_counts)
 async def check_count_due_estimates(trial: Trial) -> None:
     """A store whose counts are estimates still answers one count for each step, none negative."""
-    topic = await trial.topic()
-    await trial.stored(topic, named(100), [T0 + 10 * at for at in range(100)])
+    topic = await trial.topic_with(named(100), [T0 + 10 * at for at in range(100)])
     counts = await trial.store.count_due(topic, np.array([T0, T0 + 500, T0 + 1_000], dtype=np.int64))
     expect(len(counts) == 2 and min(counts.tolist()) >= 0, f"counts are {counts.tolist()}")
 

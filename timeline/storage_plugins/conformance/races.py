@@ -59,7 +59,7 @@ async def check_racing_replaces(trial: Trial) -> None:
             payload = f"from {at}".encode()
             puts = trial.puts(ids, T0 + 1, payload=payload, replace=True)
             births.update(dict.fromkeys(puts.birth.tolist(), payload))
-            expect_equal(set(statuses(await trial.store.put(topic, T0, puts))), {Status.OK}, "statuses")
+            await trial.send(topic, puts, T0, wanted=Status.OK)
 
     async def look() -> None:
         for _ in range(8):
@@ -130,8 +130,7 @@ async def check_racing_leases(trial: Trial) -> None:
 @check()
 async def check_racing_settles(trial: Trial) -> None:
     """Of an ack, a release, an extend and a cancel that race for the same lease, the answers fit some order of them."""
-    topic = await trial.topic()
-    await trial.stored(topic, named(100))
+    topic = await trial.topic_with(named(100))
     rows = (await trial.lease(topic)).rows
     acks, releases, _, cancels = await asyncio.gather(
         trial.settle(topic, Operation.ACK, rows),

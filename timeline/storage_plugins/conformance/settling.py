@@ -14,24 +14,21 @@ SETTLES = (Operation.EXTEND, Operation.ACK, Operation.RELEASE, Operation.BURY, O
 @check()
 async def check_ack_deletes(trial: Trial) -> None:
     """An ack takes the message off; its id is free, its token dead, a repeat answers NOT_FOUND."""
-    topic = await trial.topic()
-    await trial.stored(topic, [b"a", b"b"])
+    topic = await trial.topic_with([b"a", b"b"])
     leased = await trial.lease(topic)
     one = leased.rows.take(np.arange(1))
     answers = await trial.settle(topic, Operation.ACK, one)
     expect_equal((statuses(answers), answers.late.tolist()), ([Status.OK], [0]), "(status, late) of an ack")
-    again = await trial.settle(topic, Operation.ACK, one)
-    expect_equal(statuses(again), [Status.NOT_FOUND], "status of an ack repeated")
+    await trial.settle(topic, Operation.ACK, one, wanted=Status.NOT_FOUND)
     expect_equal(len(await trial.everything(topic)), 1, "number of rows left")
-    expect_equal(statuses(await trial.put(topic, one.ids.tolist())), [Status.OK], "status of a put anew")
-    expect_equal(statuses(await trial.settle(topic, Operation.ACK, one)), [Status.FENCED], "ack with the earlier birth")
+    await trial.put(topic, one.ids.tolist(), wanted=Status.OK)
+    await trial.settle(topic, Operation.ACK, one, wanted=Status.FENCED)
 
 
 @check()
 async def check_late_ack(trial: Trial) -> None:
     """An ack after the lease ran out counts, marked as late, as long as nobody has touched the message since."""
-    topic = await trial.topic()
-    await trial.stored(topic, [b"a", b"b"])
+    topic = await trial.topic_with([b"a", b"b"])
     first = await trial.lease(topic, lease_ms=10)
     await trial.lease(topic, 1, now_ms=T0 + 10, holder=b"worker-2")
     answers = await trial.settle(topic, Operation.ACK, first.rows, now_ms=T0 + 10)
@@ -44,8 +41,7 @@ async def check_late_ack(trial: Trial) -> None:
 async def check_fencing(trial: Trial) -> None:
     """A settle with another birth, version or holder answers FENCED and changes nothing, whatever it asks."""
     for operation in SETTLES:
-        topic = await trial.topic()
-        await trial.stored(topic, named(4))
+        topic = await trial.topic_with(named(4))
         leased = await trial.lease(topic)
         before = await trial.everything(topic)
         rows = leased.rows
@@ -54,42 +50,42 @@ async def check_fencing(trial: Trial) -> None:
         version[1] += 1
         birth[2] += np.uint64(1)
         holders = [WORKER, WORKER, WORKER, b"worker-2"]
-        answers = await trial.settle(
-            topic, operation, rows, version=version, birth=birth, holder=holders, time_ms=T0 + 90_000
+        await trial.settle(
+            topic,
+            operation,
+            rows,
+            version=version,
+            birth=birth,
+            holder=holders,
+            time_ms=T0 + 90_000,
+            wanted=Status.FENCED,
         )
-        expect_equal(statuses(answers), [Status.FENCED] * 4, f"statuses of {operation.name} with wrong tokens")
         expect_equal(await trial.everything(topic), before, f"rows after {operation.name} with wrong tokens")
 
 
 @check()
 async def check_stale_tokens(trial: Trial) -> None:
     """A token from before a release, a redelivery or a move is stale for ever."""
-    topic = await trial.topic()
-    await trial.stored(topic, named(3))
+    topic = await trial.topic_with(named(3))
     first = (await trial.lease(topic, lease_ms=10)).rows
     ids = first.ids.tolist()
     await trial.settle(topic, Operation.RELEASE, first.take(np.array([0])), time_ms=T0 + 5)
     await trial.mutate(topic, Operation.MOVE, ids[1:2], T0 + 900, now_ms=T0 + 10)
-    again = await trial.lease(topic, now_ms=T0 + 10)
-    expect_equal(sorted(again.rows.ids.tolist()), sorted((ids[0], ids[2])), "ids leased again")
+    again = await trial.lease(topic, now_ms=T0 + 10, wanted=(ids[0], ids[2]))
     for operation in SETTLES:
-        answers = await trial.settle(topic, operation, first, now_ms=T0 + 10, time_ms=T0 + 99_000)
-        expect_equal(statuses(answers), [Status.FENCED] * 3, f"statuses of {operation.name} with stale tokens")
-    answers = await trial.settle(topic, Operation.ACK, again.rows, now_ms=T0 + 10)
-    expect_equal(statuses(answers), [Status.OK] * 2, "acks of the later leases")
+        await trial.settle(topic, operation, first, now_ms=T0 + 10, time_ms=T0 + 99_000, wanted=Status.FENCED)
+    await trial.settle(topic, Operation.ACK, again.rows, now_ms=T0 + 10, wanted=Status.OK)
 
 
 @check()
 async def check_nobody_settles_what_nobody_holds(trial: Trial) -> None:
     """What has no holder is settled by nobody, not even with its birth and version and an empty holder."""
-    topic = await trial.topic()
-    await trial.stored(topic, named(2), [T0, T0 + 500])
+    topic = await trial.topic_with(named(2), [T0, T0 + 500])
     rows = await trial.scan(topic)
     before = await trial.everything(topic)
     for operation in SETTLES:
         for holder in (b"", WORKER):
-            answers = await trial.settle(topic, operation, rows, holder=holder, time_ms=T0 + 900)
-            expect_equal(statuses(answers), [Status.FENCED] * 2, f"statuses of {operation.name} by {holder!r}")
+            await trial.settle(topic, operation, rows, holder=holder, time_ms=T0 + 900, wanted=Status.FENCED)
     expect_equal(await trial.everything(topic), before, "rows afterwards")
 
 
@@ -97,28 +93,26 @@ async def check_nobody_settles_what_nobody_holds(trial: Trial) -> None:
 async def check_extend(trial: Trial) -> None:
     """An extend sets the lease's end to the later of its own and the asked one, and keeps the token; also after the
     lease ran out, as long as nobody touched the message."""
-    topic = await trial.topic()
-    await trial.stored(topic, named(2))
+    topic = await trial.topic_with(named(2))
     rows = (await trial.lease(topic, lease_ms=1_000)).rows
     answers = await trial.settle(topic, Operation.EXTEND, rows, time_ms=[T0 + 500, T0 + 2_000])
     expect_equal(answers.due_ms.tolist(), [T0 + 1_000, T0 + 2_000], "ends of the leases")
     expect_equal(answers.version.tolist(), [2, 2], "versions")
-    late = await trial.settle(topic, Operation.EXTEND, rows, now_ms=T0 + 3_000, time_ms=T0 + 4_000)
-    expect_equal(statuses(late), [Status.OK] * 2, "statuses of extends after the lease ran out")
-    expect_equal(len((await trial.lease(topic, now_ms=T0 + 3_999)).rows), 0, "number leased before the extended end")
-    expect_equal(len((await trial.lease(topic, now_ms=T0 + 4_000)).rows), 2, "number leased at the extended end")
+    await trial.settle(topic, Operation.EXTEND, rows, now_ms=T0 + 3_000, time_ms=T0 + 4_000, wanted=Status.OK)
+    await trial.lease(topic, now_ms=T0 + 3_999, wanted=0)
+    await trial.lease(topic, now_ms=T0 + 4_000, wanted=2)
 
 
 @check()
 async def check_release(trial: Trial) -> None:
     """A release frees the message at the asked due, not below now, with the next version; a repeat of it is known and
     changes nothing, though the token is stale by then."""
-    topic = await trial.topic()
-    await trial.stored(topic, named(2))
+    topic = await trial.topic_with(named(2))
     rows = (await trial.lease(topic)).rows
     ops = trial.numbers(2)
-    answers = await trial.settle(topic, Operation.RELEASE, rows, now_ms=T0 + 5, time_ms=[T0 + 500, T0 - 500], op=ops)
-    expect_equal(statuses(answers), [Status.OK] * 2, "statuses")
+    answers = await trial.settle(
+        topic, Operation.RELEASE, rows, now_ms=T0 + 5, time_ms=[T0 + 500, T0 - 500], op=ops, wanted=Status.OK
+    )
     expect_equal(answers.due_ms.tolist(), [T0 + 500, T0 + 5], "dues")
     expect_equal(answers.version.tolist(), [3, 3], "versions")
     before = await trial.everything(topic)
@@ -129,16 +123,14 @@ async def check_release(trial: Trial) -> None:
     again = await trial.settle(topic, Operation.RELEASE, rows, now_ms=T0 + 9, time_ms=T0 + 700, op=ops)
     expect_equal((statuses(again), again.repeat.tolist()), ([Status.OK] * 2, [1, 1]), "(statuses, repeat) of a repeat")
     expect_equal(await trial.everything(topic), before, "rows after the repeat")
-    other = await trial.settle(topic, Operation.RELEASE, rows, now_ms=T0 + 9, time_ms=T0 + 700)
-    expect_equal(statuses(other), [Status.FENCED] * 2, "statuses of another release with the stale token")
+    await trial.settle(topic, Operation.RELEASE, rows, now_ms=T0 + 9, time_ms=T0 + 700, wanted=Status.FENCED)
 
 
 @check()
 async def check_release_unseen(trial: Trial) -> None:
     """What no person's code saw goes back as if it had not been delivered: one delivery less, scheduled as it was, due
     at its scheduled time or now."""
-    topic = await trial.topic()
-    await trial.stored(topic, [b"ahead", b"due"], [T0 + 40, T0 - 7])
+    topic = await trial.topic_with([b"ahead", b"due"], [T0 + 40, T0 - 7])
     rows = (await trial.lease(topic, due_before_ms=T0 + 50)).rows
     await trial.settle(topic, Operation.RELEASE, rows, now_ms=T0 + 3, time_ms=T0 + 9_000, unseen=True)
     found = await trial.everything(topic)
@@ -152,11 +144,15 @@ async def check_release_unseen(trial: Trial) -> None:
 @check()
 async def check_release_beyond_expiry(trial: Trial) -> None:
     """A release to or past the expiry answers EXPIRED and removes the message."""
-    topic = await trial.topic()
-    await trial.stored(topic, named(3), expires_ms=T0 + 100)
+    topic = await trial.topic_with(named(3), expires_ms=T0 + 100)
     rows = (await trial.lease(topic)).rows
-    answers = await trial.settle(topic, Operation.RELEASE, rows, time_ms=[T0 + 99, T0 + 100, T0 + 101])
-    expect_equal(statuses(answers), [Status.OK, Status.EXPIRED, Status.EXPIRED], "statuses")
+    await trial.settle(
+        topic,
+        Operation.RELEASE,
+        rows,
+        time_ms=[T0 + 99, T0 + 100, T0 + 101],
+        wanted=[Status.OK, Status.EXPIRED, Status.EXPIRED],
+    )
     expect_equal(list(await trial.everything(topic)), [rows.ids[0]], "ids left")
 
 
@@ -164,12 +160,12 @@ async def check_release_beyond_expiry(trial: Trial) -> None:
 async def check_expired_after_its_lease(trial: Trial) -> None:
     """When a lease and the expiry have both passed: extend and regrant answer EXPIRED and remove the message, a release
     too; an ack counts, and a bury makes a dead letter."""
-    topic = await trial.topic()
-    await trial.stored(topic, named(5), expires_ms=T0 + 100)
+    topic = await trial.topic_with(named(5), expires_ms=T0 + 100)
     rows = (await trial.lease(topic, lease_ms=50)).rows
     operations = [Operation.EXTEND, Operation.REGRANT, Operation.RELEASE, Operation.ACK, Operation.BURY]
-    answers = await trial.settle(topic, operations, rows, now_ms=T0 + 100, time_ms=T0 + 900)
-    expect_equal(statuses(answers), [Status.EXPIRED] * 3 + [Status.OK] * 2, "statuses")
+    await trial.settle(
+        topic, operations, rows, now_ms=T0 + 100, time_ms=T0 + 900, wanted=[Status.EXPIRED] * 3 + [Status.OK] * 2
+    )
     expect_equal(list(await trial.everything(topic, now_ms=T0 + 100)), rows.ids.tolist()[4:], "ids left")
 
 
@@ -177,39 +173,33 @@ async def check_expired_after_its_lease(trial: Trial) -> None:
 async def check_bury(trial: Trial) -> None:
     """A bury makes a dead letter with reason and time, which keeps id, payload and token; a repeat is known; other
     settles answer DEAD."""
-    topic = await trial.topic()
-    await trial.stored(topic, [b"a"], payload=b"gate closes")
+    topic = await trial.topic_with([b"a"], payload=b"gate closes")
     rows = (await trial.lease(topic)).rows
-    answers = await trial.settle(topic, Operation.BURY, rows, now_ms=T0 + 4, reason="no gate “7”".encode())
-    expect_equal(statuses(answers), [Status.OK], "status of a bury")
+    await trial.settle(topic, Operation.BURY, rows, now_ms=T0 + 4, reason="no gate “7”".encode(), wanted=Status.OK)
     row = await trial.row(topic, b"a")
     found = [row[name] for name in ("dead", "died_ms", "version", "payloads")]
     expect_equal(found, ["no gate “7”".encode(), T0 + 4, 2, b"gate closes"], "the dead letter")
     again = await trial.settle(topic, Operation.BURY, rows, now_ms=T0 + 9, reason=b"other")
     expect_equal((statuses(again), again.repeat.tolist()), ([Status.OK], [1]), "(status, repeat) of a bury repeated")
     for operation in (Operation.EXTEND, Operation.ACK, Operation.RELEASE, Operation.REGRANT):
-        answers = await trial.settle(topic, operation, rows, time_ms=T0 + 90_000)
-        expect_equal(statuses(answers), [Status.DEAD], f"status of {operation.name} of a dead letter")
+        await trial.settle(topic, operation, rows, time_ms=T0 + 90_000, wanted=Status.DEAD)
     expect_equal(await trial.row(topic, b"a"), row, "the dead letter afterwards")
-    expect_equal(statuses(await trial.put(topic, [b"a"], payload=b"x")), [Status.EXISTS], "put under its id")
+    await trial.put(topic, [b"a"], payload=b"x", wanted=Status.EXISTS)
 
 
 @check()
 async def check_regrant(trial: Trial) -> None:
     """A lease let again to its holder raises version and deliveries, so that the earlier session's token is stale; one
     that was delivered out is not let again."""
-    topic = await trial.topic(max_deliveries=2)
-    await trial.stored(topic, [b"a"])
+    topic = await trial.topic_with([b"a"], max_deliveries=2)
     rows = (await trial.lease(topic, lease_ms=1_000)).rows
     answers = await trial.settle(topic, Operation.REGRANT, rows, time_ms=T0 + 1_500)
     expect_equal((statuses(answers), answers.version.tolist()), ([Status.OK], [3]), "(status, version) of a regrant")
     expect_equal(answers.due_ms.tolist(), [T0 + 1_500], "end of the lease")
     row = await trial.row(topic, b"a")
     expect_equal((row["deliveries"], row["holders"]), (2, WORKER), "(deliveries, holder)")
-    stale = await trial.settle(topic, Operation.ACK, rows)
-    expect_equal(statuses(stale), [Status.FENCED], "ack with the earlier session's token")
-    out = await trial.settle(topic, Operation.REGRANT, rows, version=3, time_ms=T0 + 2_000)
-    expect_equal(statuses(out), [Status.DEAD], "status of a regrant of what was delivered out")
+    await trial.settle(topic, Operation.ACK, rows, wanted=Status.FENCED)
+    await trial.settle(topic, Operation.REGRANT, rows, version=3, time_ms=T0 + 2_000, wanted=Status.DEAD)
 
 
 @check()
@@ -217,25 +207,20 @@ async def check_next_due_after_a_late_extend(trial: Trial) -> None:
     """A lease that had run out and was extended all the same is the next to run out, though others that run longer had
     come after it before."""
     for operation in (Operation.EXTEND, Operation.REGRANT):
-        topic = await trial.topic()
-        await trial.stored(topic, [b"long"])
+        topic = await trial.topic_with([b"long"])
         await trial.lease(topic, lease_ms=600_000)
         await trial.stored(topic, [b"short"])
         rows = (await trial.lease(topic, lease_ms=1_000)).rows
-        left = await trial.lease(topic, now_ms=T0 + 2_000, max_bytes=1)
-        expect_equal((len(left.rows), left.next_due_ms), (0, T0 + 1_000), "(leases, next due) without room for any")
-        late = await trial.settle(topic, operation, rows, now_ms=T0 + 2_100, time_ms=T0 + 7_000)
-        expect_equal(statuses(late), [Status.OK], f"status of a late {operation.name}")
+        await trial.lease(topic, now_ms=T0 + 2_000, max_bytes=1, wanted=0, next_due_ms=T0 + 1_000)
+        await trial.settle(topic, operation, rows, now_ms=T0 + 2_100, time_ms=T0 + 7_000, wanted=Status.OK)
         await trial.stored(topic, [b"other"], T0 + 2_150)
-        leased = await trial.lease(topic, now_ms=T0 + 2_200)
-        expect_equal((leased.rows.ids.tolist(), leased.next_due_ms), ([b"other"], T0 + 7_000), "(ids, next due)")
+        await trial.lease(topic, now_ms=T0 + 2_200, wanted=[b"other"], next_due_ms=T0 + 7_000)
 
 
 @check()
 async def check_mixed_settles(trial: Trial) -> None:
     """Operations and statuses mix freely in one batch, and an id that comes twice meets what the first one left."""
-    topic = await trial.topic()
-    await trial.stored(topic, named(6))
+    topic = await trial.topic_with(named(6))
     rows = (await trial.lease(topic)).rows
     rows = rows.take(np.array([0, 0, 1, 2, 3, 4, 4, 5]))
     operations = [
@@ -253,21 +238,18 @@ async def check_mixed_settles(trial: Trial) -> None:
 @check()
 async def check_settles_of_what_is_not_there(trial: Trial) -> None:
     """Settling an id that never was, or is gone, answers NOT_FOUND."""
-    topic = await trial.topic()
-    await trial.stored(topic, [b"a"])
+    topic = await trial.topic_with([b"a"])
     rows = (await trial.lease(topic)).rows
     await trial.mutate(topic, Operation.CANCEL, [b"a"], leased=True)
     for operation in SETTLES:
-        answers = await trial.settle(topic, operation, rows, time_ms=T0 + 9)
-        expect_equal(statuses(answers), [Status.NOT_FOUND], f"status of {operation.name}")
+        answers = await trial.settle(topic, operation, rows, time_ms=T0 + 9, wanted=Status.NOT_FOUND)
         expect_equal((answers.version.tolist(), answers.due_ms.tolist()), ([0], [0]), "(version, due) of what is gone")
 
 
 @check()
 async def check_remembered_ids_are_not_there(trial: Trial) -> None:
     """To all but a put, a settled id that is remembered is not there: NOT_FOUND, whoever asks, and never leased."""
-    topic = await trial.topic(remember_ms=600_000)
-    await trial.stored(topic, [b"a"])
+    topic = await trial.topic_with([b"a"], remember_ms=600_000)
     rows = (await trial.lease(topic)).rows
     await trial.settle(topic, Operation.ACK, rows)
     for operation in SETTLES:
@@ -278,6 +260,5 @@ async def check_remembered_ids_are_not_there(trial: Trial) -> None:
         answers = await trial.mutate(topic, mutation, [b"a"], T0 + 9, leased=True)
         found = (statuses(answers), answers.settled.tolist(), answers.version.tolist())
         expect_equal(found, ([Status.NOT_FOUND], [1], [0]), f"(status, settled, version) of {mutation.name}")
-    later = await trial.lease(topic, now_ms=T0 + 90_000, due_before_ms=T0 + 99_000)
-    expect_equal((len(later.rows), later.next_due_ms), (0, None), "(number leased, next_due_ms)")
+    await trial.lease(topic, now_ms=T0 + 90_000, due_before_ms=T0 + 99_000, wanted=0, next_due_ms=None)
     expect_equal(await trial.everything(topic), {}, "rows")

@@ -10,8 +10,9 @@ from timeline.storage_plugins.conformance.trial import T0, Trial, expect, expect
 @check()
 async def check_sweep_of_nothing(trial: Trial) -> None:
     """A sweep removes nothing of what lives, is leased, dead for ever or remembered within its time."""
-    topic = await trial.topic(remember_ms=60_000)
-    await trial.stored(topic, named(6), [T0] * 3 + [T0 + 500] * 3, expires_ms=[0, T0 + 900, 0] * 2)
+    topic = await trial.topic_with(
+        named(6), [T0] * 3 + [T0 + 500] * 3, expires_ms=[0, T0 + 900, 0] * 2, remember_ms=60_000
+    )
     leased = await trial.lease(topic)
     await trial.settle(topic, [Operation.BURY, Operation.EXTEND, Operation.ACK], leased.rows, reason=b"x")
     before = await trial.everything(topic)
@@ -24,8 +25,7 @@ async def check_sweep_of_nothing(trial: Trial) -> None:
 async def check_sweep_expired(trial: Trial) -> None:
     """A sweep removes what expired and nobody holds, also where a lease has run out; not what is under a live lease,
     nor a dead letter; what it spared is swept when its lease has ended."""
-    topic = await trial.topic(remember_ms=1_000_000)
-    await trial.stored(topic, [b"held", b"ran out", b"dead"], expires_ms=T0 + 100)
+    topic = await trial.topic_with([b"held", b"ran out", b"dead"], expires_ms=T0 + 100, remember_ms=1_000_000)
     leased = await trial.lease(topic, lease_ms=1_000)
     operations = [Operation.BURY if id == b"dead" else Operation.EXTEND for id in leased.rows.ids]
     regrant = [T0 + 50 if id == b"ran out" else T0 + 3_000 for id in leased.rows.ids]
@@ -49,8 +49,7 @@ async def check_sweep_expired(trial: Trial) -> None:
 async def check_sweep_dead_letters(trial: Trial) -> None:
     """Dead letters are purged when the topic's retention is past, and kept for ever when it is 0."""
     for retention_ms in (0, 1_000):
-        topic = await trial.topic(dead_retention_ms=retention_ms)
-        await trial.stored(topic, named(2))
+        topic = await trial.topic_with(named(2), dead_retention_ms=retention_ms)
         leased = await trial.lease(topic)
         await trial.settle(topic, Operation.BURY, leased.rows, reason=b"x")
         await trial.mutate(topic, Operation.REVIVE, named(1), T0 + 10)
@@ -65,8 +64,7 @@ async def check_sweep_dead_letters(trial: Trial) -> None:
 @check()
 async def check_sweep_is_bounded(trial: Trial) -> None:
     """A sweep removes at most its limit of each kind and says when there is more; more sweeps remove all."""
-    topic = await trial.topic(remember_ms=10_000)
-    await trial.stored(topic, named(50), T0, expires_ms=T0 + 100)
+    topic = await trial.topic_with(named(50), T0, expires_ms=T0 + 100, remember_ms=10_000)
     expired = forgotten = 0
     while expired < 50:
         swept = await trial.store.sweep(topic, T0 + 100, 7)
@@ -79,4 +77,4 @@ async def check_sweep_is_bounded(trial: Trial) -> None:
         forgotten += swept.forgotten
         expect(swept.more or forgotten == 50, f"a sweep says that there is no more, with {50 - forgotten} left")
     expect_equal((expired, forgotten), (50, 50), "(expired, forgotten) in all")
-    expect_equal(set(statuses(await trial.put(topic, named(50)))), {Status.OK}, "statuses of puts afterwards")
+    await trial.put(topic, named(50), wanted=Status.OK)

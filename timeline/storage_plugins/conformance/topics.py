@@ -135,8 +135,7 @@ async def check_updating_a_topic_that_is_gone(trial: Trial) -> None:
 @check()
 async def check_dropped_rows_are_never_seen_again(trial: Trial) -> None:
     """A topic dropped and made anew under its name is empty; the earlier record drops nothing and sees nothing."""
-    first = await trial.topic(remember_ms=60_000)
-    await trial.stored(first, [b"a", b"b"], tag=b"t", expires_ms=T0 + 50)
+    first = await trial.topic_with([b"a", b"b"], tag=b"t", expires_ms=T0 + 50, remember_ms=60_000)
     leased = await trial.lease(first, 1)
     await trial.settle(first, Operation.ACK, leased.rows)
     expect(await trial.store.drop_topic(first), "dropping a topic answered False")
@@ -146,9 +145,9 @@ async def check_dropped_rows_are_never_seen_again(trial: Trial) -> None:
     await trial.store.create_topic(anew)
     expect(not await trial.store.drop_topic(first), "the earlier record dropped the topic's next life")
     expect_equal(await trial.everything(anew), {}, "rows of the topic made anew")
-    expect_equal(len((await trial.lease(anew)).rows), 0, "number leased from the topic made anew")
+    await trial.lease(anew, wanted=0)
     expect_equal(await trial.by_tag(anew, Operation.CANCEL, b"t"), {}, "counts by tag in the topic made anew")
-    expect_equal(statuses(await trial.put(anew, [b"a", b"b"])), [Status.OK] * 2, "puts into the topic made anew")
+    await trial.put(anew, [b"a", b"b"], wanted=Status.OK)
     expect_equal(await trial.everything(first), {}, "rows that the earlier record sees")
     late = await trial.put(first, [b"c"])
     expect(b"c" not in await trial.everything(anew), f"a put into the earlier life ({statuses(late)}) is in the next")
@@ -161,8 +160,7 @@ async def check_topics_keep_apart(trial: Trial) -> None:
     ids = named(20)
     await trial.stored(one, ids, T0, payload=b"one")
     await trial.stored(two, ids, T0 + 60_000, payload=b"two")
-    leased = await trial.lease(one)
-    expect_equal(sorted(leased.rows.ids.tolist()), ids, "ids leased from one topic")
+    leased = await trial.lease(one, wanted=ids)
     await trial.settle(one, Operation.ACK, leased.rows)
     rows = await trial.everything(two)
     expect_equal({row["payloads"] for row in rows.values()}, {b"two"}, "payloads of the other topic")
@@ -186,8 +184,7 @@ async def check_cluster_uid(trial: Trial) -> None:
 @check()
 async def check_inspecting(trial: Trial) -> None:
     """`inspect` answers what `open` did, and changes nothing; a store that is not open raises StoreUnavailable."""
-    topic = await trial.topic()
-    await trial.stored(topic, [b"a"])
+    topic = await trial.topic_with([b"a"])
     before = await trial.everything(topic)
     for _ in range(2):
         expect_equal(await trial.store.inspect(), trial.opened, "what `inspect` answers")
@@ -207,12 +204,10 @@ async def check_durable_store_keeps_everything(trial: Trial) -> None:
     topic = await trial.topic(remember_ms=600_000)
     ids = named(50)
     await trial.stored(topic, ids, [T0 + 10 * at for at in range(50)], tag=b"t", headers=b"\x01\x00k\x01\x00v")
-    leased = await trial.lease(topic, now_ms=T0 + 95)
-    expect_equal(len(leased.rows), 10, "number leased")
+    leased = await trial.lease(topic, now_ms=T0 + 95, wanted=10)
     part = leased.rows.take(np.arange(4))
     each = [Operation.ACK, Operation.BURY, Operation.RELEASE, Operation.EXTEND]
-    settled = await trial.settle(topic, each, part, time_ms=T0)
-    expect_equal(set(statuses(settled)), {Status.OK}, "statuses of settles before it was closed")
+    await trial.settle(topic, each, part, time_ms=T0, wanted=Status.OK)
     await trial.mutate(topic, Operation.MOVE, ids[20:25], T0 + 900_000)
     before, uid = await trial.everything(topic), trial.opened.cluster_uid
     await trial.reopen()
@@ -226,8 +221,7 @@ async def check_durable_store_keeps_everything(trial: Trial) -> None:
 @check(needs=lambda capabilities: not capabilities.durable)
 async def check_volatile_store_says_so(trial: Trial) -> None:
     """A store that is not durable comes back with everything or with nothing of a topic, and takes topics anew."""
-    topic = await trial.topic()
-    await trial.stored(topic, [b"a"])
+    topic = await trial.topic_with([b"a"])
     await trial.reopen()
     found = await _find(trial.store, topic.name)
     if found is None:

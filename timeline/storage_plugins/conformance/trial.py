@@ -1,19 +1,19 @@
-"""What a check works with: a store, fresh topics, short ways to ask, and `expect`.
+"""The tools of a check: a store, fresh topics, short ways to ask and to expect.
 
 Times are explicit; a check moves on by naming later ones. Births and operation ids count up, so that a run repeats
-itself; only topic names and uids are random, so that runs may share a server.
+itself. Topic names and uids are random, so that runs may share a server.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import fields
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from timeline.columns import Ragged
+from timeline.columns import ColumnBatch, Field, Ragged
 from timeline.model import Answers, Operation, Rows, State, Status, Topic, TopicSettings, payload_sums
 from timeline.storage_plugins.contract import (
     Grant,
@@ -32,28 +32,32 @@ T0 = 1_750_000_000_000
 """When checks begin, in milliseconds UTC."""
 PLENTY = 1 << 40
 WORKER = b"worker-1"
+MOST_STEPS = 3_000
+LEFT_OUT = object()
+EVERY_STATE = frozenset((State.WAITING, State.AVAILABLE, State.LEASED, State.DEAD))
+SETTINGS = {field.name for field in fields(TopicSettings)}
 
 MakeStore: TypeAlias = Callable[[], Store]
 Many: TypeAlias = Any
 """One value for all, or a sequence with one each."""
+Call: TypeAlias = Puts | Settles | Mutations
 
-
+B = TypeVar("B", bound=ColumnBatch)
 Step = TypeVar("Step", Page, TagStep)
-MOST_STEPS = 3_000
 
 
 class StoreViolation(AssertionError):
-    """Something that must hold does not; the text says what was seen."""
+    """A promise is broken. The text says what was found."""
 
 
 def expect(holds: object, found: str) -> None:
-    """Raises StoreViolation with what was `found` unless it `holds`."""
+    """Raise StoreViolation with what was `found` unless it `holds`."""
     if not holds:
         raise StoreViolation(found)
 
 
 def expect_equal(found: object, wanted: object, what: str) -> None:
-    """Raises StoreViolation unless both are the same; `what` names them."""
+    """Raise StoreViolation unless both are equal. `what` names them."""
     if found != wanted:
         raise StoreViolation(f"{what}: {_short(found)} where {_short(wanted)} must be")
 
@@ -64,23 +68,50 @@ def _short(value: object) -> str:
 
 
 def statuses(answers: Answers) -> list[Status]:
-    """The statuses as words."""
+    """Return the statuses as words."""
     return [Status.of(int(code)) for code in answers.status]
 
 
-def ragged(values: Many, count: int) -> Ragged:
-    """A column of `count` byte strings."""
-    return Ragged.repeat(values, count) if isinstance(values, bytes) else Ragged.of(list(values))
+SHORT = {"group": "groups", "tag": "tags", "payload": "payloads", "holder": "holders", "reason": "reasons"}
+"""Arguments that are called otherwise than their columns."""
 
 
-def column(values: Many, count: int, dtype: Any) -> Any:
-    """A column of `count` numbers."""
-    return np.array(np.broadcast_to(np.asarray(values, dtype=dtype), (count,)))
+def batch_of(kind: type[B], count: int, **values: Many) -> B:
+    """Return `count` messages, of which these are the columns: one value for all, or a sequence with one each."""
+    given = {SHORT.get(name, name): value for name, value in values.items()}
+    names = {field.name: field for field in kind.columns}
+    return kind(**{name: _column(names[name], value, count) for name, value in given.items()})
+
+
+def _column(field: Field, value: Many, count: int) -> Any:
+    if field.kind == "numbers":
+        return np.array(np.broadcast_to(np.asarray(value, dtype=field.dtype), (count,)))
+    if field.kind == "strings" and not isinstance(value, Ragged):
+        return Ragged.repeat(value, count) if isinstance(value, bytes) else Ragged.of(list(value))
+    return value
 
 
 def named(count: int, prefix: str = "m") -> list[bytes]:
-    """Ids whose order as bytes is that of their numbers."""
+    """Return ids whose order as bytes is that of their numbers."""
     return [f"{prefix}-{number:06}".encode() for number in range(count)]
+
+
+async def sent(store: Store, topic: Topic, now_ms: int, call: Call) -> Answers:
+    """Put, settle or mutate."""
+    if isinstance(call, Puts):
+        return await store.put(topic, now_ms, call)
+    if isinstance(call, Settles):
+        return await store.settle(topic, now_ms, call)
+    return await store.mutate(topic, now_ms, call)
+
+
+def named_call(call: Call, at: int = 0) -> str:
+    """Return the name of a call, for people: that of its message `at`."""
+    if isinstance(call, Mutations):
+        return call.operation.name.lower()
+    if isinstance(call, Puts) or not len(call):
+        return "put" if isinstance(call, Puts) else "settle"
+    return Operation(int(call.operation[at])).name.lower()
 
 
 class Trial:
@@ -132,58 +163,69 @@ class Trial:
         return Topic(name, 1 + secrets.randbits(62), TopicSettings(**settings).check(), created_ms=T0)
 
     async def topic(self, **settings: Any) -> Topic:
-        """A fresh topic, dropped at the end."""
+        """Create a topic, which is dropped at the end."""
         record = await self.store.create_topic(self.record(**settings))
         self._topics.append(record)
         return record
 
+    async def topic_with(self, ids: Sequence[bytes], due_ms: Many = T0, **more: Any) -> Topic:
+        """Create a topic and put messages into it. `more`: its settings, and arguments of `put`."""
+        topic = await self.topic(**{name: value for name, value in more.items() if name in SETTINGS})
+        await self.stored(topic, ids, due_ms, **{name: value for name, value in more.items() if name not in SETTINGS})
+        return topic
+
     def drop_later(self, topic: Topic) -> None:
-        """Drops a topic at the end that the check made by itself."""
+        """Drop a topic at the end that the check made by itself."""
         self._topics.append(topic)
 
     # ── messages ──
 
-    def puts(
+    def puts(self, ids: Sequence[bytes], due_ms: Many = T0, **columns: Many) -> Puts:
+        """Return a batch to put."""
+        plain = {"payload": b"payload", "headers": b"", "tag": b"", "group": b"default", "expires_ms": 0}
+        values = {"birth": self.numbers(len(ids)), "move": False, "replace": False, **plain, **columns}
+        puts = batch_of(Puts, len(ids), ids=ids, due_ms=due_ms, payload_sum=0, **values)
+        puts.payload_sum = payload_sums(puts.payloads, puts.headers)
+        return puts
+
+    def settles(self, operation: Many, rows: Rows, **columns: Many) -> Settles:
+        """Return settles of `rows` with their own tokens, unless other ones are given."""
+        tokens = {"ids": rows.ids, "birth": rows.birth, "version": rows.version, "holders": rows.holders}
+        given = {SHORT.get(name, name): value for name, value in columns.items()}
+        values = tokens | {"op": self.numbers(len(rows)), "time_ms": 0, "unseen": False, "reasons": b""} | given
+        return batch_of(Settles, len(rows), operation=operation, **values)
+
+    def mutations(self, operation: Operation, ids: Sequence[bytes], due_ms: Many = 0, **columns: Many) -> Mutations:
+        """Return moves, cancels, revives or purges."""
+        plain = {"group": b"default", "if_version": 0, "leased": False}
+        values = {"op": self.numbers(len(ids)), **plain, **columns}
+        return batch_of(Mutations, len(ids), operation=operation, ids=ids, due_ms=due_ms, **values)
+
+    async def send(self, topic: Topic, call: Call, now_ms: int = T0, *, wanted: Many = None) -> Answers:
+        """Put, settle or mutate. `wanted`: the status that every message must answer, of which there must be one; or
+        a list with a status each."""
+        answers = await sent(self.store, topic, now_ms, call)
+        if wanted is not None:
+            each = [wanted] * max(1, len(call)) if isinstance(wanted, Status) else wanted
+            expect_equal(statuses(answers), each, f"statuses of a {named_call(call)} at T0 + {now_ms - T0}")
+        return answers
+
+    async def put(
         self,
+        topic: Topic,
         ids: Sequence[bytes],
         due_ms: Many = T0,
         *,
-        birth: Many = None,
-        expires_ms: Many = 0,
-        group: Many = b"default",
-        tag: Many = b"",
-        payload: Many = b"payload",
-        headers: Many = b"",
-        move: Many = False,
-        replace: Many = False,
-    ) -> Puts:
-        """A batch to put."""
-        count = len(ids)
-        payloads, encoded = ragged(payload, count), ragged(headers, count)
-        return Puts(
-            ids=Ragged.of(list(ids)),
-            birth=self.numbers(count) if birth is None else column(birth, count, np.uint64),
-            due_ms=column(due_ms, count, np.int64),
-            expires_ms=column(expires_ms, count, np.int64),
-            groups=ragged(group, count),
-            tags=ragged(tag, count),
-            payload_sum=payload_sums(payloads, encoded),
-            payloads=payloads,
-            headers=encoded,
-            move=column(move, count, np.bool_),
-            replace=column(replace, count, np.bool_),
-        )
-
-    async def put(
-        self, topic: Topic, ids: Sequence[bytes], due_ms: Many = T0, *, now_ms: int = T0, **more: Any
+        now_ms: int = T0,
+        wanted: Many = None,
+        **columns: Many,
     ) -> Answers:
-        """Puts and answers."""
-        return await self.store.put(topic, now_ms, self.puts(ids, due_ms, **more))
+        """Put messages. `columns`: those of `Puts`. `wanted`: see `send`."""
+        return await self.send(topic, self.puts(ids, due_ms, **columns), now_ms, wanted=wanted)
 
     async def stored(self, topic: Topic, ids: Sequence[bytes], due_ms: Many = T0, **more: Any) -> None:
-        """Puts what must be stored."""
-        answers = await self.put(topic, ids, due_ms, **more)
-        expect_equal(set(statuses(answers)), {Status.OK} if ids else set(), "statuses of puts of new ids")
+        """Put what must be stored."""
+        await self.put(topic, ids, due_ms, **more, wanted=Status.OK if ids else None)
 
     async def lease(
         self,
@@ -199,41 +241,27 @@ class Trial:
         buckets: Sequence[int] | None = None,
         grants: Sequence[Grant] | None = None,
         overdue_ms: int = 0,
+        wanted: int | Sequence[bytes] | None = None,
+        next_due_ms: Any = LEFT_OUT,
     ) -> LeasedRows:
-        """Leases for one worker, or for `grants`."""
+        """Lease for one worker, or for `grants`. `wanted`: how many must be leased, or which ids, in any order.
+        `next_due_ms`: what must be answered."""
         if grants is None:
             grants = [Grant(holder, count, lease_ms, max_bytes, alone)]
-        return await self.store.lease_due(topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
+        leased = await self.store.lease_due(topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
+        if isinstance(wanted, int):
+            expect_equal(len(leased.rows), wanted, f"number leased at T0 + {now_ms - T0}")
+        elif wanted is not None:
+            expect_equal(sorted(leased.rows.ids), sorted(wanted), f"ids leased at T0 + {now_ms - T0}")
+        if next_due_ms is not LEFT_OUT:
+            expect_equal(leased.next_due_ms, next_due_ms, f"next_due_ms of a lease at T0 + {now_ms - T0}")
+        return leased
 
     async def settle(
-        self,
-        topic: Topic,
-        operation: Many,
-        rows: Rows,
-        *,
-        now_ms: int = T0,
-        time_ms: Many = 0,
-        op: Many = None,
-        unseen: Many = False,
-        reason: Many = b"",
-        holder: Many = None,
-        version: Many = None,
-        birth: Many = None,
+        self, topic: Topic, operation: Many, rows: Rows, *, now_ms: int = T0, wanted: Many = None, **columns: Many
     ) -> Answers:
-        """Settles `rows` with their own tokens unless told otherwise."""
-        count = len(rows)
-        settles = Settles(
-            ids=rows.ids,
-            birth=rows.birth if birth is None else column(birth, count, np.uint64),
-            version=rows.version if version is None else column(version, count, np.int64),
-            holders=rows.holders if holder is None else ragged(holder, count),
-            operation=column(operation, count, np.uint8),
-            time_ms=column(time_ms, count, np.int64),
-            op=self.numbers(count) if op is None else column(op, count, np.uint64),
-            unseen=column(unseen, count, np.bool_),
-            reasons=ragged(reason, count),
-        )
-        return await self.store.settle(topic, now_ms, settles)
+        """Settle `rows`, with their own tokens unless others are given. `columns`: those of `Settles`."""
+        return await self.send(topic, self.settles(operation, rows, **columns), now_ms, wanted=wanted)
 
     async def mutate(
         self,
@@ -243,62 +271,37 @@ class Trial:
         due_ms: Many = 0,
         *,
         now_ms: int = T0,
-        group: Many = b"default",
-        if_version: Many = 0,
-        leased: Many = False,
-        op: Many = None,
+        wanted: Many = None,
+        **columns: Many,
     ) -> Answers:
-        """Moves, cancels, revives or purges."""
-        count = len(ids)
-        mutations = Mutations(
-            operation=operation,
-            ids=Ragged.of(list(ids)),
-            groups=ragged(group, count),
-            due_ms=column(due_ms, count, np.int64),
-            if_version=column(if_version, count, np.int64),
-            leased=column(leased, count, np.bool_),
-            op=self.numbers(count) if op is None else column(op, count, np.uint64),
-        )
-        return await self.store.mutate(topic, now_ms, mutations)
+        """Move, cancel, revive or purge. `columns`: those of `Mutations`."""
+        return await self.send(topic, self.mutations(operation, ids, due_ms, **columns), now_ms, wanted=wanted)
 
     async def by_tag(
         self, topic: Topic, operation: Operation, tag: bytes, *, now_ms: int = T0, limit: int = 7, **more: Any
     ) -> dict[Status, int]:
-        """A whole tag operation in chunks of `limit`: how many answered what."""
+        """Do a whole tag operation in chunks of `limit`, and return how many answered what."""
         wanted = {"group": b"default", "started_ms": now_ms, "op": self.number(), **more}
         mutation = TagMutation(operation=operation, tag=tag, **wanted)
-        total: dict[Status, int] = {}
-
-        async def chunk(cursor: bytes) -> TagStep:
-            return await self.store.mutate_tag(topic, now_ms, mutation, cursor, limit)
-
-        async for step in walked(chunk):
-            expect(sum(step.counts.values()) <= limit, f"a chunk of at most {limit} counted {step.counts}")
-            for code, count in step.counts.items():
-                total[Status.of(code)] = total.get(Status.of(code), 0) + count
-        return {status: count for status, count in total.items() if count}
+        return await tag_counts(self.store, topic, now_ms, mutation, limit)
 
     async def scan(
         self, topic: Topic, *, now_ms: int = T0, limit: int = 1000, payload: bool = False, **where: Any
     ) -> Rows:
-        """All rows that match, page by page."""
+        """Return all rows that match, read page by page."""
         found: list[Rows] = []
-
-        async def page(cursor: bytes) -> Page:
-            return await self.store.scan(topic, now_ms, ScanFilter(**where), cursor, limit, payload)
-
-        async for part in walked(page):
+        which = ScanFilter(**where)
+        async for part in walked(lambda cursor: self.store.scan(topic, now_ms, which, cursor, limit, payload)):
             expect(len(part.rows) <= limit, f"a page of at most {limit} rows has {len(part.rows)}")
             found.append(part.rows)
         return Rows.concat(found)
 
     async def everything(self, topic: Topic, *, now_ms: int = T0) -> dict[bytes, dict[str, Any]]:
-        """Each row there is, dead letters too, with all of its fields and its payload, by id."""
-        states = frozenset((State.WAITING, State.AVAILABLE, State.LEASED, State.DEAD))
-        return by_id(await self.scan(topic, now_ms=now_ms, payload=True, states=states))
+        """Return each row, dead letters too, with all of its fields and its payload, by id."""
+        return by_id(await self.scan(topic, now_ms=now_ms, payload=True, states=EVERY_STATE))
 
     async def row(self, topic: Topic, id: bytes, *, now_ms: int = T0) -> dict[str, Any]:
-        """The fields of the message under `id`, which must be there."""
+        """Return the fields of the message under `id`, which must be there."""
         found = (await self.everything(topic, now_ms=now_ms)).get(id)
         if found is None:
             raise StoreViolation(f"{id!r} is not in the store")
@@ -317,13 +320,27 @@ async def walked(step: Callable[[bytes], Awaitable[Step]]) -> AsyncIterator[Step
     raise StoreViolation(f"a walk did not end within {MOST_STEPS:,} steps")
 
 
+async def tag_counts(store: Store, topic: Topic, now_ms: int, mutation: TagMutation, limit: int) -> dict[Status, int]:
+    """Return how many messages answered what to a whole tag operation, asked in chunks of `limit`."""
+    total: dict[Status, int] = {}
+    async for step in walked(lambda cursor: store.mutate_tag(topic, now_ms, mutation, cursor, limit)):
+        expect(sum(step.counts.values()) <= limit, f"a chunk of at most {limit} counted {step.counts}")
+        for code, count in step.counts.items():
+            total[Status.of(code)] = total.get(Status.of(code), 0) + count
+    return {status: count for status, count in total.items() if count}
+
+
+def plain(rows: Rows) -> Iterator[dict[str, Any]]:
+    """Yield each row as its columns' plain values by name."""
+    names = [field.name for field in Rows.columns if getattr(rows, field.name) is not None]
+    for values in zip(*(getattr(rows, name).tolist() for name in names), strict=True):
+        yield dict(zip(names, values, strict=True))
+
+
 def by_id(rows: Rows) -> dict[bytes, dict[str, Any]]:
-    """Rows as a dictionary of plain values."""
-    names = [field.name for field in dataclasses.fields(Rows) if getattr(rows, field.name) is not None]
-    columns = [getattr(rows, name).tolist() for name in names]
+    """Return rows as plain values, by id."""
     found: dict[bytes, dict[str, Any]] = {}
-    for values in zip(*columns, strict=True):
-        row = dict(zip(names, values, strict=True))
+    for row in plain(rows):
         expect(row["ids"] not in found, f"{row['ids']!r} is there twice")
         found[row["ids"]] = row
     return found
