@@ -166,7 +166,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Closes what a task runs. What waits in a `finally` on its way out is closed there in its turn: left half
         closed, it would be so when it is collected, and say then, in the middle of another seed, that it ignored its
         exit."""
-        task._log_destroy_pending = False  # type: ignore[attr-defined]
         work = task.get_coro()
         assert work is not None
         for _ in range(MOST_EXITS):

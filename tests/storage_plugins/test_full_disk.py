@@ -31,7 +31,7 @@ async def test_redis_refuses_and_goes_on_by_itself(tmp_path: Path) -> None:
                 stored, told = await fill(trial, topic, 100, 900)
                 assert isinstance(told, StoreUnavailable) and len(stored) >= 1_000
                 assert str(told).endswith(
-                    "No space left on device; make room on its disk, and it takes writes again by itself"
+                    "No space left on device; make room if its disk is full: it takes writes again once it can save"
                 )
                 with pytest.raises(StoreUnavailable, match="No space left"):
                     await trial.store.check()

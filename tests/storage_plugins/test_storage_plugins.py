@@ -83,12 +83,26 @@ def test_no_special_character_in_a_password_has_part_of_it_shown(scheme: str) ->
         ("redis://user:sec?ret@h1:6379/0", "redis://…@"),
         ("redis://user:sec#ret@h1:6379/0", "redis://…@"),
         ("redis://user:s@cr#t@h1:6379/0", "redis://…@"),
+        ("redis://user:secret", "redis://…"),
+        ("redis://user:sec/ret", "redis://…"),
+        ("redis://:secret", "redis://…"),
+        ("redis:user:secret", "redis:…"),
+        ("redis:secret", "redis:…"),
+        ("redis://[::1]:6379/0", "redis://[::1]:6379/0"),
+        ("localhost:6379", "localhost:6379"),
         ("memory://", "memory://"),
         ("sqlite:///" + "x" * 200, "sqlite:///" + "x" * 149 + "…"),
     ],
 )
 def test_a_url_as_it_may_be_printed(url: str, text: str) -> None:
     assert shown(url) == text
+
+
+@pytest.mark.parametrize("url", ["redis:user:hunter2", "redis://user:hunter2", "rediss:hunter2", "redis://:hunter2/0"])
+def test_a_password_without_its_at_sign_is_not_shown(url: str) -> None:
+    with pytest.raises(StoreRefused) as refused:
+        make_store(url)
+    assert "hunter2" not in str(refused.value)
 
 
 def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -274,6 +274,19 @@ def test_every_call_has_a_deadline(etcd: EtcdServer, prefix: str) -> None:
             Client(EtcdLocation((endpoint,), prefix, "user", "password"), endpoint, 0.2)
 
 
+def test_a_call_that_is_wrong_in_itself_is_no_refusal_of_the_broker(etcd: EtcdServer, prefix: str) -> None:
+    """etcd answers INVALID_ARGUMENT to whoever has to name a user first, and to a call that is wrong."""
+    client = Client(EtcdLocation((etcd.endpoint,), prefix), etcd.endpoint, 10.0)
+    try:
+        with pytest.raises(MembershipRefused, match="asks for a user"):
+            client.get("")
+        assert client.get(f"/{prefix}/x") is None
+        with pytest.raises(EtcdTrouble, match="INVALID_ARGUMENT"):
+            client.get("")
+    finally:
+        client.close()
+
+
 async def test_a_broker_waits_for_an_etcd_that_is_not_there_yet(tmp_path: Path) -> None:
     etcd = EtcdServer(tmp_path)
     early = Watched(f"etcd://127.0.0.1:{free_port()},{etcd.endpoint}/p?ttl=3s", "b1")

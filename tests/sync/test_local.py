@@ -15,6 +15,7 @@ from timeline.sync import Member, MembershipChange, make_membership
         ("local", "sync 'local' is not known; use one of etcd://, local://. Did you mean local://?"),
         ("zookeeper://h1", "sync 'zookeeper' is not known; use one of etcd://, local://."),
         ("", "sync '' is not known"),
+        ("etcd:u:secret", "sync 'etcd' is not known; use one of etcd://, local://. Did you mean etcd://?"),
         ("local://h1:2379", "local:// takes nothing behind it, not 'h1:2379'"),
     ],
 )

@@ -24,6 +24,7 @@ StoreRefused when the URL makes no sense."""
 SHOWN_CHARS = 160
 _NO_PORT = re.compile(r":(?![0-9]+(?:[/,]|$))")
 """A colon that stands before something else than a port, as one before a password does."""
+_BRACKETED = re.compile(r"\[[^\]]*\]")
 _OPTIONS = re.compile(r"[?][a-z_]+=[^&#]*(?:&[a-z_]+=[^&#]*)*")
 
 
@@ -121,7 +122,7 @@ def _make_plain(url: str) -> Store:
     scheme, separator, _ = url.partition("://")
     known = plugins()
     if not separator or scheme not in known:
-        near = difflib.get_close_matches(scheme, known, n=1)
+        near = difflib.get_close_matches(scheme.partition(":")[0], known, n=1)
         meant = f"; did you mean {near[0]}://?" if near else "."
         names = ", ".join(f"{name}://" for name in sorted(known))
         raise StoreRefused(f"no storage plugin for {shown(url)!r}{meant} Known schemes: {names}")
@@ -174,7 +175,7 @@ async def open_store(url: str) -> Store:
 
 
 def shown(url: str) -> str:
-    """`url` as it may be printed and logged: without user, password and query, in which secrets travel, and short."""
+    """Return `url` as it may be printed and logged: short, and without user, password and query."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         scheme, rest = "", url
@@ -183,6 +184,9 @@ def shown(url: str) -> str:
     if "@" in rest[len(head) :] and (host != head or _NO_PORT.search(head)):
         host = ""  # a "?" or "#" in a password that should have been encoded: what stands before it is secret, too
     text = f"{scheme}{separator}{'…@' if host != head else ''}{host}"
+    if host == head and not head.startswith("/") and _NO_PORT.search(_BRACKETED.sub("", head)):
+        # A password whose "@" was forgotten, or in a URL without "://".
+        text = f"{scheme}://…" if separator else f"{head.partition(':')[0]}:…"
     return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 1]}…"
 
 

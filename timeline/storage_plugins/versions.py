@@ -11,10 +11,14 @@ two neighbouring versions share a store, and the new one can be taken back until
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+import numpy as np
+
+from timeline.columns import ColumnBatch
+from timeline.model import ROW_DTYPES
 from timeline.storage_plugins.errors import StoreRefused
 
 E = TypeVar("E")
@@ -83,3 +87,34 @@ def _contracted(work: E, oldest: int, version: int, steps: Sequence[Step[E]]) ->
 def noted(known: Mapping[str, str], version: str = "schema_version", oldest: str = "oldest_version") -> Versions:
     """The versions that a store notes under these names. Raises KeyError or ValueError for a damaged note."""
     return Versions.of(known[version], known.get(oldest))
+
+
+class LaterNumbers:
+    """The numeric columns of `Rows` that a packed layout was made without: eight bytes each, in the order of `Rows`.
+
+    A store keeps them at the end of what it packs, or before a part whose length it knows. What an earlier version
+    packed has fewer of them: the others read as 0. What a later version packed has more, which are kept.
+    """
+
+    def __init__(self, known: Collection[str]) -> None:
+        """`known`: the columns that the layout has a place for."""
+        self.names = tuple(name for name in ROW_DTYPES if name not in known)
+        self._dtype = np.dtype([(name, "<u8" if ROW_DTYPES[name] is np.uint64 else "<i8") for name in self.names])
+
+    def pack(self, puts: ColumnBatch) -> list[bytes]:
+        """Return them as each put has them."""
+        if not self.names:
+            return [b""] * len(puts)
+        numbers = np.zeros(len(puts), dtype=self._dtype)
+        for name in self.names:
+            numbers[name] = getattr(puts, name, 0)
+        packed: list[bytes] = numbers.view(f"V{self._dtype.itemsize}").tolist()
+        return packed
+
+    def columns(self, packed: Sequence[bytes]) -> dict[str, Any]:
+        """Return the columns of what was packed."""
+        if not self.names:
+            return {}
+        size = self._dtype.itemsize
+        numbers = np.frombuffer(b"".join([one[:size].ljust(size, b"\0") for one in packed]), dtype=self._dtype)
+        return {name: numbers[name].astype(ROW_DTYPES[name]) for name in self.names}

@@ -16,6 +16,7 @@ def make_membership(url: str) -> Membership:
     a URL that cannot be meant, and for a package that is missing, with the extra that brings it."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in SCHEMES:
+        scheme = scheme.partition(":")[0]  # what follows may hold a password
         near = difflib.get_close_matches(scheme, SCHEMES, n=1)
         hint = f" Did you mean {near[0]}://?" if near else ""
         raise Invalid(

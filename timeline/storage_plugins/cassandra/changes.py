@@ -27,7 +27,7 @@ from timeline.storage_plugins.cassandra.bucket import Bucket, Buckets, Changed
 from timeline.storage_plugins.cassandra.contents import Content, Contents
 from timeline.storage_plugins.cassandra.partition import AT_ONCE, AlreadyThere, BucketAccess
 from timeline.storage_plugins.cassandra.records import Records
-from timeline.storage_plugins.cassandra.rows import CassandraRow
+from timeline.storage_plugins.cassandra.rows import LATER, CassandraRow
 from timeline.storage_plugins.cassandra.statements import INLINE_BYTES
 from timeline.storage_plugins.contract import Mutations, Puts, Settles, StoreError, StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.records import dropped
@@ -337,7 +337,7 @@ async def decide_all(
 async def put(context: StoreContext, topic: Topic, now_ms: int, puts: Puts) -> Answers:
     """`Store.put`."""
     ids, attempt = puts.ids.tolist(), context.partition.number()
-    news = _news(puts, now_ms, attempt, topic)
+    news = news_of(puts, now_ms, attempt, topic)
     numbers = buckets_of(puts.ids, topic.settings.buckets).tolist()
     pairs = zip(puts.payloads.tolist(), puts.headers.tolist(), strict=True)
     contents = [
@@ -356,17 +356,17 @@ async def put(context: StoreContext, topic: Topic, now_ms: int, puts: Puts) -> A
     return answers
 
 
-def _news(puts: Puts, now_ms: int, attempt: int, topic: Topic) -> list[CassandraRow]:
+def news_of(puts: Puts, now_ms: int, attempt: int, topic: Topic) -> list[CassandraRow]:
     """What a put stores, each, but for the message, which the rules make."""
     blank = decide(None, Ask(Operation.PUT, birth=1), now_ms, topic.settings).message
     assert blank is not None
     news: list[CassandraRow] = []
-    columns = (puts.ids, puts.sizes, puts.payloads, puts.headers, puts.tags)
-    for id, payload_bytes, payload, headers, tag in zip(*(column.tolist() for column in columns), strict=True):
+    columns = (column.tolist() for column in (puts.ids, puts.sizes, puts.payloads, puts.headers, puts.tags))
+    for id, payload_bytes, payload, headers, tag, later in zip(*columns, LATER.pack(puts), strict=True):
         content_bytes = len(payload) + len(headers)
         content = (payload, headers) if content_bytes <= INLINE_BYTES else None
         sizes = (payload_bytes, len(headers), content_bytes)
-        news.append(CassandraRow(id, blank, now_ms, *sizes, attempt, tag, content=content))
+        news.append(CassandraRow(id, blank, now_ms, *sizes, attempt, tag, content=content, later=later))
     return news
 
 

@@ -1,4 +1,4 @@
-"""A message as its row in a bucket, and the index entries that belong to it."""
+"""A message as its row in a bucket, and its index entries."""
 
 from __future__ import annotations
 
@@ -14,13 +14,22 @@ from timeline.columns import Ragged
 from timeline.leases import Message
 from timeline.model import ROW_DTYPES, Rows
 from timeline.storage_plugins.cassandra.statements import DEAD, EXPIRES, FREE, HELD, INLINE_BYTES, KEPT, TAG
+from timeline.storage_plugins.versions import LaterNumbers
 
 Entry = tuple[int, int, bytes]
 """Where a row lies in its bucket: (kind, at, id)."""
 
 _FIELDS = struct.Struct("<B3Q9q4I4H")
-"""A message but for its id: the layout's number, then what `CassandraRow.fields` lists, then four strings by length."""
+"""A message but for its id: the layout's number, the numbers that `CassandraRow.fields` lists, the lengths of four
+strings. The strings follow, then the later numbers."""
 _LAYOUT = 1
+_OWN = ("put_ms", "payload_bytes")
+_RULED = (
+    "birth", "last_op", "payload_sum", "version", "due_ms", "scheduled_ms", "asked_ms", "expires_ms", "died_ms",
+    "deliveries",
+)  # fmt: skip
+"""Numbers of `Rows` that a `CassandraRow` has itself, and those that its message has."""
+LATER = LaterNumbers((*_OWN, *_RULED))
 
 
 def signed(number: int) -> int:
@@ -35,9 +44,9 @@ def tag_key(tag: bytes, id: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class CassandraRow:
-    """A message as the rules see it, and what they do not need. `settled_ms`: when, where only the id is remembered.
+    """A message for the rules, and what they do not look at. `settled_ms`: when, where only the id is remembered.
     `payload_bytes`: as its producer sees it; `content_bytes`: what lies here. `attempt`: of the put that stored it.
-    `content`: (payload, headers) where these lie beside the message and are known here."""
+    `later`: its later numbers. `content`: (payload, headers) where they lie beside the message and are known here."""
 
     id: bytes
     message: Message
@@ -49,10 +58,11 @@ class CassandraRow:
     tag: bytes = b""
     settled_ms: int = 0
     content: tuple[bytes, bytes] | None = None
+    later: bytes = b""
 
     @classmethod
     def of(cls, row: Any, whole: bool = False) -> CassandraRow:
-        """From a row of `find` or `walk`; `whole`: of those that read content."""
+        """Return the message of a row of `find` or `walk`. `whole`: the statement reads content."""
         packed: bytes = row.fields
         numbers = _FIELDS.unpack_from(packed)
         strings: list[bytes] = []
@@ -64,24 +74,13 @@ class CassandraRow:
         put_ms, settled_ms, attempt, deliveries, payload_bytes, headers_bytes, content_bytes = numbers[10:17]
         group, holder, tag, dead = strings
         message = Message(
-            birth=birth,
-            version=version,
-            due_ms=due_ms,
-            scheduled_ms=scheduled_ms,
-            asked_ms=asked_ms,
-            holder=holder,
-            deliveries=deliveries,
-            last_op=last_op,
-            group=group,
-            expires_ms=expires_ms,
-            payload_sum=payload_sum,
-            died_ms=died_ms,
-            dead=dead,
-            remembered=settled_ms != 0,
-        )
+            birth=birth, version=version, due_ms=due_ms, scheduled_ms=scheduled_ms, asked_ms=asked_ms, holder=holder,
+            deliveries=deliveries, last_op=last_op, group=group, expires_ms=expires_ms, payload_sum=payload_sum,
+            died_ms=died_ms, dead=dead, remembered=settled_ms != 0,
+        )  # fmt: skip
         sizes = (payload_bytes, headers_bytes, content_bytes)
         content = (row.payload, row.headers) if whole and row.payload is not None else None
-        return cls(row.id, message, put_ms, *sizes, attempt, tag, settled_ms, content)
+        return cls(row.id, message, put_ms, *sizes, attempt, tag, settled_ms, content, packed[start:])
 
     @property
     def size_bytes(self) -> int:
@@ -102,7 +101,7 @@ class CassandraRow:
         """What is left of it on a topic that remembers."""
         old = self.message
         left = Message(old.birth, old.version, last_op=last_op, payload_sum=old.payload_sum, group=b"", remembered=True)
-        return replace(self, message=left, tag=b"", settled_ms=max(1, now_ms), content_bytes=0, content=None)
+        return replace(self, message=left, tag=b"", settled_ms=max(1, now_ms), content_bytes=0, content=None, later=b"")
 
     def fields(self) -> bytes:
         """Everything but its id, packed."""
@@ -115,7 +114,7 @@ class CassandraRow:
             *(self.put_ms, self.settled_ms, self.attempt),
             *(message.deliveries, self.payload_bytes, self.headers_bytes, self.content_bytes),
         )
-        return _FIELDS.pack(*numbers, *map(len, strings)) + b"".join(strings)
+        return b"".join((_FIELDS.pack(*numbers, *map(len, strings)), *strings, self.later))
 
     def entries(self) -> set[Entry]:
         """The index entries that stand while it is so."""
@@ -133,12 +132,12 @@ class CassandraRow:
 
 
 def rows_of(stored: Sequence[CassandraRow], contents: Iterable[tuple[bytes, bytes]] | None = None) -> Rows:
-    """Messages as columns, with their contents where they came along."""
-    columns: dict[str, Any] = {}
+    """Return messages as columns, with their contents where they came along."""
     messages = [one.message for one in stored]
-    for name, dtype in ROW_DTYPES.items():
-        source: Sequence[Any] = stored if name in ("put_ms", "payload_bytes") else messages
-        columns[name] = np.fromiter(map(attrgetter(name), source), dtype=dtype, count=len(stored))
+    columns = LATER.columns([one.later for one in stored])
+    for names, source in ((_OWN, stored), (_RULED, messages)):
+        for name in names:
+            columns[name] = np.fromiter(map(attrgetter(name), source), dtype=ROW_DTYPES[name], count=len(stored))
     if contents is not None:
         pairs = list(contents)
         columns["payloads"] = Ragged.of([payload for payload, _ in pairs])

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from timeline.columns import Int64, Ragged, UInt64
+from timeline.columns import Ragged
 from timeline.leases import Ask, Decision, decide
 from timeline.model import Answers, Operation, Status, Topic, TopicSettings, buckets_of
 from timeline.storage_plugins.asks import fail, fill, mutation_asks, put_asks, removal, settle_asks
@@ -24,7 +24,7 @@ from timeline.storage_plugins.contract import Mutations, Puts, Settles, StoreErr
 from timeline.storage_plugins.errors import gravest
 from timeline.storage_plugins.records import dropped
 from timeline.storage_plugins.redis import scripts
-from timeline.storage_plugins.redis.records import FREE, HEAD, HEAD_BYTES, RedisRow, pack, unpack
+from timeline.storage_plugins.redis.records import RedisRow, bytes_of, pack, pack_puts, unpack
 from timeline.storage_plugins.redis.server import Server
 
 ITEMS_AT_ONCE = 2_000
@@ -352,32 +352,11 @@ def _contents(puts: Puts) -> list[bytes]:
     return [payload + headers for payload, headers in zip(payloads, puts.headers.tolist(), strict=True)]
 
 
-def _values(puts: Puts, now_ms: int) -> list[bytes]:
-    """The values of the puts as they are stored where nothing stands."""
-    count = len(puts)
-    heads = np.zeros(count, dtype=HEAD)
-    heads["birth"] = puts.birth
-    heads["version"] = 1
-    heads["due_ms"] = heads["scheduled_ms"] = puts.due_ms
-    heads["put_ms"] = heads["asked_ms"] = now_ms
-    heads["expires_ms"] = puts.expires_ms
-    heads["payload_sum"] = puts.payload_sum
-    heads["payload_bytes"] = puts.sizes
-    heads["headers_bytes"] = puts.headers.sizes
-    heads["group_size"] = puts.groups.sizes
-    heads["tag_size"] = puts.tags.sizes
-    heads["kind"] = FREE
-    packed = heads.tobytes()
-    cuts = range(0, count * HEAD_BYTES, HEAD_BYTES)
-    strings = zip(cuts, puts.tags.tolist(), puts.groups.tolist(), strict=True)
-    return [packed[cut : cut + HEAD_BYTES] + tag + group for cut, tag, group in strings]
-
-
 async def put(server: Server, topic: Topic, now_ms: int, puts: Puts) -> Answers:
     """`Store.put`: all as if nothing stood; what meets something is decided by the rules."""
     count = len(puts)
     answers = Answers.blank(count)
-    keys, ids, contents, values = BucketKeys(server, topic), puts.ids.tolist(), _contents(puts), _values(puts, now_ms)
+    keys, ids, contents, values = BucketKeys(server, topic), puts.ids.tolist(), _contents(puts), pack_puts(puts, now_ms)
     weight = puts.payloads.nbytes + puts.headers.nbytes
     late = puts.never_deliverable(now_ms)
     first = range(count) if len(set(ids)) == count else _first(ids)
@@ -430,9 +409,9 @@ async def _ack(call: RedisCall, settles: Settles) -> list[int]:
     acks = np.flatnonzero(settles.operation == Operation.ACK)
     if not len(acks):
         return list(range(len(settles)))
-    places, births = acks.tolist(), _eights(settles.birth[acks])
+    places, births = acks.tolist(), bytes_of(settles.birth[acks])
     holders = settles.holders.tolist()
-    tokens = list(zip(_eights(settles.version[acks]), [holders[at] for at in places], strict=True))
+    tokens = list(zip(bytes_of(settles.version[acks]), [holders[at] for at in places], strict=True))
     digits, failed = await call.keys.ack([call.ids[at] for at in places], births, tokens, call.now_ms)
     call.fail({places[n]: error for n, error in failed.items()})
     found = np.frombuffer(digits, dtype=np.uint8) - ord("0")
@@ -441,12 +420,6 @@ async def _ack(call: RedisCall, settles: Settles) -> list[int]:
     call.answers.late[done] = found[found < 2]
     passed = set(done.tolist()).union(places[n] for n in failed)
     return [at for at in range(len(settles)) if at not in passed] if len(passed) < len(settles) else []
-
-
-def _eights(numbers: Int64 | UInt64) -> list[bytes]:
-    """Each number as the eight bytes of it that stand in a value."""
-    packed: list[bytes] = np.ascontiguousarray(numbers.astype("<u8")).view("V8").tolist()
-    return packed
 
 
 async def mutate(server: Server, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:

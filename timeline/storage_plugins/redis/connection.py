@@ -20,10 +20,13 @@ Address = tuple[str, int]
 
 
 class Refusal(Exception):
-    """A server's answer that is an error; `word` is its first, which says of what kind."""
+    """A server's answer that is an error. `greeting`: the command that it answers, where `connect` sent that."""
+
+    greeting = ""
 
     @property
-    def word(self) -> str:
+    def code(self) -> str:
+        """Its first word, which is Redis's error code."""
         return str(self).partition(" ")[0]
 
 
@@ -139,8 +142,9 @@ async def connect(
                 connection.close()
                 raise Broken("it has not the data of the cluster that was opened", sent=False)
         # A user without leave to name its connection is none the worse for it.
-        elif isinstance(answer, Refusal) and not (command[0] == "CLIENT" and answer.word == "NOPERM"):
+        elif isinstance(answer, Refusal) and not (command[0] == "CLIENT" and answer.code == "NOPERM"):
             connection.close()
+            answer.greeting = command[0]
             raise answer
     return connection
 

@@ -16,7 +16,7 @@ from timeline.storage_plugins.contract import Grant, LeasedRows, StoreError, Sto
 from timeline.storage_plugins.errors import gravest
 from timeline.storage_plugins.redis import scripts
 from timeline.storage_plugins.redis.changes import BucketKeys, Items, left_of
-from timeline.storage_plugins.redis.records import HEAD_BYTES, HELD, heads_of, rows_of, unpack
+from timeline.storage_plugins.redis.records import HEAD_BYTES, HELD, bytes_of, heads_of, rows_of, unpack
 from timeline.storage_plugins.redis.server import Server
 
 MOST_REMOVED = 10_000
@@ -311,12 +311,8 @@ class _Search:
         heads["deliveries"] += 1
         heads["kind"] = HELD
         heads["holder_size"] = np.array([len(grant.holder) for grant in grants], dtype=np.uint8)[turns]
-        packed = heads.tobytes()
-        new: list[bytes] = []
-        marks = zip(values, turns.tolist(), old["tag_size"].tolist(), old["group_size"].tolist(), strict=True)
-        for at, (value, turn, tag_size, group_size) in enumerate(marks):
-            cut = HEAD_BYTES + tag_size + group_size
-            new.append(packed[at * HEAD_BYTES : (at + 1) * HEAD_BYTES] + value[HEAD_BYTES:cut] + grants[turn].holder)
+        marks = zip(values, turns.tolist(), bytes_of(heads), old["holder_size"].tolist(), strict=True)
+        new = [head + value[HEAD_BYTES : len(value) - size] + grants[turn].holder for value, turn, head, size in marks]
         items = Items(ids, values, new, [b""] * len(ids), sizes.tolist())
         outcome = await self._keys.change(items, want=True)
         won = [at for at in range(len(ids)) if at not in outcome.stands and at in outcome.contents]

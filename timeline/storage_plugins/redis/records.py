@@ -1,7 +1,8 @@
-"""What a message looks like in Redis: one value of the bucket's hash, a header of fixed size and four strings.
+"""The packed form of a message in Redis: one value of its bucket's hash.
 
-The header is packed, little endian, so that numpy reads a batch of them at once and scripts find numbers by their
-place. Births, operation ids and sums are opaque bytes to scripts, whose numbers are doubles; times stay below 2**53.
+A value is a header of fixed size, tag, group, later numbers, holder and reason. Numpy reads the headers of a batch at
+once, and scripts find numbers by their place. Birth, operation id and checksum are opaque bytes to scripts, whose
+numbers are doubles. Times stay below 2**53.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from timeline.columns import Ragged
+from timeline.columns import Int64, Ragged
 from timeline.leases import Message
 from timeline.model import ROW_DTYPES, Rows
+from timeline.storage_plugins.contract import PUT_NUMBERS, Puts
+from timeline.storage_plugins.versions import LaterNumbers
 
 FREE, HELD, DEAD, KEPT = 1, 2, 3, 4
-"""What a value is: a message without holder, one with a holder (its lease may have run out), a dead letter, a settled
-id that is remembered (`died_ms`: since when)."""
+"""The kinds of value: a message without holder, one with a holder (its lease may have run out), a dead letter, and a
+remembered id (settled at `died_ms`)."""
 
 HEAD = np.dtype(
     [
@@ -43,18 +46,21 @@ HEAD = np.dtype(
         ("tag_size", "u1"),
     ]
 )
-"""What a lease changes comes first, so that a script makes the new value of two pieces, the first of them the same for
-most of a batch."""
+"""What a lease changes comes first. So a script makes the new value of two pieces, the first the same for most of a
+batch."""
 HEAD_BYTES = HEAD.itemsize
 KIND_AT = HEAD.fields["kind"][1] if HEAD.fields else 0
-"""Where a value says what it is."""
+"""The place of a value's kind."""
+_NAMES = HEAD.names or ()
+_PUT_NAMES = tuple(name for name in PUT_NUMBERS if name in _NAMES)
+_LATER = LaterNumbers(_NAMES)
 _PACK = struct.Struct("<qqIBBqQqqqQQqIIHBB")
 
 
 @dataclass(frozen=True, slots=True)
 class RedisRow:
-    """A message as the rules see it, and what they do not look at. `packed`: the value as it stands in Redis, which a
-    change is compared with; empty for what is not stored yet."""
+    """A message for the rules, and what they do not look at. `later`: its later numbers. `packed`: its value in Redis,
+    which a change is compared with; empty for what is not stored yet."""
 
     message: Message
     put_ms: int = 0
@@ -62,15 +68,11 @@ class RedisRow:
     payload_bytes: int = 0
     headers_bytes: int = 0
     settled_ms: int = 0
+    later: bytes = b""
     packed: bytes = b""
 
-    @property
-    def size_bytes(self) -> int:
-        return self.payload_bytes + self.headers_bytes
 
-
-def kind_of(message: Message) -> int:
-    """Which of the four a message is."""
+def _kind_of(message: Message) -> int:
     if message.remembered:
         return KEPT
     if message.died_ms:
@@ -79,33 +81,42 @@ def kind_of(message: Message) -> int:
 
 
 def pack(stored: RedisRow) -> bytes:
-    """The value that stands in Redis for `stored`."""
+    """Return the value of `stored`."""
     message = stored.message
     head = _PACK.pack(
-        message.version,
-        message.due_ms,
-        message.deliveries,
-        len(message.holder),
-        kind_of(message),
-        message.expires_ms,
-        message.birth,
-        message.scheduled_ms,
-        stored.put_ms,
-        message.asked_ms,
-        message.last_op,
-        message.payload_sum,
-        stored.settled_ms if message.remembered else message.died_ms,
-        stored.payload_bytes,
-        stored.headers_bytes,
-        len(message.dead),
-        len(message.group),
-        len(stored.tag),
-    )
-    return b"".join((head, stored.tag, message.group, message.holder, message.dead))
+        message.version, message.due_ms, message.deliveries, len(message.holder), _kind_of(message), message.expires_ms,
+        message.birth, message.scheduled_ms, stored.put_ms, message.asked_ms, message.last_op, message.payload_sum,
+        stored.settled_ms if message.remembered else message.died_ms, stored.payload_bytes, stored.headers_bytes,
+        len(message.dead), len(message.group), len(stored.tag),
+    )  # fmt: skip
+    return b"".join((head, stored.tag, message.group, stored.later, message.holder, message.dead))
+
+
+def pack_puts(puts: Puts, now_ms: int) -> list[bytes]:
+    """Return the values of new messages."""
+    heads = np.zeros(len(puts), dtype=HEAD)
+    for name in _PUT_NAMES:
+        heads[name] = getattr(puts, name)
+    heads["version"] = 1
+    heads["scheduled_ms"] = puts.due_ms
+    heads["put_ms"] = heads["asked_ms"] = now_ms
+    heads["payload_bytes"] = puts.sizes
+    heads["headers_bytes"] = puts.headers.sizes
+    heads["group_size"] = puts.groups.sizes
+    heads["tag_size"] = puts.tags.sizes
+    heads["kind"] = FREE
+    strings = zip(bytes_of(heads), puts.tags.tolist(), puts.groups.tolist(), _LATER.pack(puts), strict=True)
+    return [head + tag + group + later for head, tag, group, later in strings]
+
+
+def bytes_of(column: Any) -> list[bytes]:
+    """Return each item of a column, a number or a header, as its bytes."""
+    listed: list[bytes] = column.view(f"V{column.dtype.itemsize}").tolist()
+    return listed
 
 
 def unpack(packed: bytes) -> RedisRow:
-    """The reverse of `pack`."""
+    """Return the message of a value."""
     numbers = _PACK.unpack_from(packed)
     version, due_ms, deliveries, holder_size, kind, expires_ms, birth, scheduled_ms, put_ms = numbers[:9]
     asked_ms, last_op, payload_sum, died_ms, payload_bytes, headers_bytes = numbers[9:15]
@@ -114,41 +125,34 @@ def unpack(packed: bytes) -> RedisRow:
         kept = Message(birth, version, last_op=last_op, payload_sum=payload_sum, remembered=True)
         return RedisRow(kept, settled_ms=died_ms, packed=packed)
     group_at = HEAD_BYTES + tag_size
-    holder_at = group_at + group_size
-    reason_at = holder_at + holder_size
+    later_at = group_at + group_size
+    reason_at = len(packed) - reason_size
+    holder_at = reason_at - holder_size
     message = Message(
-        birth=birth,
-        version=version,
-        due_ms=due_ms,
-        scheduled_ms=scheduled_ms,
-        asked_ms=asked_ms,
-        holder=packed[holder_at:reason_at],
-        deliveries=deliveries,
-        last_op=last_op,
-        group=packed[group_at:holder_at],
-        expires_ms=expires_ms,
-        payload_sum=payload_sum,
-        died_ms=died_ms,
-        dead=packed[reason_at : reason_at + reason_size],
-    )
-    return RedisRow(message, put_ms, packed[HEAD_BYTES:group_at], payload_bytes, headers_bytes, packed=packed)
+        birth=birth, version=version, due_ms=due_ms, scheduled_ms=scheduled_ms, asked_ms=asked_ms,
+        holder=packed[holder_at:reason_at], deliveries=deliveries, last_op=last_op, group=packed[group_at:later_at],
+        expires_ms=expires_ms, payload_sum=payload_sum, died_ms=died_ms, dead=packed[reason_at:],
+    )  # fmt: skip
+    tag, later = packed[HEAD_BYTES:group_at], packed[later_at:holder_at]
+    return RedisRow(message, put_ms, tag, payload_bytes, headers_bytes, later=later, packed=packed)
 
 
 def heads_of(values: Sequence[bytes]) -> Any:
-    """The headers of packed values as named columns, to read only."""
+    """Return the headers of values as named columns, to read only."""
     return np.frombuffer(b"".join([value[:HEAD_BYTES] for value in values]), dtype=HEAD)
 
 
 def rows_of(ids: list[bytes], values: list[bytes], contents: list[bytes] | None = None) -> Rows:
-    """Packed values as the model's columns. `contents`: payload and headers of each, back to back."""
+    """Return values as `Rows`. `contents`: payload and headers of each, back to back."""
     heads = heads_of(values)
-    numbers: dict[str, Any] = {name: heads[name].astype(dtype) for name, dtype in ROW_DTYPES.items()}
-    tags, groups, holders, dead = _strings(values, heads)
+    tags, groups, holders, dead, later = _strings(values, heads)
+    numbers: dict[str, Any] = {name: heads[name].astype(ROW_DTYPES[name]) for name in _NAMES if name in ROW_DTYPES}
+    numbers |= _LATER.columns(later)
     rows = Rows(ids=Ragged.of(ids), groups=groups, holders=holders, tags=tags, dead=dead, **numbers)
     if contents is not None and not heads["headers_bytes"].any():
         rows.payloads, rows.headers = Ragged.of(contents), Ragged.repeat(b"", len(contents))
     elif contents is not None:
-        # Counted from the end: of a payload that lies apart there is only its place, whatever `payload_bytes` says.
+        # Counted from the end: of an offloaded payload only its place is there, whatever `payload_bytes` says.
         sizes = heads["headers_bytes"].tolist()
         cuts = [len(content) - size for content, size in zip(contents, sizes, strict=True)]
         rows.payloads = Ragged.of([content[:cut] for content, cut in zip(contents, cuts, strict=True)])
@@ -156,24 +160,42 @@ def rows_of(ids: list[bytes], values: list[bytes], contents: list[bytes] | None 
     return rows
 
 
-def _strings(values: list[bytes], heads: Any) -> list[Ragged]:
-    """Tags, groups, holders and reasons behind the headers."""
-    columns: list[Ragged] = []
-    starts = np.full(len(values), HEAD_BYTES, dtype=np.int64)
-    for name in ("tag_size", "group_size", "holder_size", "reason_size"):
-        sizes = heads[name].astype(np.int64)
-        ends = starts + sizes
-        if not sizes.any():
-            columns.append(Ragged.repeat(b"", len(values)))
-        elif (starts == starts[0]).all() and (ends == ends[0]).all():
-            cut = slice(int(starts[0]), int(ends[0]))
-            columns.append(Ragged.of([value[cut] for value in values]))
-        else:
-            spans = zip(values, starts.tolist(), ends.tolist(), strict=True)
-            columns.append(Ragged.of([value[start:end] for value, start, end in spans]))
-        starts = ends
-    return columns
+def _strings(values: list[bytes], heads: Any) -> tuple[Ragged, Ragged, Ragged, Ragged, list[bytes]]:
+    """Return tags, groups, holders and reasons, and the later numbers of each as they are packed."""
+    tag, group, holder, reason = (
+        heads[name].astype(np.int64) for name in ("tag_size", "group_size", "holder_size", "reason_size")
+    )
+    groups_at = HEAD_BYTES + tag
+    later_at = groups_at + group
+    reason_at = holder_at = later_at
+    if _LATER.names or holder.any() or reason.any():
+        reason_at = np.fromiter(map(len, values), dtype=np.int64, count=len(values)) - reason
+        holder_at = reason_at - holder
+    later = []
+    if _LATER.names:
+        spans = zip(values, later_at.tolist(), holder_at.tolist(), strict=True)
+        later = [value[start:stop] for value, start, stop in spans]
+    return (
+        _cut(values, groups_at - tag, tag),
+        _cut(values, groups_at, group),
+        _cut(values, holder_at, holder),
+        _cut(values, reason_at, reason),
+        later,
+    )
 
 
-__all__ = ["DEAD", "FREE", "HEAD", "HEAD_BYTES", "HELD", "KEPT", "RedisRow", "heads_of", "kind_of", "pack",
-           "rows_of", "unpack"]  # fmt: skip
+def _cut(values: list[bytes], starts: Int64, sizes: Int64) -> Ragged:
+    """Return `sizes` bytes of each value from `starts` on."""
+    if not sizes.any():
+        return Ragged.repeat(b"", len(values))
+    if (starts == starts[0]).all() and (sizes == sizes[0]).all():
+        span = slice(int(starts[0]), int(starts[0] + sizes[0]))
+        return Ragged.of([value[span] for value in values])
+    spans = zip(values, starts.tolist(), (starts + sizes).tolist(), strict=True)
+    return Ragged.of([value[start:stop] for value, start, stop in spans])
+
+
+__all__ = [
+    "FREE", "HEAD", "HEAD_BYTES", "HELD", "KEPT", "KIND_AT", "RedisRow", "bytes_of", "heads_of", "pack", "pack_puts",
+    "rows_of", "unpack",
+]  # fmt: skip

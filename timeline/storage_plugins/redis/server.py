@@ -211,14 +211,14 @@ class Server:
 
     def _again(self, command: _Command, refusal: Refusal, address: Address) -> bool:
         """Whether a command that was refused is to be sent again, and if so, where and how."""
-        if refusal.word == "NOSCRIPT" and command.whole is not None and command.words is not command.whole:
+        if refusal.code == "NOSCRIPT" and command.whole is not None and command.words is not command.whole:
             command.words, command.address = command.whole, address
             return True
-        if refusal.word not in ("MOVED", "ASK"):
+        if refusal.code not in ("MOVED", "ASK"):
             return False
         host, _, port = str(refusal).split()[2].rpartition(":")
         command.address = (host or address[0], int(port))
-        command.asking = refusal.word == "ASK"
+        command.asking = refusal.code == "ASK"
         if not command.asking:
             self._slots[slot_of(command.key)] = command.address
         return True
@@ -279,24 +279,22 @@ _NOTHING = frozenset(
     ("READONLY", "LOADING", "NOREPLICAS", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MOVED",
      "ASK", "NOSCRIPT")
 )  # fmt: skip
-"""With these words a server says that it did not even begin."""
-_ROOMLESS = frozenset(("OOM", "MISCONF"))
-"""With these that it has no room, in memory or where it saves: it answers who reads."""
-_FULL = "No space left on device"
-_ROOM = "; make room on its disk, and it takes writes again by itself"
-_RIGHTS = ("NOPERM", "NOAUTH", "WRONGPASS", "No permissions", "without any password configured", "AUTH failed")
+"""Codes of a server that did not even begin."""
+_ROOMLESS = {"OOM": "", "MISCONF": "; make room if its disk is full: it takes writes again once it can save"}
+"""Codes of a server that still answers reads: no room in memory, or no way to save. What to add to its words."""
+_RIGHTS = frozenset(("NOPERM", "NOAUTH", "WRONGPASS"))
 
 
 def _answered(refusal: Refusal, writes: bool) -> StoreError:
     """What an error that the server answered means for the call."""
     text = str(refusal).partition(" script: ")[0]
-    if any(words in text for words in _RIGHTS):
+    if refusal.code in _RIGHTS or (refusal.code, refusal.greeting) == ("ERR", "AUTH"):
         return StoreRefused(f"Redis refuses user or password: {text}; {_PASSWORD}")
-    if "DB index is out of range" in text or "SELECT is not allowed" in text:
+    if (refusal.code, refusal.greeting) == ("ERR", "SELECT"):
         return StoreRefused(f"Redis has no such database: {text}; a cluster has only 0, others what `databases` says")
-    if refusal.word in _ROOMLESS:
-        return StoreFull(f"Redis: {text}{_ROOM if _FULL in text else ''}")
-    if refusal.word in _NOTHING or not writes:
+    if refusal.code in _ROOMLESS:
+        return StoreFull(f"Redis: {text}{_ROOMLESS[refusal.code]}")
+    if refusal.code in _NOTHING or not writes:
         return StoreUnavailable(f"Redis: {text}")
     return StoreUnknown(f"Redis failed in the middle: {text}")
 

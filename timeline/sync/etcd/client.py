@@ -1,18 +1,24 @@
-"""One member of etcd, asked through `etcd3` 0.12; the only module that knows it, and the only one that has to.
+"""One member of etcd, asked through `etcd3` 0.12. No other module knows `etcd3`.
 
-What is wrong with `etcd3` and how it is mended here:
+The faults of `etcd3`, and their repairs here:
 
-- its generated modules do not load with today's protobuf: it gets ours (`messages`), in a copy of `etcd3` that nobody
-  else in the process meets
-- the errors that it raises have lost etcd's words, and others pass through it raw: `_asked` tells them apart
-- its watch starts again by itself, without a deadline and from now on, so that what happened in between is lost, and
-  once its channel is closed its thread runs in circles: `EtcdWatch` ends by the first error, and says so
-- a refresh of a lease that is gone answers TTL 0 like any other refresh: `keep_alive` raises EtcdLeaseLost
-- it drops `min_mod_revision` without a word: `list` builds its own request
-- it puts a token into credentials that gRPC sends by TLS alone: without TLS the token travels as metadata only
-- it knows one address: who has several makes a client for each (`session`)
+- Its generated modules do not load with today's protobuf. It gets ours (`messages`), in a copy of `etcd3` that nothing
+  else in the process meets.
+- Its errors have lost etcd's code, and some pass through raw. `_asked` reads the code of the gRPC error behind them.
+- Its watch restarts by itself and skips what happened in between. Once its channel is closed, its thread runs in
+  circles. `EtcdWatch` ends at the first error and reports it.
+- A refresh of a lost lease answers TTL 0 like any other refresh. `keep_alive` raises EtcdLeaseLost.
+- It ignores `min_mod_revision`. `list` builds its own request.
+- It puts a token into credentials that gRPC sends only over TLS. Without TLS the token travels as metadata.
+- It knows one address. `session` makes a client for each of several.
 
-Every call ends within the client's deadline. A client is used by one thread, but for `EtcdWatch`, which has its own.
+Three attributes of `Etcd3Client` are used that its documentation does not name:
+
+- `channel`, for the two calls above that it cannot make: `list` and `watch`
+- `metadata`, which holds the token for these two calls
+- `call_credentials`, which are removed where there is no TLS
+
+Every call ends within the client's deadline. One thread uses a client; each `EtcdWatch` has its own thread.
 """
 
 from __future__ import annotations
@@ -80,7 +86,7 @@ def _etcd3() -> Any:
     for name in others:
         del sys.modules[name]
     try:
-        sys.modules["etcd3.etcdrpc"] = make_module("etcd3.etcdrpc")
+        sys.modules["etcd3.etcdrpc"] = _RPC
         return importlib.import_module("etcd3.client")
     finally:
         for name in [name for name in sys.modules if name.partition(".")[0] == "etcd3"]:
@@ -88,7 +94,8 @@ def _etcd3() -> Any:
         sys.modules.update(others)
 
 
-# Once, as this module is imported: of two threads at it, one would take away what the other has just put there.
+_RPC: Any = make_module("etcd3.etcdrpc")
+# Once, at import: of two threads, one would remove what the other has just put there.
 _ETCD3 = _etcd3()
 
 
@@ -98,8 +105,7 @@ class Client:
 
     def __init__(self, location: EtcdLocation, endpoint: str, deadline_s: float) -> None:
         self._location, self.endpoint, self._deadline_s = location, endpoint, deadline_s
-        self._rpc = _ETCD3.etcdrpc
-        self._connected = False
+        self._connected = self._answered = False
         host, port = split_address(endpoint)
         tls = location.tls
         with self._asked():
@@ -115,6 +121,7 @@ class Client:
                 grpc_options=_OPTIONS,
             )
         self._connected = True
+        self._channel, self._metadata = self._etcd.channel, self._etcd.metadata
         if tls is None:
             self._etcd.call_credentials = None
 
@@ -123,18 +130,19 @@ class Client:
         self._etcd.close()
 
     def get(self, key: str) -> EtcdEntry | None:
-        """The key, None when it is not there."""
+        """Return the key's entry, None when it is not there."""
         with self._asked():
-            answer = self._etcd.kvstub.Range(self._rpc.RangeRequest(key=key.encode()), **self._how)
-        return next(map(_entry, answer.kvs), None)
+            value, found = self._etcd.get(key)
+        return None if found is None else EtcdEntry(key, value, found.mod_revision, found.lease_id)
 
     def list(self, prefix: str, since: int = 0) -> Listing:
-        """What is under `prefix` (which ends with a slash) and was changed at revision `since` or later."""
+        """Return what is under `prefix` (which ends with a slash) and was changed at revision `since` or later."""
         first = prefix.encode()
-        request = self._rpc.RangeRequest(key=first, range_end=_after(first), min_mod_revision=since)
+        request = _RPC.RangeRequest(key=first, range_end=_after(first), min_mod_revision=since)
         with self._asked():
-            answer = self._etcd.kvstub.Range(request, **self._how)
-        return Listing([_entry(each) for each in answer.kvs], answer.header.revision, answer.count)
+            answer = _RPC.KVStub(self._channel).Range(request, timeout=self._deadline_s, metadata=self._metadata)
+        entries = [EtcdEntry(kv.key.decode(errors="replace"), kv.value, kv.mod_revision, kv.lease) for kv in answer.kvs]
+        return Listing(entries, answer.header.revision, answer.count)
 
     def create(self, key: str, value: str, lease: int = 0) -> bool:
         """Puts the key if it is not there; whether it was put."""
@@ -189,22 +197,12 @@ class Client:
         """Calls `changed`, from a thread of its own, whenever something under `prefix` changes from revision `since`
         on, and `ended` with the reason when it tells no more, unless it was stopped."""
         first = prefix.encode()
-        create = self._rpc.WatchCreateRequest(key=first, range_end=_after(first), start_revision=since)
+        create = _RPC.WatchCreateRequest(key=first, range_end=_after(first), start_revision=since)
         # A member that has lost its leader ends the watch by itself.
-        metadata = (*(self._etcd.metadata or ()), ("hasleader", "true"))
-        watched = _Requests(self._rpc.WatchRequest(create_request=create))
-        call = self._rpc.WatchStub(self._etcd.channel).Watch(
-            watched, metadata=metadata, credentials=self._etcd.call_credentials
-        )
+        metadata = (*(self._metadata or ()), ("hasleader", "true"))
+        watched = _Requests(_RPC.WatchRequest(create_request=create))
+        call = _RPC.WatchStub(self._channel).Watch(watched, metadata=metadata)
         return EtcdWatch(call, watched, changed, ended)
-
-    @property
-    def _how(self) -> dict[str, Any]:
-        return {
-            "timeout": self._deadline_s,
-            "credentials": self._etcd.call_credentials,
-            "metadata": self._etcd.metadata,
-        }
 
     @contextmanager
     def _asked(self) -> Iterator[None]:
@@ -213,6 +211,7 @@ class Client:
             yield
         except (_ETCD3.exceptions.Etcd3Exception, grpc.RpcError) as error:
             raise self._meant(error if isinstance(error, grpc.RpcError) else error.__context__) from error
+        self._answered = self._connected
 
     @contextmanager
     def _leased(self) -> Iterator[None]:
@@ -237,7 +236,8 @@ class Client:
             return MembershipRefused(f"etcd at {self.endpoint} knows no users: leave user and password out of --sync")
         if not self._connected and code is grpc.StatusCode.INVALID_ARGUMENT:
             return MembershipRefused(f"etcd at {self.endpoint} refuses user {user!r}: {said}")
-        if not user and code is grpc.StatusCode.INVALID_ARGUMENT:
+        # etcd refuses a call without a user before it looks at it. What it refuses later is wrong in itself.
+        if not user and not self._answered and code is grpc.StatusCode.INVALID_ARGUMENT:
             return MembershipRefused(
                 f"etcd at {self.endpoint} asks for a user: --sync etcd://user:password@…, or {USER} and {PASSWORD}"
             )
@@ -302,10 +302,6 @@ class _Requests:
             return first
         self._over.wait()
         raise StopIteration
-
-
-def _entry(found: Any) -> EtcdEntry:
-    return EtcdEntry(found.key.decode(errors="replace"), found.value, found.mod_revision, found.lease)
 
 
 def _after(prefix: bytes) -> bytes:
