@@ -3,6 +3,8 @@ ever read on. Over a real connection: only there is something held."""
 
 from __future__ import annotations
 
+import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -82,7 +84,11 @@ async def test_who_reads_on_is_told_why_there_is_no_more(method: str):
 
 @pytest.mark.parametrize("method", ["Consume", "Scan"])
 async def test_what_was_held_for_one_that_is_gone_counts_no_more(method: str):
+    forgotten: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: forgotten.append(context))
     async with served() as (link, channel):
         await given_up(link, channel, method)
         await channel.close()
         await streams_left(link, 0)
+    gc.collect()
+    assert not forgotten  # the write that was given up fails by itself, and its error is retrieved

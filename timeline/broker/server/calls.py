@@ -64,10 +64,11 @@ class ServerStream:
     async def send_within(self, frame: bytes, timeout_s: float) -> None:
         """The same for one who may be cancelled. Raise TimeoutError when the peer has not taken it by then."""
         self._sending = asyncio.ensure_future(self.send(frame))
+        self._sending.add_done_callback(_retrieve)
         await asyncio.wait((self._sending,), timeout=timeout_s)
         if not self._sending.done():
             raise TimeoutError
-        await self._sending
+        self._sending.result()
 
     async def receive(self) -> bytes | None:
         try:
@@ -103,6 +104,12 @@ class ServerStream:
     def _stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
+
+
+def _retrieve(sending: asyncio.Task[None]) -> None:
+    """Take the result of a write. After a timeout nobody else does, and asyncio would log its error as forgotten."""
+    if not sending.cancelled():
+        sending.exception()
 
 
 class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types

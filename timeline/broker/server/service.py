@@ -47,6 +47,7 @@ log = logging.getLogger("timeline.broker")
 
 REUSE = "grpc.so_reuseport"
 OPTIONS = [
+    # Bounds each partial frame, which gRPC keeps until it is whole. gRPC cannot bound their sum: see SECURITY.md.
     ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
     ("grpc.max_send_message_length", MAX_FRAME_BYTES),
     (REUSE, 0),
