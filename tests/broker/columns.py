@@ -6,7 +6,7 @@ import numpy as np
 
 from timeline.broker.dispatch.leased_batch import LeasedBatch
 from timeline.broker.dispatch.roster import ConnectedConsumer, Outboxes
-from timeline.broker.fairness.limits import Limits
+from timeline.broker.limits import Limits
 from timeline.columns import Ragged
 from timeline.model import ROW_DTYPES, Rows, payload_sums
 

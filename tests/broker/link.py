@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from timeline.broker.fairness.limits import Limits
+from timeline.broker.limits import Limits
 from timeline.broker.node import Node
 from timeline.clock import Clock
 from timeline.columns import Ragged

@@ -13,7 +13,7 @@ from typing import Any
 import timeline
 from tests.simulation.loop import Process, Timer, VirtualLoop
 from tests.simulation.wire import Network
-from timeline.broker.fairness.limits import Limits
+from timeline.broker.limits import Limits
 from timeline.broker.node import Node
 from timeline.clock import Clock
 from timeline.storage_plugins.memory import MemoryStore

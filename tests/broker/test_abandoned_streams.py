@@ -14,7 +14,7 @@ import pytest
 
 from tests.broker.link import Link, broker
 from tests.faults.hostile import hello
-from timeline.broker.fairness.limits import Limits
+from timeline.broker.limits import Limits
 from timeline.broker.server.calls import Handlers
 from timeline.broker.server.service import OPTIONS
 from timeline.columns import Ragged

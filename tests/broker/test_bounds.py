@@ -13,7 +13,7 @@ import pytest
 from tests.broker.link import broker, statuses
 from tests.broker.slow import SlowStore
 from timeline.broker.api import consume
-from timeline.broker.fairness.limits import Limits
+from timeline.broker.limits import Limits
 from timeline.columns import Ragged
 from timeline.model import Operation, Status
 from timeline.wire import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.broker.link import broker, stands
-from timeline.broker.fairness.limits import Limits
+from timeline.broker.limits import Limits
 from timeline.model import MAX_TIME_MS, Operation
 from timeline.wire import BrokerStatus, Deliver, Health, TopicAction
 

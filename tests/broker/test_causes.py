@@ -12,7 +12,7 @@ import pytest
 
 from tests.broker.link import Link, broker, statuses
 from tests.broker.slow import SlowStore
-from timeline.broker.fairness.limits import Limits
+from timeline.broker.limits import Limits
 from timeline.broker.status.late import Spans
 from timeline.clock import ALONE_MS, Clock
 from timeline.model import LateCause, Operation, Status
@@ -248,7 +248,7 @@ async def test_a_slow_call_of_one_topic_is_noted_once_for_all(monkeypatch: pytes
         for number in range(5):
             await link.topic(TopicAction.CREATE, f"other{number}")
         monkeypatch.setattr(Spans, "add", counted)
-        link.node._store_took(150.0)
+        link.node.store.took(150.0)
         assert len(noted) == 1, "where each of a thousand topics tells all others, that is a million notes"
         for dealer in link.node.dealers:
             told = dealer._causes._spans[LateCause.STORE_SLOW]

@@ -13,17 +13,15 @@ from timeline.broker.api.consume import ConsumeStream
 from timeline.broker.api.streams import ClientStream, Streams
 from timeline.broker.api.topics import TopicAccess
 from timeline.broker.catalog import Catalog
-from timeline.broker.cluster.hints import ClusterHints
+from timeline.broker.cluster import ClusterHints
 from timeline.broker.dispatch.dealer import Dealer, Dealers
 from timeline.broker.dispatch.roster import Outboxes
-from timeline.broker.fairness.limits import Limits
-from timeline.broker.fairness.loop_scheduler import LoopScheduler
+from timeline.broker.fairness import LoopScheduler
 from timeline.broker.lanes.group_commit import Settling
 from timeline.broker.lanes.metered_store import MeteredStore
-from timeline.broker.readiness import Readiness
-from timeline.broker.runtime import Runtime, Tasks
-from timeline.broker.status.late import LatenessCauses, LateRing, TopicLateness
-from timeline.broker.status.traces import Traces
+from timeline.broker.limits import Limits
+from timeline.broker.runtime import Readiness, Runtime, Tasks
+from timeline.broker.status.late import LatenessCauses, LateRing, TopicLateness, Traces
 from timeline.clock import Clock
 from timeline.columns import Ragged
 from timeline.metrics import Metrics
@@ -40,9 +38,7 @@ class Parts:
         clock, limits, metrics, membership = Clock(), Limits(), Metrics(), make_membership("local://")
         self.tasks = Tasks(lambda name, error: None)
         self.runtime = Runtime(clock, limits, metrics, self.tasks, LoopScheduler(clock.monotonic_ms))
-        self.store = MeteredStore(
-            MemoryStore(), clock.monotonic_ms, metrics, lambda ms: None, lambda: None, lambda uid: None
-        )
+        self.store = MeteredStore(MemoryStore(), clock, limits, metrics, lambda: None, lambda uid: None)
         self.dealers = Dealers(self._dealer_of, self.tasks)
         self.cluster = ClusterHints(membership, "b1", None, limits, metrics, self.tasks, self.dealers.hint)
         self.random_bits = random.Random(1).getrandbits

@@ -10,8 +10,8 @@ import pytest
 from tests.broker.link import Link, Pipe, broker
 from timeline.broker.api.streams import Streams
 from timeline.broker.dispatch.roster import Roster
-from timeline.broker.fairness.cooperative import AT_ONCE, CooperativePace
-from timeline.broker.fairness.limits import Limits
+from timeline.broker.fairness import AT_ONCE, CooperativePace
+from timeline.broker.limits import Limits
 from timeline.broker.node import Node
 from timeline.metrics import Metrics
 from timeline.wire import TopicAction
@@ -27,7 +27,7 @@ def go_on(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     async def pause(_: CooperativePace) -> None:
         await told.wait()
 
-    monkeypatch.setattr("timeline.broker.fairness.cooperative.AT_ONCE", 1)
+    monkeypatch.setattr("timeline.broker.fairness.AT_ONCE", 1)
     monkeypatch.setattr(CooperativePace, "_pause", pause)
     return told
 
@@ -61,7 +61,7 @@ async def test_never_more_are_looked_at_between_two_pauses_however_they_are_spre
         pieces.append(looked)
         looked = 0
 
-    monkeypatch.setattr("timeline.broker.fairness.cooperative.AT_ONCE", 4)
+    monkeypatch.setattr("timeline.broker.fairness.AT_ONCE", 4)
     monkeypatch.setattr("timeline.broker.status.counts.TOPIC", 1)
     monkeypatch.setattr(Roster, "recount", noted)
     monkeypatch.setattr(CooperativePace, "_pause", pause)

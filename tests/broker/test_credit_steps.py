@@ -13,7 +13,7 @@ import pytest
 from tests.broker.link import Link, Pipe, broker
 from tests.broker.machines import TOPIC, Town, town
 from tests.simulation.loop import Process, Timer, VirtualLoop
-from timeline.broker.fairness.limits import Limits
+from timeline.broker.limits import Limits
 from timeline.clock import Clock
 from timeline.columns import Ragged
 from timeline.model import Operation

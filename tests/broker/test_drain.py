@@ -9,7 +9,7 @@ import pytest
 
 from tests.broker.link import Link, Pipe, broker
 from tests.broker.slow import SlowStore
-from timeline.broker.fairness.limits import Limits
+from timeline.broker.limits import Limits
 from timeline.model import LeavingReason, State
 from timeline.wire import (
     Deliver,

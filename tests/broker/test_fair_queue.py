@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from timeline.broker.fairness import fair_queue
-from timeline.broker.fairness.fair_queue import FairQueue, Quota, RecentPeers
+from timeline.broker import fairness
+from timeline.broker.fairness import FairQueue, Quota, RecentPeers
 
 
 def drained(line: FairQueue[str]) -> list[str]:
@@ -74,7 +74,7 @@ def test_what_was_had_out_of_turn_counts_until_it_is_forgotten():
 
 
 def test_peers_that_are_gone_are_forgotten_while_others_still_wait(monkeypatch):
-    monkeypatch.setattr(fair_queue, "MANY_FLOWS", 8)
+    monkeypatch.setattr(fairness, "MANY_FLOWS", 8)
     line: FairQueue[str] = FairQueue()
     for at in range(1_000):
         line.push("flood:1", "f", 10.0)

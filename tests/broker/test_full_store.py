@@ -20,7 +20,7 @@ from tests.servers.mysql import MysqlServer
 from tests.servers.postgresql import PostgresqlServer
 from tests.servers.redis import RedisServer
 from tests.services import require_service
-from timeline.broker.fairness.limits import Limits
+from timeline.broker.limits import Limits
 from timeline.columns import Ragged
 from timeline.model import Operation, Status
 from timeline.storage_plugins.contract import StoreFull

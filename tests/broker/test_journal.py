@@ -16,7 +16,7 @@ import timeline
 from tests.broker.journalled import SERVE, broker, events, wait_for
 from timeline.broker.journal.events import EventBatch, EventKind, Journal
 from timeline.broker.journal.files import Folder, folder_name, parts, split_url
-from timeline.broker.journal.process import encoded
+from timeline.broker.journal.pipe import encoded
 from timeline.columns import Ragged
 from timeline.errors import Invalid
 from timeline.model import Answers, Displaced, Status, Topic, TopicSettings

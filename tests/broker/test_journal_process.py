@@ -14,12 +14,11 @@ import pyarrow as pa
 import pytest
 
 from tests.broker.journalled import Counts, broker, events, until
-from timeline.broker.journal import files, process
+from timeline.broker.journal import files
 from timeline.broker.journal import pipe as pipes
 from timeline.broker.journal.events import EventBatch, EventKind
 from timeline.broker.journal.files import NO_TOPIC, Folder, JournalWriter
-from timeline.broker.journal.pipe import JournalPipe
-from timeline.broker.journal.process import JournalProcess
+from timeline.broker.journal.pipe import JournalPipe, JournalProcess
 from timeline.columns import Ragged
 from timeline.errors import Invalid
 
@@ -163,7 +162,7 @@ async def test_the_process_imports_nothing_from_the_folder_it_is_in(
 async def test_a_process_that_never_says_that_it_is_ready_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "START_S", 0.0)
+    monkeypatch.setattr(pipes, "START_S", 0.0)
     with pytest.raises(Invalid, match="said nothing for 0 s"):
         await started(f"file://{tmp_path}/j")
 
@@ -244,6 +243,6 @@ def test_all_topics_together_are_kept_within_bounds_and_pieces_of_files_go(
 
 
 async def test_what_a_journal_needs_is_named_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "find_spec", lambda name: None if name == "pyarrow" else name)
+    monkeypatch.setattr(pipes, "find_spec", lambda name: None if name == "pyarrow" else name)
     with pytest.raises(Invalid, match=r"needs pyarrow, which is not installed: pip install 'timeline\[journal\]'"):
         await started("file:///x")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from timeline.broker.dispatch.rounds import FEWEST, MOST, REMEMBERED_MS, SHORT_MS, USUAL, LeaseAhead, LeaseTimes
-from timeline.broker.fairness.limits import Limits
+from timeline.broker.limits import Limits
 from timeline.model import TopicSettings
 
 AUTO = TopicSettings()

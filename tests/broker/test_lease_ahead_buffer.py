@@ -8,7 +8,7 @@ import time
 
 from tests.broker.link import PATIENT, Link, Pipe, broker, statuses
 from tests.broker.slow import SlowStore
-from timeline.broker.fairness.limits import Limits
+from timeline.broker.limits import Limits
 from timeline.clock import ALONE_MS, Clock
 from timeline.model import Operation, State, Status
 from timeline.storage_plugins.memory.store import MemoryStore

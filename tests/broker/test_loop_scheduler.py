@@ -11,8 +11,8 @@ import pytest
 
 from tests.broker.link import broker, statuses
 from tests.broker.slow import SlowStore
-from timeline.broker.fairness.limits import Limits
-from timeline.broker.fairness.loop_scheduler import BUDGET_MS, FRAME_MS, TURNS_BETWEEN, LoopScheduler
+from timeline.broker.fairness import BUDGET_MS, FRAME_MS, TURNS_BETWEEN, LoopScheduler
+from timeline.broker.limits import Limits
 from timeline.clock import Clock
 from timeline.columns import Ragged
 from timeline.model import Answers, Operation, Status, Topic

@@ -9,8 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.broker.link import Link, broker, statuses
-from timeline.broker.fairness.cooperative import SHARE
-from timeline.broker.fairness.limits import Limits
+from timeline.broker.fairness import SHARE
+from timeline.broker.limits import Limits
 from timeline.model import Operation, Status, Topic
 from timeline.storage_plugins.contract import StoreError, StoreUnavailable, Swept
 from timeline.storage_plugins.memory import MemoryStore

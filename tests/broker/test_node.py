@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.broker.link import broker, statuses
-from timeline.broker.fairness.limits import Limits
+from timeline.broker.limits import Limits
 from timeline.columns import Ragged
 from timeline.model import LateCause, LeavingReason, Operation, State, Status
 from timeline.wire import (

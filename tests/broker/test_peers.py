@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from tests.broker.machines import Lasting, Register, Registered
-from timeline.broker.cluster.hints import ClusterHints, MembershipLog
-from timeline.broker.cluster.peers import BrokerPeers
-from timeline.broker.fairness.limits import Limits
+from timeline.broker.cluster import BrokerPeers, ClusterHints, MembershipLog
+from timeline.broker.limits import Limits
 from timeline.broker.node import Node
 from timeline.broker.runtime import Tasks
 from timeline.clock import Clock

@@ -8,7 +8,7 @@ import pytest
 
 from tests.broker.link import PATIENT, broker, statuses
 from tests.broker.slow import InTurn, SlowStore
-from timeline.broker.fairness.limits import Limits
+from timeline.broker.limits import Limits
 from timeline.model import LeavingReason, Operation, State, Status, Topic, TopicSettings
 from timeline.wire import (
     Deliver,

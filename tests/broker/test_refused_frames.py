@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from tests.driver.broker import Broker
-from timeline.broker.fairness.limits import MIB
+from timeline.broker.limits import MIB
 from timeline.wire import METHODS, SERVICE
 
 FRAMES = 10

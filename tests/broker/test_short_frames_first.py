@@ -8,7 +8,7 @@ from tests.broker.columns import make_leased
 from tests.broker.link import broker, statuses
 from tests.broker.newer import UNKNOWN
 from timeline.broker.api.consume import deliver
-from timeline.broker.fairness.loop_scheduler import LoopScheduler
+from timeline.broker.fairness import LoopScheduler
 from timeline.model import MAX_REASON_BYTES, Operation, Status
 from timeline.wire import Beat, Deliver
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.broker.link import broker, statuses
 from timeline.broker.api import produce
-from timeline.broker.fairness.limits import Limits
+from timeline.broker.limits import Limits
 from timeline.columns import Ragged
 from timeline.model import LateCause, LeavingReason, Status
 from timeline.wire import (

@@ -7,7 +7,7 @@ import pytest
 
 from tests.broker.link import broker, statuses
 from timeline.broker.dispatch import dealer
-from timeline.broker.fairness.limits import Limits
+from timeline.broker.limits import Limits
 from timeline.columns import Ragged
 from timeline.model import Operation, Status
 from timeline.wire import Deliver

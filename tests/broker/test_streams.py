@@ -10,7 +10,7 @@ import pytest
 from tests.broker.link import Link, Pipe, broker, statuses
 from tests.faults.hostile import hello
 from timeline.broker.dispatch.roster import ConsumerHealth
-from timeline.broker.fairness.limits import Limits
+from timeline.broker.limits import Limits
 from timeline.model import LeavingReason, Status
 from timeline.wire import (
     Deliver,

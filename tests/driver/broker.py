@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from timeline.broker.fairness.limits import Limits
+from timeline.broker.limits import Limits
 from timeline.broker.node import Node
 from timeline.broker.server.calls import Handlers
 from timeline.broker.server.service import OPTIONS

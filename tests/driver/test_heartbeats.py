@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from tests.driver.broker import Broker
-from timeline.broker.fairness.limits import Limits
+from timeline.broker.limits import Limits
 from timeline.driver.client import Timeline
 from timeline.driver.transport.grpc_transport import GrpcTransport
 from timeline.wire import Credit, decode

@@ -14,7 +14,7 @@ import timeline
 from tests.driver.broker import Broker
 from tests.driver.test_in_flight import _frame
 from tests.simulation.loop import Timer, VirtualLoop
-from timeline.broker.fairness.limits import Limits
+from timeline.broker.limits import Limits
 from timeline.clock import Clock
 from timeline.driver.client import Timeline
 from timeline.driver.consume.broker_clock import BrokerClock

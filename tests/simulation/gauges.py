@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from timeline.broker.fairness.limits import Limits
+from timeline.broker.limits import Limits
 from timeline.broker.node import Node
 from timeline.history import History
 from timeline.model import Answers, Status

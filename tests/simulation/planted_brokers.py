@@ -15,7 +15,7 @@ from timeline.broker.dispatch.dealer import Dealer
 from timeline.broker.dispatch.leased_batch import LeasedBatch
 from timeline.broker.dispatch.roster import ConnectedConsumer, Roster
 from timeline.broker.dispatch.rounds import LeaseAhead
-from timeline.broker.fairness.fair_queue import Quota
+from timeline.broker.fairness import Quota
 from timeline.broker.lanes.group_commit import Intake
 from timeline.broker.lanes.metered_store import MeteredStore
 from timeline.broker.node import Node

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.simulation.planted_brokers import instead
-from timeline.broker.cluster.peers import BrokerPeers
+from timeline.broker.cluster import BrokerPeers
 from timeline.broker.dispatch.dealer import Dealer
 from timeline.broker.dispatch.leased_batch import LeasedBatch, Token, tokens
 from timeline.broker.dispatch.roster import ConnectedConsumer

@@ -19,22 +19,18 @@ from timeline.broker.api.read import ReadHandler
 from timeline.broker.api.topics import TopicAccess
 from timeline.broker.catalog import Catalog
 from timeline.broker.clocks.offsets import Clocks
-from timeline.broker.cluster.hints import ClusterHints, MembershipLog
-from timeline.broker.cluster.peers import PeerFactory
+from timeline.broker.cluster import ClusterHints, MembershipLog, PeerFactory
 from timeline.broker.dispatch.dealer import Dealer, Dealers
 from timeline.broker.dispatch.roster import Outboxes
-from timeline.broker.fairness.cooperative import EMPTY_SWEPT, CooperativePace, TopicRounds, rest
-from timeline.broker.fairness.limits import Limits
-from timeline.broker.fairness.loop_scheduler import LoopScheduler
+from timeline.broker.fairness import CooperativePace, LoopScheduler, rest
 from timeline.broker.journal.events import Journal
 from timeline.broker.lanes.group_commit import Intake, Settling
 from timeline.broker.lanes.metered_store import MeteredStore
-from timeline.broker.readiness import JOINING, Readiness
-from timeline.broker.runtime import FINISH_S, Runtime, Tasks
+from timeline.broker.limits import Limits
+from timeline.broker.runtime import FINISH_S, JOINING, Readiness, Runtime, Tasks
 from timeline.broker.status.broker_status import StatusReporter
-from timeline.broker.status.counts import ConsumerCounts, MessageCounts
-from timeline.broker.status.late import LatenessCauses, LateRing, Spans, TopicLateness
-from timeline.broker.status.traces import Traces
+from timeline.broker.status.counts import EMPTY_SWEPT, ConsumerCounts, MessageCounts, TopicRounds
+from timeline.broker.status.late import LatenessCauses, LateRing, TopicLateness, Traces
 from timeline.clock import Clock
 from timeline.metrics import Metrics
 from timeline.model import LateCause, LeavingReason, Topic
@@ -75,7 +71,7 @@ class Node:
         runtime = self._runtime = Runtime(clock, self.limits, self.metrics, self.tasks, self.scheduler)
         changed = asyncio.Event()
         self.store = MeteredStore(
-            store, clock.monotonic_ms, self.metrics, self._store_took, changed.set, self._used, journal
+            store, clock, self.limits, self.metrics, changed.set, lambda uid: self.counts.used(uid), journal
         )
         self.readiness = Readiness(self.store, membership, changed)
         self.dealers = Dealers(self._dealer_of, self.tasks)
@@ -103,7 +99,6 @@ class Node:
         self._consumers = ConsumerCounts(runtime, self.dealers)
         self.late, self._traces = LateRing(self.limits.late_kept), Traces(name)
         self._random_bits = random_bits
-        self._store_slow = Spans()
         self._store_down_since_ms: float | None = None
         self.puts = PutHandler(runtime, self.catalog, self.readiness, self.intake, self._traces)
         self.service = self._gateway(version, store_shown)
@@ -231,15 +226,6 @@ class Node:
                 dealer.lease_again(LateCause.CLOCK)
         self.readiness.changed.set()
 
-    def _store_took(self, took_ms: float) -> None:
-        """A call on messages' way took so long: those of other topics may have waited behind it."""
-        if took_ms >= self.limits.slow_ms:
-            now_ms = self.clock.now_ms()
-            self._store_slow.add(now_ms - int(took_ms), now_ms)
-
-    def _used(self, uid: int) -> None:
-        self.counts.used(uid)
-
     def _topic_changed(self, before: Topic | None, after: Topic | None, made: bool) -> None:
         if before is not None and (after is None or after.uid != before.uid):
             self._forget(before)
@@ -253,7 +239,7 @@ class Node:
 
     def _dealer_of(self, topic: Topic) -> Dealer:
         since_ms = min(self.clock.now_ms(), max(self.readiness.started_ms, topic.created_ms))
-        causes = LatenessCauses(since_ms, self._store_slow)
+        causes = LatenessCauses(since_ms, self.store.slow)
         dealer = Dealer(
             topic,
             runtime=self._runtime,

@@ -14,7 +14,7 @@ from timeline.broker.api.admission import admit_settles, count_answers
 from timeline.broker.api.streams import ClientStream, Streams, first_frame
 from timeline.broker.api.topics import TopicAccess
 from timeline.broker.clocks.drift import Offset
-from timeline.broker.cluster.hints import ClusterHints
+from timeline.broker.cluster import ClusterHints
 from timeline.broker.dispatch.dealer import Dealer, Dealers
 from timeline.broker.dispatch.leased_batch import LeasedBatch, tokens
 from timeline.broker.dispatch.roster import ConnectedConsumer, LeaveNotice

@@ -20,9 +20,9 @@ from timeline.broker.api.produce import ProduceStream, PutHandler
 from timeline.broker.api.read import ReadHandler
 from timeline.broker.api.streams import ClientStream, Streams
 from timeline.broker.api.topics import TopicAccess
-from timeline.broker.cluster.hints import ClusterHints
+from timeline.broker.cluster import ClusterHints
 from timeline.broker.dispatch.dealer import Dealers
-from timeline.broker.fairness.fair_queue import Quota
+from timeline.broker.fairness import Quota
 from timeline.broker.runtime import Runtime
 from timeline.broker.status.broker_status import StatusReporter
 from timeline.errors import Invalid
@@ -117,7 +117,7 @@ class Gateway:
     async def _call(self, method: str, frame: bytes, caller: Principal, peer: str, call: PendingCall) -> bytes:
         await self._scheduler.take(peer, len(frame))
         call.begun = True
-        with self._faults(method), self._scheduler.call(peer):
+        with self._faults(method), self._scheduler.work(peer, waits=True):
             return await self._answer(method, frame, caller, call)
 
     async def _answer(self, method: str, data: bytes, caller: Principal, call: PendingCall) -> bytes:

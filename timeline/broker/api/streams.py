@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from timeline.broker.api.access import ANYBODY, Principal
-from timeline.broker.fairness.cooperative import CooperativePace
-from timeline.broker.fairness.fair_queue import host_of
-from timeline.broker.fairness.limits import Limits
+from timeline.broker.fairness import CooperativePace, host_of
+from timeline.broker.limits import Limits
 from timeline.metrics import Metrics
 from timeline.wire import Fault, Stream, TransportError
 

@@ -1,12 +1,18 @@
-"""Topics as callers meet them: found, listed, created, changed and dropped, as far as each caller may."""
+"""Topics as callers meet them, and the cursors of walks over topics.
+
+A cursor goes out with a checksum, by which a broker knows its own. A store reads any bytes as a place. Damaged bytes,
+or those of another topic, would lie behind all that is there, and the walk would end as if all were done. The checksum
+stands behind the cursor. Older brokers take it for a part of the last id, and go on right behind that."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
+from enum import StrEnum
 
 from timeline.broker.api.access import Deed, Principal
 from timeline.broker.catalog import Catalog
-from timeline.broker.readiness import Readiness
+from timeline.broker.runtime import Readiness
 from timeline.errors import Invalid
 from timeline.model import Status, Topic
 from timeline.storage_plugins.contract import TopicConflict
@@ -65,3 +71,34 @@ def permit(why: str) -> None:
     """Raise TransportError(FORBIDDEN) for a refusal."""
     if why:
         raise TransportError(Fault.FORBIDDEN, why)
+
+
+SUM_BYTES = 4
+
+
+class Walk(StrEnum):
+    """What a cursor belongs to."""
+
+    SCAN = "scan"
+    HELD = "held"
+    TAG = "tag"
+
+
+def sealed(topic: Topic, walk: Walk, cursor: bytes | None) -> bytes:
+    """A store's cursor, as clients get it; empty, or None: the walk is over, and so it stays."""
+    return cursor + _sum(topic, walk, cursor) if cursor else b""
+
+
+def opened(topic: Topic, walk: Walk, told: bytes) -> bytes:
+    """The store's cursor in what a client tells; empty: from the start. Raises Invalid for what no such walk gave."""
+    cursor = told[:-SUM_BYTES]
+    if told and told != sealed(topic, walk, cursor):
+        raise Invalid(
+            f"the cursor is none of a {walk} of {topic.name!r}: the topic was dropped and created again, or the cursor "
+            "is damaged. Give the last one as it came, or begin a new call"
+        )
+    return cursor
+
+
+def _sum(topic: Topic, walk: Walk, cursor: bytes) -> bytes:
+    return zlib.crc32(cursor, zlib.crc32(f"{walk}/{topic.uid}".encode())).to_bytes(SUM_BYTES, "big")

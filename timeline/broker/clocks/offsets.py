@@ -23,10 +23,10 @@ from timeline.broker.clocks.drift import (
     judge_step,
     sample,
 )
-from timeline.broker.cluster.peers import BrokerPeers
+from timeline.broker.cluster import BrokerPeers
 from timeline.broker.dispatch.roster import ConnectedConsumer
-from timeline.broker.fairness.cooperative import CooperativePace
-from timeline.broker.fairness.limits import Limits
+from timeline.broker.fairness import CooperativePace
+from timeline.broker.limits import Limits
 from timeline.clock import WARN_MS, Clock, StepVerdict
 from timeline.metrics import Metrics
 from timeline.storage_plugins.contract import Store, StoreError

@@ -410,7 +410,6 @@ class Dealer:
     def _account(self, leased: LeasedRows, mono_ms: float) -> None:
         """Counts what the round met besides what it leased, and marks consumers whose leases ran out."""
         name = self._metrics.topic(self.topic.name)
-        self._store.expired(self.topic, leased.expired)
         if len(leased.buried):
             self._metrics.count("timeline_buried_total", name, DELIVERED_OUT.decode(), by=len(leased.buried))
             log.warning(

@@ -12,7 +12,7 @@ from itertools import islice
 
 from timeline.broker.clocks.drift import Offset
 from timeline.broker.dispatch.leased_batch import LeasedBatch
-from timeline.broker.fairness.limits import Limits
+from timeline.broker.limits import Limits
 from timeline.model import LeavingReason
 from timeline.storage_plugins.contract import Grant
 

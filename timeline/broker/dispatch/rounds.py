@@ -24,7 +24,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
 
-from timeline.broker.fairness.limits import Limits
+from timeline.broker.limits import Limits
 from timeline.model import LEASE_AHEAD_AUTO, TopicSettings
 
 ALONG_OF_ASKED = 4

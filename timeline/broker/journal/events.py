@@ -1,7 +1,7 @@
 """The event journal: what happened to each message, as the columns in which it happened.
 
 The broker's parts hand over columns that they have anyway; a few copies a batch, nothing a message, and nobody waits.
-What carries them off (`journal_pipe.py`) may refuse them: then they are counted as dropped, and a delivery is as fast
+What carries them off (`pipe.py`) may refuse them: then they are counted as dropped, and a delivery is as fast
 as ever."""
 
 from __future__ import annotations
@@ -99,6 +99,15 @@ class Journal:
 
     def __init__(self, carry: Callable[[EventBatch], None], now_ms: Callable[[], int]) -> None:
         self._carry, self._now_ms = carry, now_ms
+
+    def answered(self, topic: Topic, asked: Puts | Settles | Mutations, answers: Answers) -> None:
+        """The store has answered `asked`."""
+        if isinstance(asked, Puts):
+            self.put(topic, asked, answers)
+        elif isinstance(asked, Settles):
+            self.settled(topic, asked, answers)
+        else:
+            self.mutated(topic, asked, answers)
 
     def put(self, topic: Topic, puts: Puts, answers: Answers) -> None:
         """The store has answered a put."""

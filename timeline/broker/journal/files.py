@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from timeline.broker.journal.events import SCHEMA_VERSION
-from timeline.broker.journal.process import HEAD, URL_VARIABLE
+from timeline.broker.journal.pipe import HEAD, URL_VARIABLE
 from timeline.clock import Clock
 from timeline.config import parse_count, parse_duration_ms
 from timeline.errors import Invalid

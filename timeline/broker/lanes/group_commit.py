@@ -11,14 +11,14 @@ import asyncio
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from timeline.broker.fairness.fair_queue import FairQueue, Quota, RecentPeers
+from timeline.broker.fairness import FairQueue, Quota, RecentPeers
 from timeline.broker.lanes.metered_store import MeteredStore
 from timeline.broker.runtime import Runtime
 from timeline.columns import Bools, Int64, Ragged
@@ -51,6 +51,9 @@ class GroupCommit(ABC, Generic[B]):
     lane: ClassVar[str]
     """Its name in metrics and of its tasks."""
     what: ClassVar[str]
+    droppable: ClassVar[bool]
+    """Whether a batch is not begun once its sender waits no more: a put that was sent again must not be done after the
+    answer to that."""
     _kind: ClassVar[Any]
 
     def __init__(self, store: MeteredStore, runtime: Runtime, scheduled: Scheduled, messages: int, bytes_: int) -> None:
@@ -78,12 +81,12 @@ class GroupCommit(ABC, Generic[B]):
         await self._idle.wait()
 
     @abstractmethod
-    def _given_up(self, waiting: _Waiting[B], now_ms: float) -> bool:
-        """Whether nobody waits for it any more, and it must not be begun."""
+    async def _ask(self, topic: Topic, now_ms: int, batch: B) -> Answers:
+        """Return the store's answers."""
 
     @abstractmethod
-    async def _ask(self, topic: Topic, batch: B, starts: list[int]) -> Answers:
-        """The store's answers. `starts`: where each frame begins."""
+    def _tell_due(self, topic: Topic, now_ms: int, batch: B, answers: Answers) -> None:
+        """Tell `scheduled` what is due anew, or may be."""
 
     def _admits(self, batch: B, size: int, peer: str) -> bool:
         self._recent.seen(peer)
@@ -114,7 +117,7 @@ class GroupCommit(ABC, Generic[B]):
         ours = f"{self.what} of topic:{topic.uid}"
         try:
             while lane:
-                with self._scheduler.call(ours):
+                with self._scheduler.work(ours, waits=True):
                     await self._call(topic, self._next_batch(lane))
                 if lane:
                     await self._scheduler.take(ours)
@@ -140,25 +143,33 @@ class GroupCommit(ABC, Generic[B]):
         now_ms = self._clock.monotonic_ms()
         begun: list[_Waiting[B]] = []
         for waiting in chosen:
-            if self._given_up(waiting, now_ms):
+            if waiting.deadline_ms <= now_ms or (self.droppable and waiting.answer.cancelled()):
                 self._answer(waiting, Answers.blank(len(waiting.batch), Status.UNAVAILABLE))
             else:
                 begun.append(waiting)
         if not begun:
             return
-        parts = [waiting.batch for waiting in begun]
+        ends = list(accumulate(len(waiting.batch) for waiting in begun))
+        starts = [0, *ends[:-1]]
         try:
-            answers = await self._ask(topic, self._kind.concat(parts), _starts(parts))
+            answers = await self._commit(topic, self._kind.concat([waiting.batch for waiting in begun]), starts)
         except Exception as bug:
-            # Whoever waits must not wait for ever, nor those behind him.
-            log.error("%s on topic %r stumbled, and go on", self.what, topic.name, exc_info=bug)
-            answers = _failed(sum(map(len, parts)), _starts(parts), Status.UNKNOWN, f"{type(bug).__name__}: {bug}")
+            # Nobody may wait for ever: neither these frames nor those behind them.
+            log.error("%s on topic %r failed and go on", self.what, topic.name, exc_info=bug)
+            answers = _failed(ends[-1], starts, Status.UNKNOWN, f"{type(bug).__name__}: {bug}")
             self._metrics.count("timeline_task_crashes_total", self.lane)
-        start = 0
-        for waiting in begun:
-            stop = start + len(waiting.batch)
-            self._answer(waiting, answers.slice(start, stop))
-            start = stop
+        for waiting, start, end in zip(begun, starts, ends, strict=True):
+            self._answer(waiting, answers.slice(start, end))
+
+    async def _commit(self, topic: Topic, batch: B, starts: list[int]) -> Answers:
+        now_ms = self._clock.now_ms()
+        try:
+            answers = await self._ask(topic, now_ms, batch)
+        except StoreError as trouble:
+            status = Status.UNAVAILABLE if isinstance(trouble, StoreUnavailable) else Status.UNKNOWN
+            answers = _failed(len(batch), starts, status, str(trouble))
+        self._tell_due(topic, now_ms, batch, answers)
+        return answers
 
     def _answer(self, waiting: _Waiting[B], answers: Answers) -> None:
         self._quota.remove(waiting.peer, len(waiting.batch), waiting.bytes)
@@ -170,8 +181,7 @@ class Intake(GroupCommit[Puts]):
     """Puts. `deadline_ms` is monotonic: what did not start by then is not put, nor is what nobody waits for any more.
     Where the store numbers its commits, `scheduled` is also told what is due at once while that is on its way."""
 
-    lane, what = "intake", "puts"
-    _kind = Puts
+    lane, what, droppable, _kind = "intake", "puts", True, Puts
 
     def __init__(self, store: MeteredStore, runtime: Runtime, scheduled: Scheduled) -> None:
         super().__init__(store, runtime, scheduled, runtime.limits.intake_messages, runtime.limits.intake_bytes)
@@ -184,29 +194,21 @@ class Intake(GroupCommit[Puts]):
             return Answers.blank(len(puts), Status.THROTTLED)
         return await self._push(topic, puts, size, peer, deadline_ms)
 
-    def _given_up(self, waiting: _Waiting[Puts], now_ms: float) -> bool:
-        # Whoever has gone may have sent it again and got an answer: what has not begun must not be done after it.
-        return waiting.deadline_ms <= now_ms or waiting.answer.cancelled()
-
-    async def _ask(self, topic: Topic, batch: Puts, starts: list[int]) -> Answers:
-        now_ms = self._clock.now_ms()
+    async def _ask(self, topic: Topic, now_ms: int, batch: Puts) -> Answers:
         if self._store.tells_commit_seq and (now := batch.due_ms <= now_ms).any():
             # The dealer wakes once the put is in line, and the lease that it calls for is committed with it.
             self._scheduled(topic, batch.ids, batch.due_ms, now, 0)
-        try:
-            answers = await self._store.put(topic, now_ms, batch)
-        except StoreError as trouble:
-            answers = _failed(len(batch), starts, _status_of(trouble), str(trouble))
+        return await self._store.put(topic, now_ms, batch)
+
+    def _tell_due(self, topic: Topic, now_ms: int, batch: Puts, answers: Answers) -> None:
         self._scheduled(topic, batch.ids, batch.due_ms, perhaps_done(answers), answers.commit_seq)
-        return answers
 
 
 class Settling(GroupCommit[Settles]):
     """Acks, extensions, releases, burials and regrants, ahead of queued puts. What was asked is done, whether or not
     anybody still waits."""
 
-    lane, what = "settling", "settles"
-    _kind = Settles
+    lane, what, droppable, _kind = "settling", "settles", False, Settles
 
     def __init__(self, store: MeteredStore, runtime: Runtime, scheduled: Scheduled) -> None:
         super().__init__(store, runtime, scheduled, runtime.limits.settles_waiting, runtime.limits.settles_bytes)
@@ -225,20 +227,14 @@ class Settling(GroupCommit[Settles]):
         answers = [self._push(topic, part, _size(part), peer, math.inf) for part in parts]
         return Answers.concat([await answer for answer in answers])
 
-    def _given_up(self, waiting: _Waiting[Settles], now_ms: float) -> bool:
-        return False
+    async def _ask(self, topic: Topic, now_ms: int, batch: Settles) -> Answers:
+        return await self._store.settle(topic, now_ms, batch)
 
-    async def _ask(self, topic: Topic, batch: Settles, starts: list[int]) -> Answers:
-        now_ms = self._clock.now_ms()
-        try:
-            answers = await self._store.settle(topic, now_ms, batch)
-        except StoreError as trouble:
-            answers = _failed(len(batch), starts, _status_of(trouble), str(trouble))
+    def _tell_due(self, topic: Topic, now_ms: int, batch: Settles, answers: Answers) -> None:
         if Operation.RELEASE in batch.operation.tobytes():
             dues_ms = np.where(answers.status == Status.UNKNOWN.code, now_ms, answers.due_ms)
             released = perhaps_done(answers) & (batch.operation == Operation.RELEASE)
             self._scheduled(topic, batch.ids, dues_ms, released, 0)
-        return answers
 
 
 def _size(settles: Settles) -> int:
@@ -250,15 +246,6 @@ def _failed(count: int, starts: Sequence[int], status: Status, why: str) -> Answ
     answers = Answers.blank(count, status)
     answers.details = dict.fromkeys(starts, why)
     return answers
-
-
-def _status_of(trouble: StoreError) -> Status:
-    return Status.UNAVAILABLE if isinstance(trouble, StoreUnavailable) else Status.UNKNOWN
-
-
-def _starts(parts: Sequence[Sized]) -> list[int]:
-    """Where each of `parts` begins, one after the other."""
-    return list(accumulate(map(len, parts[:-1]), initial=0))
 
 
 def perhaps_done(answers: Answers) -> Bools:

@@ -1,5 +1,4 @@
-"""The store as the broker uses it: each call timed and counted, trouble turned into one of two definite errors, and the
-store's health known from what calls answer."""
+"""The store as the broker uses it: calls are timed, counted and checked, and the store's health follows from them."""
 
 from __future__ import annotations
 
@@ -12,6 +11,9 @@ import numpy as np
 
 from timeline.broker.dispatch.rounds import LeaseTimes
 from timeline.broker.journal.events import Journal
+from timeline.broker.limits import Limits
+from timeline.broker.status.late import Spans
+from timeline.clock import Clock
 from timeline.columns import ColumnBatch, Ragged
 from timeline.metrics import Metrics
 from timeline.model import Answers, Operation, Rows, Status, Topic
@@ -38,19 +40,18 @@ T = TypeVar("T")
 HELD_PAGE = 500
 EXPIRED = bytes([Status.EXPIRED.code])
 NOT_FOUND = bytes([Status.NOT_FOUND.code])
+ON_THE_WAY = frozenset({"put", "mutate", "lease_due"})
+"""Calls that messages wait for."""
 ASIDE = frozenset({"count_due", "inspect", "room"})
 """Calls whose trouble is theirs alone: counting many millions of rows may take longer than a store that is well permits
 any call, and nothing that happens to a message waits for it."""
 OPEN_AGAIN = "Bring the old one back, and this broker goes on by itself. To accept what is there, restart every broker."
 ENDS = {
-    2 * Operation.ACK: "acked",
-    2 * Operation.ACK + 1: "acked",
-    2 * Operation.RELEASE: "released",
-    2 * Operation.RELEASE + 1: "unseen",
-    2 * Operation.BURY: "buried",
-    2 * Operation.BURY + 1: "buried",
+    Operation.ACK: ("acked", "acked"),
+    Operation.RELEASE: ("released", "unseen"),
+    Operation.BURY: ("buried", "buried"),
 }
-"""How a settle ends a lease, by twice its operation, and one more where nobody saw the message."""
+"""How each settle ends a lease, and how where nobody saw the message."""
 
 ANSWERS: dict[str, type] = {
     "put": Answers, "settle": Answers, "mutate": Answers, "mutate_tag": TagStep, "lease_due": LeasedRows,
@@ -61,34 +62,37 @@ ANSWERS: dict[str, type] = {
 
 
 class MeteredStore:
-    """Wraps a `Store`. `changed` is called when `down` is set: trouble sets it, and only a `check` that succeeds clears
-    it: on a full disk reads and settles go on, and would call the store well between two puts that fail.
-    `used(uid)` is told of each topic that a call may have changed messages of, once the call is over.
-    `journal`: who is told what happened to messages, None: nobody.
-    `refused`: why what is there now must not be used: it is not what was opened, or loses messages by its settings. It
-    is asked nothing then, but whether that has changed; empty while it may be used.
-    `full`: whether nothing but room is missing. `warnings`: sentences on settings that weaken it, as last found."""
+    """A `Store`, each call measured, with the store's health.
+
+    - `changed` is called when `down` may have changed.
+    - `used(uid)` is called once a call is over that may have changed messages of a topic.
+    - `journal`: hears what happened to messages. None: there is no journal.
+    - `slow`: when calls on messages' way took `slow_ms` or longer. Messages of other topics may have waited for them.
+    - `refused`: why the store that is there now must not be used. It is another store, or it loses messages by its
+      settings. It is asked only whether that has changed. Empty: it may be used.
+    - `full`: only disk space is missing.
+    - `warnings`: sentences on settings that weaken the store, as last found.
+    """
 
     def __init__(
         self,
         store: Store,
-        monotonic_ms: Callable[[], float],
+        clock: Clock,
+        limits: Limits,
         metrics: Metrics,
-        took: Callable[[float], None],
         changed: Callable[[], None],
         used: Callable[[int], object],
         journal: Journal | None = None,
     ) -> None:
-        self.store = store
-        self.journal = journal
+        self.store, self.journal = store, journal
+        self._clock, self._slow_ms, self._metrics = clock, limits.slow_ms, metrics
+        self._changed, self._used = changed, used
         self._down = self.refused = ""
         self.full = False
         self.warnings: tuple[str, ...] = ()
         self._opened: Opened | None = None
         self._server = ""
-        self._took, self._changed, self._used = took, changed, used
-        self._monotonic_ms = monotonic_ms
-        self._metrics = metrics
+        self.slow = Spans()
         self._lease_times = LeaseTimes()
         self._under_way: set[asyncio.Task[Any]] = set()
 
@@ -109,6 +113,8 @@ class MeteredStore:
 
     @down.setter
     def down(self, why: str) -> None:
+        """Trouble sets it, and only a `check` that succeeds clears it. On a full disk reads and settles go on, so they
+        prove nothing."""
         self._down = why
         self._changed()
 
@@ -176,8 +182,7 @@ class MeteredStore:
         if self.refused and name != "inspect":
             work.close()
             raise StoreUnavailable(self.refused)
-        started_ms = self._monotonic_ms()
-        outcome = "OK"
+        started_ms, outcome = self._clock.monotonic_ms(), "OK"
         try:
             answer = await work
             if flaw := _flaw_of(name, answer, asked):
@@ -203,19 +208,20 @@ class MeteredStore:
             log.exception("the storage plugin raised what its contract does not allow, in %s", name)
             raise StoreUnknown(f"{type(broken).__name__}: {broken}") from broken
         finally:
-            self._metrics.store_call(name, outcome, self._monotonic_ms() - started_ms)
+            took_ms = self._clock.monotonic_ms() - started_ms
+            self._metrics.store_call(name, outcome, took_ms)
+            if name in ON_THE_WAY:
+                self.took(took_ms)
         if name == "check" and self._down:
             self.full = False
             self.down = ""
         return answer
 
-    async def _timed(self, call: Coroutine[Any, Any, T]) -> T:
-        """A call that messages wait for on their way: `took(ms)` is told how long it was."""
-        started_ms = self._monotonic_ms()
-        try:
-            return await call
-        finally:
-            self._took(self._monotonic_ms() - started_ms)
+    def took(self, took_ms: float) -> None:
+        """Note how long a call on messages' way took."""
+        if took_ms >= self._slow_ms:
+            now_ms = self._clock.now_ms()
+            self.slow.add(now_ms - int(took_ms), now_ms)
 
     @property
     def tells_commit_seq(self) -> bool:
@@ -228,17 +234,9 @@ class MeteredStore:
         return not self.store.capabilities.shared
 
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
-        """For one who is not cancelled while it waits: no task stands between, as it does in `call`."""
-        try:
-            answers = await self._timed(self._measured("put", self.store.put(topic, now_ms, puts), len(puts)))
-        except StoreUnknown:
-            self._unknown(topic, puts)
-            raise
-        finally:
-            self._used(topic.uid)
-        self._removed(topic, answers)
-        if self.journal is not None:
-            self.journal.put(topic, puts, answers)
+        """Put messages. The caller must not be cancelled meanwhile: no task stands between, as it does in `call`."""
+        work = self._measured("put", self.store.put(topic, now_ms, puts), len(puts))
+        answers = await self._answered(topic, puts, work)
         if NOT_FOUND in answers.status.tobytes():
             await self._dropped(answers)
         return answers
@@ -253,52 +251,43 @@ class MeteredStore:
             answers.details.update(dict.fromkeys(np.flatnonzero(gone).tolist(), trouble.reason))
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
-        """Likewise."""
-        try:
-            answers = await self._measured("settle", self.store.settle(topic, now_ms, settles), len(settles))
-        except StoreUnknown:
-            self._unknown(topic, settles)
-            raise
-        finally:
-            self._used(topic.uid)
-        self._removed(topic, answers)
+        """Settle messages. The caller must not be cancelled meanwhile, as for `put`."""
+        work = self._measured("settle", self.store.settle(topic, now_ms, settles), len(settles))
+        answers = await self._answered(topic, settles, work)
         self._ended(topic, settles, answers)
-        if self.journal is not None:
-            self.journal.settled(topic, settles, answers)
         return answers
 
     async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
+        """Move, cancel, revive or purge messages."""
+        work = self.call("mutate", self.store.mutate(topic, now_ms, mutations), len(mutations))
+        return await self._answered(topic, mutations, work)
+
+    async def _answered(
+        self, topic: Topic, asked: Puts | Settles | Mutations, work: Coroutine[Any, Any, Answers]
+    ) -> Answers:
+        """Return what the store answers, once it is counted and in the journal."""
         try:
-            answers = await self._timed(
-                self.call("mutate", self.store.mutate(topic, now_ms, mutations), len(mutations))
-            )
+            answers = await work
         except StoreUnknown:
-            self._unknown(topic, mutations)
+            if self.journal is not None and len(asked):
+                self.journal.unknown(topic, asked)
             raise
         finally:
             self._used(topic.uid)
-        self._removed(topic, answers)
-        if self.journal is not None:
-            self.journal.mutated(topic, mutations, answers)
-        return answers
-
-    def _unknown(self, topic: Topic, asked: Puts | Settles | Mutations) -> None:
-        if self.journal is not None and len(asked):
-            self.journal.unknown(topic, asked)
-
-    def _removed(self, topic: Topic, answers: Answers) -> None:
-        """Counts the messages that these answers say were removed because they had expired."""
         by_puts = sum(gone.expired for gone in answers.displaced.values()) if answers.displaced else 0
         self.expired(topic, answers.status.tobytes().count(EXPIRED) + by_puts)
+        if self.journal is not None:
+            self.journal.answered(topic, asked, answers)
+        return answers
 
     def _ended(self, topic: Topic, settles: Settles, answers: Answers) -> None:
         """Counts the leases that these settles ended, each once."""
         good = (answers.status == Status.OK.code) & (answers.repeat == 0)
         kinds = settles.operation[good].astype(np.intp) * 2 + settles.unseen[good]
         for kind, count in enumerate(np.bincount(kinds).tolist()):
-            if count and kind in ENDS:
+            if count and (ends := ENDS.get(Operation(kind // 2))):
                 self._metrics.count(
-                    "timeline_leases_ended_total", self._metrics.topic(topic.name), ENDS[kind], by=count
+                    "timeline_leases_ended_total", self._metrics.topic(topic.name), ends[kind % 2], by=count
                 )
 
     def expired(self, topic: Topic, count: int) -> None:
@@ -315,9 +304,9 @@ class MeteredStore:
         grants: Sequence[Grant],
         overdue_ms: int,
     ) -> LeasedRows:
-        started_ms = self._monotonic_ms()
+        started_ms = self._clock.monotonic_ms()
         call = self.store.lease_due(topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
-        leased = await self._timed(self.call("lease_due", call, len(grants)))
+        leased = await self.call("lease_due", call, len(grants))
         if len(leased.rows):
             self._used(topic.uid)
             name = self._metrics.topic(topic.name)
@@ -326,8 +315,9 @@ class MeteredStore:
                 self._metrics.count("timeline_leases_ended_total", name, "ran_out", by=ran_out)
             if overdue_ms:
                 self._metrics.count("timeline_stranded_total", name, by=len(leased.rows))
-            back_ms = self._monotonic_ms()
+            back_ms = self._clock.monotonic_ms()
             self._lease_times.took(back_ms - started_ms, back_ms)
+        self.expired(topic, leased.expired)
         if self.journal is not None:
             self.journal.leased(topic, leased)
         return leased
@@ -360,26 +350,26 @@ def _flaw_of(name: str, answer: object, asked: int) -> str:
     if not isinstance(answer, kind):
         return f"answered {name} with {answer!r:.80}, not {kind.__name__}"
     if isinstance(answer, Answers):
-        if _length(answer.status) != asked:
-            return f"gave {_length(answer.status)} answers for {asked} messages"
-        return _unequal(answer, asked)
-    return _leased(answer, asked) if isinstance(answer, LeasedRows) else ""
-
-
-def _leased(leased: LeasedRows, grants: int) -> str:
-    rows: object = leased.rows
-    buried: object = leased.buried
-    next_due_ms: object = leased.next_due_ms
+        given = _length(answer.status)
+        return f"gave {given} answers for {asked} messages" if given != asked else _unequal(answer, asked)
+    if not isinstance(answer, LeasedRows):
+        return ""
+    rows, buried, next_due_ms = map(_anything, (answer.rows, answer.buried, answer.next_due_ms))
     if not isinstance(rows, Rows) or not isinstance(buried, Rows):
         return f"leased {rows!r:.80} and buried {buried!r:.80}, not Rows"
     count = _length(rows.ids)
-    if _length(leased.grant) != count or _length(leased.was_due_ms) != count:
+    if _length(answer.grant) != count or _length(answer.was_due_ms) != count:
         return f"leased {count} rows, and said of another number what they were"
-    if count and int(leased.grant.max()) >= grants:
-        return f"leased for grant {int(leased.grant.max())} of {grants}"
+    if count and int(answer.grant.max()) >= asked:
+        return f"leased for grant {int(answer.grant.max())} of {asked}"
     if next_due_ms is not None and not isinstance(next_due_ms, int | np.integer):
         return f"said {next_due_ms!r:.80} of when more is due"
     return _unequal(rows, count)
+
+
+def _anything(told: object) -> object:
+    """Return `told`, whose type nobody has checked yet."""
+    return told
 
 
 def _unequal(batch: ColumnBatch, count: int) -> str:

@@ -7,7 +7,7 @@ without messages are looked at seldom.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,10 +15,10 @@ from functools import partial
 import numpy as np
 
 from timeline.broker.catalog import Catalog
-from timeline.broker.cluster.hints import ClusterHints
+from timeline.broker.cluster import ClusterHints
 from timeline.broker.dispatch.dealer import Dealer, Dealers
 from timeline.broker.dispatch.roster import ConnectedConsumer, ConsumerHealth
-from timeline.broker.fairness.cooperative import EMPTY_COUNTED, CooperativePace, TopicRounds, rest
+from timeline.broker.fairness import CooperativePace, rest
 from timeline.broker.lanes.metered_store import MeteredStore
 from timeline.broker.runtime import Runtime
 from timeline.columns import Int64
@@ -28,6 +28,63 @@ from timeline.storage_plugins.contract import DiskSpace, StoreError, TellsDiskSp
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 NEAR_MINUTES = 10
+EMPTY_COUNTED = 50
+"""Topics without messages that one round counts, in turn."""
+EMPTY_SWEPT = 10
+"""The same of a sweep, which finds there what is remembered no longer, and dead letters past their retention."""
+
+
+class TopicRounds:
+    """Topics, by uid, that a broker looks at again and again. Each round has those that may have messages, and
+    `at_once` of the others in turn, which may have got messages through another broker. So ten thousand empty topics
+    cost no more than fifty."""
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self._stocked: dict[int, None] = {}
+        self._empty: OrderedDict[int, None] = OrderedDict()
+
+    def add(self, uid: int, empty: bool) -> None:
+        """A topic that was not looked at yet. `empty`: it is taken for empty all the same."""
+        if empty:
+            self._empty[uid] = None
+        else:
+            self._stocked[uid] = None
+
+    def remove(self, uid: int) -> None:
+        """The topic was dropped."""
+        self._stocked.pop(uid, None)
+        self._empty.pop(uid, None)
+
+    def begin(self) -> list[int]:
+        """The topics of the next round."""
+        turn = [self._empty.popitem(last=False)[0] for _ in range(min(self._at_once, len(self._empty)))]
+        self._empty.update(dict.fromkeys(turn))
+        return [*self._stocked, *turn]
+
+    def empty(self, uid: int) -> None:
+        """The topic is taken for empty from now on. To be called before the look at it: what happens to it during the
+        look makes it `used` again."""
+        if uid in self._stocked:
+            del self._stocked[uid]
+            self._empty[uid] = None
+
+    def used(self, uid: int) -> bool:
+        """The topic may have messages; whether it was taken for empty."""
+        if uid not in self._empty:
+            return False
+        del self._empty[uid]
+        self._stocked[uid] = None
+        return True
+
+    def is_empty(self, uid: int) -> bool:
+        """Whether the topic is taken for empty."""
+        return uid in self._empty
+
+    def restart(self) -> None:
+        """The next round has every topic: what was known of some may be known to nobody now."""
+        self._stocked.update(self._empty)
+        self._empty.clear()
 
 
 @dataclass(frozen=True, slots=True)

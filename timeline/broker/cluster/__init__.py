@@ -1,1 +1,0 @@
-"""A broker among others: hints to peers, and who joined or left."""

@@ -1,0 +1,359 @@
+"""Fairness: who is next where several peers want the same, and how much of a bound each may take.
+
+Queues use start-time fair queueing (Goyal, Vin, Cheng, 1996) over hosts, and over the connections of each host. The
+peer that was served least goes first. Unused shares are there for others, and a peer that asks for little waits in no
+other peer's queue.
+
+One event loop serves all, so everybody waits for the work on one frame. `LoopScheduler` works on frames for a moment in
+each turn of the loop. Other ready work goes between, timers above all. A frame that waits stays in its stream, which is
+not read meanwhile, and flow control holds its sender back. Nobody is held up while nobody waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from heapq import heappop, heappush
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+RESERVED = 16
+"""One part in so many of a bound is kept for peers of which nothing waits yet."""
+MANY_FLOWS = 4_096
+
+
+def host_of(peer: str) -> str:
+    """The host of a peer (scheme:host:port, or any name)."""
+    return peer.rpartition(":")[0] or peer
+
+
+class _Flows:
+    """Names that wait, each with what it was served so far."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, str]] = []
+        self._served: dict[str, float] = {}
+        self._now = 0.0
+        self._arrivals = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def enter(self, name: str) -> None:
+        """`name`, which did not wait, waits from now on: behind what it was served, but never for its past idleness."""
+        self._arrivals += 1
+        heappush(self._heap, (max(self._now, self._served.get(name, 0.0)), self._arrivals, name))
+
+    def first(self) -> str:
+        """Who is next."""
+        return self._heap[0][2]
+
+    def serve(self, cost: float, more: bool) -> None:
+        """The first was served `cost`; `more`: it waits on."""
+        self._now, _, name = heappop(self._heap)
+        self._served[name] = max(self._served.get(name, 0.0), self._now) + cost
+        if more:
+            self.enter(name)
+        elif len(self._served) > MANY_FLOWS + 4 * len(self._heap):
+            self._served = {name: served for name, served in self._served.items() if served > self._now}
+
+    def charge(self, name: str, cost: float) -> None:
+        """`name` was served `cost` out of its turn, or more than was thought."""
+        self._served[name] = max(self._served.get(name, 0.0), self._now) + cost
+
+
+class FairQueue(Generic[T]):
+    """What waits, each peer's in order, between peers the one first that was served least. Costs have any unit."""
+
+    def __init__(self) -> None:
+        self._hosts = _Flows()
+        self._peers: dict[str, _Flows] = {}
+        self._waiting: dict[str, deque[tuple[T, float]]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def push(self, peer: str, item: T, cost: float) -> None:
+        """Adds what `peer` asks for, and will be charged when it is taken."""
+        self._count += 1
+        waiting = self._waiting.get(peer)
+        if waiting is not None:
+            waiting.append((item, cost))
+            return
+        self._waiting[peer] = deque(((item, cost),))
+        host = host_of(peer)
+        peers = self._peers.get(host)
+        if peers is None:
+            peers = self._peers[host] = _Flows()
+        if not len(peers):
+            self._hosts.enter(host)
+        peers.enter(peer)
+
+    def first(self) -> T:
+        """What `pop` would take."""
+        return self._waiting[self._peers[self._hosts.first()].first()][0][0]
+
+    def pop(self) -> T:
+        """Takes what is next."""
+        self._count -= 1
+        peers = self._peers[self._hosts.first()]
+        peer = peers.first()
+        waiting = self._waiting[peer]
+        item, cost = waiting.popleft()
+        if not waiting:
+            del self._waiting[peer]
+        peers.serve(cost, bool(waiting))
+        self._hosts.serve(cost, bool(len(peers)))
+        if len(self._peers) > MANY_FLOWS + 4 * len(self._hosts):
+            self._peers = {host: peers for host, peers in self._peers.items() if len(peers)}
+        return item
+
+    def charge(self, peer: str, cost: float) -> None:
+        """`peer` cost so much beside, or more than was thought."""
+        host = host_of(peer)
+        self._hosts.charge(host, cost)
+        peers = self._peers.get(host)
+        if peers is None:
+            peers = self._peers[host] = _Flows()
+        peers.charge(peer, cost)
+
+    def forget(self) -> None:
+        """Nothing waits: what anybody was served until now is no reason to be behind."""
+        if self._peers:
+            self._hosts = _Flows()
+            self._peers.clear()
+
+
+class Quota:
+    """How much of something bounded waits, in all, of each host and of each of its peers, in messages and bytes.
+
+    A peer that has nothing there finds some room, however much others send: the last part of it is kept for such, and
+    the last half of that for hosts that have nothing. Where several fill it, none may have more of it than is left, no
+    host by whatever many connections either. One alone may have nearly all.
+    """
+
+    def __init__(self, messages: int, bytes_: int) -> None:
+        self._most = (messages, bytes_)
+        self._of: dict[str, list[int]] = {}
+        self._of_host: dict[str, list[int]] = {}
+        self.messages = self.bytes = 0
+
+    def admits(self, peer: str, messages: int, bytes_: int) -> bool:
+        """Whether there is room for so much more of `peer`. What is large by itself is let in where nothing waits."""
+        if not self.messages:
+            return True
+        shares = (self._of, peer, RESERVED), (self._of_host, host_of(peer), 2 * RESERVED)
+        for at, (total, more) in enumerate(((self.messages, messages), (self.bytes, bytes_))):
+            left = self._most[at] - total - more
+            if left < 0:
+                return False
+            for of, name, part in shares:
+                mine = of.get(name)
+                if mine is not None and (left < self._most[at] // part or (len(of) > 1 and mine[at] + more > left)):
+                    return False
+        return True
+
+    def add(self, peer: str, messages: int, bytes_: int) -> None:
+        """So much more of `peer` waits."""
+        for of, name in ((self._of, peer), (self._of_host, host_of(peer))):
+            mine = of.setdefault(name, [0, 0])
+            mine[0] += messages
+            mine[1] += bytes_
+        self.messages += messages
+        self.bytes += bytes_
+
+    def remove(self, peer: str, messages: int, bytes_: int) -> None:
+        """So much of `peer` waits no more."""
+        for of, name in ((self._of, peer), (self._of_host, host_of(peer))):
+            mine = of[name]
+            mine[0] -= messages
+            mine[1] -= bytes_
+            if not mine[0]:
+                del of[name]
+        self.messages -= messages
+        self.bytes -= bytes_
+
+
+class RecentPeers:
+    """Who was there lately. `monotonic_ms` tells the time."""
+
+    def __init__(self, monotonic_ms: Callable[[], float], lately_ms: int) -> None:
+        self._monotonic_ms, self._lately_ms = monotonic_ms, lately_ms
+        self._seen_ms: dict[str, float] = {}
+        """In the order in which they were seen last."""
+
+    def seen(self, peer: str) -> None:
+        """`peer` is here now."""
+        self._seen_ms.pop(peer, None)
+        self._seen_ms[peer] = self._monotonic_ms()
+        self._forget()
+
+    @property
+    def several(self) -> bool:
+        """Whether more than one was."""
+        self._forget()
+        return len(self._seen_ms) > 1
+
+    def _forget(self) -> None:
+        since_ms = self._monotonic_ms() - self._lately_ms
+        while self._seen_ms and self._seen_ms[first := next(iter(self._seen_ms))] < since_ms:
+            del self._seen_ms[first]
+
+
+BUDGET_MS = 0.5
+"""Work goes on for so long in one turn of the event loop, or one piece of it does, if that takes longer."""
+TURNS_BETWEEN = 16
+IDLE_MS = 0.04
+"""Where the budget was not enough, nobody in line has the next turns of the loop, up to so many or until one in which
+nobody has anything to do: what is due needs several, from the timer to the frame on its way, and would wait for the
+whole budget in each."""
+MOST_AT_ONCE = 64
+"""So many pieces are begun in one turn at most: one after a turn that took longer than the budget, twice as many after
+each that did not."""
+FRAME_MS = 0.05
+MIB_MS = 1.0
+"""What a frame is thought to cost before it is known: so much, and so much a MiB."""
+
+
+class LoopScheduler:
+    """The event loop's time for work, shared between peers. `monotonic_ms` measures what it costs."""
+
+    def __init__(self, monotonic_ms: Callable[[], float]) -> None:
+        self._monotonic_ms = monotonic_ms
+        self._line: FairQueue[tuple[asyncio.Future[bool], float]] = FairQueue()
+        """What is told of its turn: whether it is the first in it."""
+        self._spent_ms = self._worked_ms = 0.0
+        """Of this turn's budget: what is given out, and what is used."""
+        self._passed_ms = 0.0
+        """What went ahead of the line in this turn of the event loop."""
+        self._scheduled = False
+        self._number = self._between = 0
+        self._at_once = 1
+        self._last_ms = 0.0
+
+    @property
+    def waiting(self) -> int:
+        """Who waits for a turn."""
+        return len(self._line)
+
+    async def take(self, peer: str, bytes_: int = 0, ahead: bool = False) -> bool:
+        """Returns when work for `peer`, on so many bytes, may begin: at once where nobody is held up by it, or where it
+        goes ahead of the line, which is then the answer. Of that there is no more in a turn of the event loop than is
+        thought to fit into the budget of one."""
+        cost_ms = FRAME_MS + MIB_MS * bytes_ / (1024 * 1024)
+        if not self._line and self._time_for(cost_ms):
+            self._spend(cost_ms)
+            return False
+        if ahead and self._passed_ms + cost_ms <= BUDGET_MS:
+            self._passed_ms += cost_ms
+            self._schedule()
+            return True
+        while True:
+            turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            self._line.push(peer, (turn, cost_ms), cost_ms)
+            self._schedule()
+            # The first goes whatever went ahead of it; behind it, whoever came before may have taken longer than was
+            # thought.
+            if await turn or self._worked_ms < BUDGET_MS:
+                return False
+
+    @contextmanager
+    def work(self, peer: str, ahead: bool = False, waits: bool = False) -> Iterator[None]:
+        """Count what is done meanwhile as done for `peer`.
+
+        Work `ahead` of the line does not count as time that those in line took. Work that `waits` counts only if it
+        ends in the turn of the loop in which it began: otherwise it was not this loop's time alone.
+        """
+        if waits:
+            self._schedule()
+        number, began_ms = self._number, self._monotonic_ms()
+        try:
+            yield
+        finally:
+            if number == self._number:
+                took_ms = self._monotonic_ms() - began_ms
+                self._worked_ms += 0.0 if ahead else took_ms
+                self._spend(took_ms)
+                if self._line:
+                    self._line.charge(peer, took_ms)
+
+    def _spend(self, ms: float) -> None:
+        """Little is counted on through several turns of the loop: a callback in each would cost it more."""
+        self._spent_ms += ms
+        if self._spent_ms >= BUDGET_MS / 2:
+            self._schedule()
+
+    def _time_for(self, cost_ms: float) -> bool:
+        return not self._spent_ms or self._spent_ms + cost_ms <= BUDGET_MS
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        """A new turn of the event loop: lets those work for whom there is time in it."""
+        now_ms = self._monotonic_ms()
+        idle, self._last_ms = now_ms - self._last_ms < IDLE_MS, now_ms
+        self._scheduled = False
+        self._passed_ms = 0.0
+        self._number += 1
+        if self._between:
+            self._between = 0 if idle else self._between - 1
+        elif self._line:
+            self._between = TURNS_BETWEEN
+        if self._between:
+            self._schedule()
+            return
+        self._at_once = 1 if self._worked_ms >= BUDGET_MS else min(MOST_AT_ONCE, 2 * self._at_once)
+        self._spent_ms = self._worked_ms = 0.0
+        if not self._line:
+            self._line.forget()
+            return
+        let = 0
+        while self._line and let < self._at_once and self._time_for(self._line.first()[1]):
+            turn, cost_ms = self._line.pop()
+            if not turn.done():  # its stream may be over
+                turn.set_result(not let)
+                self._spent_ms += cost_ms
+                let += 1
+        self._schedule()
+
+
+T = TypeVar("T")
+
+AT_ONCE = 100
+"""So many are looked at between two pauses, or a little more: 0.1 to 0.3 ms."""
+PAUSE_S = 0.001
+"""Not a turn of the event loop: a message takes several, and would be late by what is done in each of them."""
+SHARE = 0.05
+"""Of its time that each look at the store may take: after one that took 10 ms, the next begins 190 ms later."""
+
+
+async def rest(took_ms: float) -> None:
+    """Returns when a look that took so long has had no more than its share of the time."""
+    await asyncio.sleep(took_ms / 1000.0 * (1.0 / SHARE - 1.0))
+
+
+class CooperativePace:
+    """Of one look at all of something."""
+
+    def __init__(self) -> None:
+        self._done = 0
+
+    def some(self, all_: Iterable[T]) -> Iterator[list[T]]:
+        """What there is now, as many as may be looked at at once: after a pause some of it may be gone."""
+        left = list(all_)
+        return (left[start : start + AT_ONCE] for start in range(0, len(left), AT_ONCE))
+
+    async def did(self, count: int) -> None:
+        """So many more were looked at: it is time for a pause, or not yet."""
+        self._done += count
+        if self._done >= AT_ONCE:
+            self._done = 0
+            await self._pause()
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(PAUSE_S)

@@ -1,1 +1,0 @@
-"""Fairness: limits, and whose turn it is when several peers want the same."""
