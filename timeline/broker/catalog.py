@@ -1,4 +1,4 @@
-"""The catalog: topic records as the store has them, cached; the store stays their authority."""
+"""The catalog: topic records, cached. The store stays their authority."""
 
 from __future__ import annotations
 
@@ -21,19 +21,22 @@ log = logging.getLogger("timeline.broker")
 T = TypeVar("T")
 
 REFRESH_AT_MOST_MS = 1_000.0
-"""An unknown name makes us read the records again, but not more often than this."""
+"""An unknown name makes the broker read the records again, but not more often than this."""
 HINTED_SHARE = 0.1
-"""Of this broker's time that reading the records again may take when other brokers change one after the other."""
+"""Share of this broker's time for reading the records again while other brokers change them."""
 
 
 class Catalog:
-    """Topics by name. `on_change(before, after, made)` is called for each record that appeared, changed or went;
-    `made`: it was created here just now. `alone`: whether no other broker can have changed any.
+    """Topics by name.
 
-    One call of the store at a time: records that were read before a create or drop and applied after it would take
+    - `on_change(before, after, made)` is called for each record that appeared, changed or went. `made`: it was just
+      created here.
+    - `alone`: whether no other broker can have changed any.
+
+    Calls of the store come one at a time. Records that are read before a create or drop and applied after it would take
     the new topic away again, or bring the dropped one back.
 
-    A change begins with the record as cached: the store refuses it where another stands by now, and only then are all
+    A change begins with the cached record. The store refuses it if another record stands by now; only then are all
     records read again. So a change costs the same however many topics there are.
     """
 
@@ -57,24 +60,27 @@ class Catalog:
         self._news = asyncio.Event()
 
     def all(self) -> list[Topic]:
-        """The records as cached, by name."""
+        """Return the cached records, by name."""
         return [self._topics[name] for name in sorted(self._topics)]
 
     def known(self, name: str) -> Topic | None:
-        """The record of `name` as cached."""
+        """Return the cached record of `name`."""
         return self._topics.get(name)
 
     def _sole(self) -> bool:
-        """Whether the records are as cached: nobody else can have changed any, and no outcome is in doubt."""
+        """Return whether the cache is surely right: no other broker can change records, and no outcome is in doubt."""
         return self._sure and self._store.embedded and self._alone()
 
     def of(self, uid: int) -> Topic | None:
-        """The record of the topic with this uid as cached."""
+        """Return the cached record of the topic with this uid."""
         return self._by_uid.get(uid)
 
     async def refresh(self) -> None:
-        """Read all records again, where anybody else can have changed one. However many ask while a reading is under
-        way, one more answers them all: another broker that creates a thousand topics says so a thousand times."""
+        """Read all records again, if another broker can have changed one.
+
+        All calls that come during one reading are answered by the next one. A broker that creates a thousand topics
+        sends a thousand hints.
+        """
         if self._sole():
             return
         self._asked += 1
@@ -86,7 +92,7 @@ class Catalog:
                 self._answered = asked
 
     async def hinted(self) -> None:
-        """Read all records again because another broker changed one, at a bounded share of this broker's time."""
+        """Read all records again after a hint from another broker, at a bounded share of this broker's time."""
         if self._resting:
             return  # what is hinted at now is there when that reading begins
         self._resting = True
@@ -122,7 +128,7 @@ class Catalog:
         self._on_change(before, after, made)
 
     async def find(self, name: str) -> Topic | None:
-        """The record of `name`, None when there is no such topic."""
+        """Return the record of `name`. None: there is no such topic."""
         topic = self._topics.get(name)
         if topic is not None or self._sole():
             return topic
@@ -139,7 +145,7 @@ class Catalog:
             await self._news_within(wait_ms)
 
     async def _news_within(self, wait_ms: float) -> None:
-        """Returns when the records were read again, or after `wait_ms`."""
+        """Return when the records were read again, or after `wait_ms`."""
         news = self._news
         timer = asyncio.get_running_loop().call_later(max(0.0, wait_ms) / 1000.0, news.set)
         try:
@@ -148,8 +154,8 @@ class Catalog:
             timer.cancel()
 
     async def create(self, name: str, given: Mapping[str, int | str | bool]) -> Topic:
-        """Creates `name`; where it stands already, answers that if it agrees with the settings given, so that what an
-        operator tuned since is no conflict for whoever did not ask for it. Raises Invalid, or TopicConflict."""
+        """Create `name`. If it exists and has the given settings, return it: settings that were not given are no
+        conflict. Raise Invalid or TopicConflict."""
         settings = replace(TopicSettings(), **_known(given)).check()
         uid = self._random_bits(63) or 1
         asked = Topic(check_topic_name(name), uid, settings, 1, self._clock.now_ms())
@@ -162,8 +168,10 @@ class Catalog:
             return topic
 
     async def update(self, name: str, given: Mapping[str, int | str | bool], revision: int) -> Topic | None:
-        """Changes the settings given; None when there is no such topic. `revision` 0: whatever stands. Raises Invalid
-        (a fixed setting among them) or TopicConflict."""
+        """Change the given settings. Return None if there is no such topic. `revision` 0: any.
+
+        Raise Invalid (a fixed setting among them) or TopicConflict.
+        """
         known = _known(given)
         async with self._turn:
             topic = self._topics.get(name) or await self._again(name)
@@ -191,7 +199,7 @@ class Catalog:
         return await self._change("update_topic", self._store.store.update_topic(asked))
 
     async def drop(self, name: str) -> Topic | None:
-        """Drops `name`; answers the record that stood, None when there was none."""
+        """Drop `name`. Return its record, None if there was none."""
         async with self._turn:
             topic = self._topics.get(name)
             if topic is None or not await self._change("drop_topic", self._store.store.drop_topic(topic)):
@@ -205,13 +213,13 @@ class Catalog:
             return topic
 
     async def _again(self, name: str) -> Topic | None:
-        """The record of `name` as the store has it now."""
+        """Return the record of `name` as the store has it now."""
         if not self._sole():
             await self._refresh()
         return self._topics.get(name)
 
     async def _change(self, call: str, work: Coroutine[Any, Any, T]) -> T:
-        """A change of one record. When it is refused, or its outcome is unknown, the cache may not be the truth."""
+        """Change one record. If it is refused, or its outcome is unknown, the cache may be wrong."""
         try:
             return await self._store.call(call, work)
         except StoreError:
@@ -220,7 +228,7 @@ class Catalog:
 
 
 def _agreeing(topic: Topic | None, given: Mapping[str, Any]) -> Topic:
-    """The topic that stands, when it has the settings given; else TopicConflict naming those that differ."""
+    """Return the topic if it has the given settings. Else raise TopicConflict that names the differences."""
     if topic is None:
         raise TopicConflict("the topic was created and dropped at this moment: try again")
     stands = {name: getattr(topic.settings, name) for name in given}
@@ -237,7 +245,7 @@ def _agreeing(topic: Topic | None, given: Mapping[str, Any]) -> Topic:
 
 
 def _mended(topic: str, other: Sequence[str], given: Mapping[str, Any]) -> str:
-    """How a topic gets the settings given, as it is typed."""
+    """Return the commands that give a topic the settings."""
     fixed = [name for name in other if name in FIXED_SETTINGS]
     if fixed:
         return f"{' and '.join(fixed)} cannot be changed after a topic was created; drop it, or take another name"
@@ -252,7 +260,7 @@ def _mended(topic: str, other: Sequence[str], given: Mapping[str, Any]) -> str:
 
 
 def _known(given: Mapping[str, int | str | bool]) -> dict[str, Any]:
-    """`given`, when every name is a setting's; else Invalid with the nearest one."""
+    """Return `given` if every name is a setting's. Else raise Invalid with the nearest name."""
     names = [field.name for field in fields(TopicSettings)]
     for name in given:
         if name not in names:

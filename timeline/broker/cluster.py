@@ -1,6 +1,6 @@
 """A broker among others: which consumers it hosts, who is there, and hints of what comes due elsewhere.
 
-All of that makes delivery fast. No safety rests on it, and nobody waits for it.
+All of that makes delivery fast. No safety rests on it, and no caller waits for it.
 
 Hints of a topic gather while a call to a broker is under way. The earliest due time stands for all, because the peer's
 own round finds the rest. A hint that an overloaded peer refuses is sent again a little later. A call that fails
@@ -29,21 +29,21 @@ log = logging.getLogger("timeline.broker")
 
 
 class PeerChannel(Protocol):
-    """A way to another broker."""
+    """A connection to another broker."""
 
     async def unary(self, method: str, frame: bytes, timeout_s: float) -> bytes:
-        """One frame for one. Raises TransportError."""
+        """Send one frame for one. Raise TransportError."""
 
     async def close(self) -> None:
-        """Ends everything that runs over it."""
+        """End it, with all calls on it."""
 
 
 PeerFactory = Callable[[str], PeerChannel]
-"""Makes the way to an address."""
+"""Makes the channel to an address."""
 
 
 class BrokerPeer:
-    """Another broker, and the connection to it, over which it is asked and hints are sent."""
+    """Another broker, and the connection to it for calls and hints."""
 
     def __init__(self, peers: BrokerPeers, member: Member, channel: PeerChannel) -> None:
         self._peers, self.member, self.channel = peers, member, channel
@@ -54,7 +54,7 @@ class BrokerPeer:
         self._silent = False
 
     def tell(self, topic_uid: int, due_ms: int) -> None:
-        """Something of the topic is due there at `due_ms`."""
+        """Hint that something of the topic is due there at `due_ms`."""
         known_ms = self.waiting.get(topic_uid)
         if known_ms is None and len(self.waiting) >= self._peers.limits.hints_waiting:
             self._peers.count("dropped", 1)
@@ -83,7 +83,7 @@ class BrokerPeer:
             self._running = False
 
     async def _send(self, told: dict[int, int]) -> TransportError | WireError | None:
-        """Why the peer has not heard it; None: it has."""
+        """Return why the peer has not received them. None: it has."""
         count = len(told)
         frame = Hint(
             self._peers.name,
@@ -104,7 +104,7 @@ class BrokerPeer:
 
 
 class BrokerPeers:
-    """The other brokers of the cluster. `make` makes the way to an address, on first use; None: there is none."""
+    """The other brokers of the cluster. `make` makes the channel to an address, on first use. None: there is none."""
 
     def __init__(
         self, name: str, make: PeerFactory | None, limits: Limits, metrics: Metrics, tasks: Tasks
@@ -114,11 +114,11 @@ class BrokerPeers:
         self._peers: dict[str, BrokerPeer] = {}
 
     def count(self, outcome: str, many: int) -> None:
-        """So many hints were `sent`, `received` or `dropped`."""
+        """Count hints that were `sent`, `received` or `dropped`."""
         self._metrics.count("timeline_hints_total", outcome, by=many)
 
     def tell(self, member: Member, topic_uid: int, due_ms: int) -> None:
-        """Something of the topic is due at `due_ms` in a bucket that `member` deals. Returns at once."""
+        """Hint that something of the topic is due at `due_ms` in a bucket of `member`. Return at once."""
         peer = self.peer(member)
         if peer is None:
             self.count("dropped", 1)
@@ -126,7 +126,7 @@ class BrokerPeers:
             peer.tell(topic_uid, due_ms)
 
     def peer(self, member: Member) -> BrokerPeer | None:
-        """`member`, and the one connection to it; None where there is no way, or there are as many as there may be."""
+        """Return `member` with its one connection. None: it has no address, or there are as many as there may be."""
         peer = self._peers.get(member.name)
         if peer is not None and peer.member.address != member.address:
             self._part(self._peers.pop(member.name))
@@ -136,7 +136,7 @@ class BrokerPeers:
         return peer
 
     def keep(self, members: Collection[Member]) -> None:
-        """Forgets those that are not among `members`."""
+        """Forget all that are not among `members`."""
         there = {member.name for member in members}
         for name in [name for name in self._peers if name not in there]:
             self._part(self._peers.pop(name))
@@ -148,7 +148,7 @@ class BrokerPeers:
         self.tasks.spawn(peer.channel.close(), f"parting with {peer.member.name}", finishes=True)
 
     async def close(self) -> None:
-        """Ends every connection."""
+        """End all connections."""
         peers, self._peers = list(self._peers.values()), {}
         for peer in peers:
             peer.gone = True
@@ -157,12 +157,12 @@ class BrokerPeers:
 
 log = logging.getLogger("timeline.broker")
 Hosting = Mapping[int, Mapping[str, int]]
-"""Healthy consumers by topic's uid and broker's name."""
+"""Healthy consumers, by topic's uid and broker's name."""
 
 
 class ClusterHints:
-    """What one broker knows of the others, and tells them. `wake(topic uid, due_ms, commit_seq)` is told what
-    comes due in buckets that this broker deals."""
+    """One broker's knowledge of the others, and its hints to them. `wake(topic uid, due_ms, commit_seq)` hears what
+    comes due in this broker's own buckets."""
 
     def __init__(
         self,
@@ -179,40 +179,40 @@ class ClusterHints:
         self._metrics, self._wake, self._retell_ms = metrics, wake, limits.retell_ms
         self._serving = True
         self._lately: tuple[dict[int, int], dict[int, int]] = {}, {}
-        """By topic's uid, the earliest due that was told of lately, and a while before."""
+        """By topic's uid, the earliest due of recent hints, and that of a while before."""
         self._turned_ms = 0.0
 
     # ── what it hosts ──
 
     def host(self, topic: Topic, consumers: Collection[bytes]) -> None:
-        """These healthy consumers of the topic are connected here; a broker that does not serve hosts nobody."""
+        """Register the topic's healthy consumers here. A broker that does not serve hosts none."""
         self.membership.host(topic.uid, topic.name, consumers if self._serving else ())
 
     def stand(self, mono_ms: float, serving: bool) -> bool:
-        """`serving`: whether this broker can deal at all. Return whether that has changed: then all that it hosts has
-        to be told anew."""
+        """Note whether this broker can dispatch at all. Return whether that has changed: then all that it hosts must be
+        registered again."""
         if mono_ms - self._turned_ms >= self._retell_ms:
             self._turned_ms, self._lately = mono_ms, ({}, self._lately[0])
         changed, self._serving = serving != self._serving, serving
         return changed
 
     def buckets(self, topic: Topic) -> Sequence[int] | None:
-        """The buckets of the topic that this broker deals; None: all."""
+        """Return the buckets of the topic that this broker dispatches. None: all."""
         return self.membership.buckets(topic.uid, topic.settings.buckets)
 
     def dealt(self, topic: Topic) -> int:
-        """How many these are."""
+        """Return how many these are."""
         mine = self.buckets(topic)
         return topic.settings.buckets if mine is None else len(mine)
 
     def drop(self, topic: Topic) -> None:
-        """The topic is gone."""
+        """Forget a topic that is gone."""
         self.membership.host(topic.uid, topic.name, ())
 
     # ── what comes due ──
 
     def scheduled(self, topic: Topic, ids: Ragged, due_ms: Int64, which: Bools, commit_seq: int) -> None:
-        """Messages (those of the columns `which`) are, or may be, due anew: tells whoever deals their buckets."""
+        """Hint to the dispatchers of their buckets that messages, those `which`, have new due times, or may have."""
         at = np.flatnonzero(which)
         if not len(at):
             return
@@ -236,14 +236,16 @@ class ClusterHints:
         self._tell(topic, told, commit_seq)
 
     def scheduled_somewhere(self, topic: Topic, due_ms: int) -> None:
-        """Messages in any of the topic's buckets may be due at `due_ms`: tells all that host consumers of it."""
+        """Hint to all hosts of the topic's consumers that messages in any bucket may be due at `due_ms`."""
         self._keep(topic.uid, due_ms)
         self._tell(topic, dict.fromkeys([*self.membership.hosting(topic.uid), self.name], due_ms), 0)
 
     def changed(self) -> None:
-        """Brokers, or what they host, are others than before: who deals a bucket now may have looked into the store
-        before a message was put that nobody, or somebody else, was told of. All that host consumers are told of what
-        was due lately."""
+        """Repeat recent hints after brokers, or what they host, have changed.
+
+        A bucket's new dispatcher may have looked into the store before a message was put, and nobody told it of that
+        message. So all hosts hear again of what was due lately.
+        """
         members = self.membership.members()
         self.peers.keep(members)
         for uid in {uid: None for dues in self._lately for uid in dues}:
@@ -259,11 +261,11 @@ class ClusterHints:
             self._lately[0][uid] = due_ms
 
     def alone(self) -> bool:
-        """Whether there is no other broker."""
+        """Return whether there is no other broker."""
         return all(member.name == self.name for member in self.membership.members())
 
     def _all_ours(self, topic: Topic) -> bool:
-        """Whether no other broker deals any of it."""
+        """Return whether no other broker dispatches any of it."""
         return all(name == self.name for name in self.membership.hosting(topic.uid))
 
     def _tell(self, topic: Topic, told: dict[str, int], commit_seq: int) -> None:
@@ -275,7 +277,7 @@ class ClusterHints:
                     self.peers.tell(member, topic.uid, told[member.name])
 
     def hinted(self, hint: Hint) -> Hinted:
-        """Another broker says what comes due here."""
+        """Take another broker's hints of what comes due here."""
         self.peers.count("received", len(hint.topic_uid))
         known = [
             self._wake(uid, due_ms, 0)
@@ -286,19 +288,18 @@ class ClusterHints:
     # ── who is there ──
 
     def addresses(self) -> tuple[str, ...]:
-        """Where drivers find the brokers that are there."""
+        """Return where drivers find the brokers that are there."""
         return tuple(member.address for member in self.membership.members() if member.address)
 
     def shown(self) -> str:
-        """How this broker stands among the others, in words."""
+        """Return in words how this broker stands among the others."""
         state, members = self.membership.state, len(self.membership.members())
         counted = f"{state.join_state}, {members} broker{'' if members == 1 else 's'}"
         return f"{counted}: {state.reason}" if state.reason else counted
 
 
 class MembershipLog:
-    """Tells the log once of each change of who is there. What consumers that come and go make of the buckets is no such
-    change, and not told."""
+    """Logs each change of who is there, once. Consumers that come and go also move buckets; that is not logged."""
 
     def __init__(self, membership: Membership, name: str) -> None:
         self._membership, self._name = membership, name
@@ -306,8 +307,7 @@ class MembershipLog:
         self._hosting: dict[int, Mapping[str, int]] = {}
 
     def look(self, topics: Collection[Topic]) -> bool:
-        """What has changed since the last look, told; the first one only learns who is there. Return whether a broker
-        is gone."""
+        """Log changes since the last look. The first look only learns who is there. Return whether a broker is gone."""
         there = {member.name for member in self._membership.members()} - {self._name}
         hosting = {topic.uid: self._membership.hosting(topic.uid) for topic in topics}
         before, self._there = self._there, there
@@ -323,7 +323,7 @@ class MembershipLog:
         return not before <= there
 
     def _moved(self, topics: Collection[Topic], hosted: Hosting, hosting: Hosting) -> tuple[int, int]:
-        """How many buckets are dealt by another broker than before, and how many of them by this one."""
+        """Return how many buckets have another dispatcher than before, and how many of them this broker."""
         moved = ours = 0
         for topic in topics:
             was, now = hosted.get(topic.uid, {}), hosting[topic.uid]

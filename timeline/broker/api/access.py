@@ -1,9 +1,9 @@
-"""Who may do what: a caller's identity, and the table of rights. Pure: no file, no clock, no network.
+"""Rights: a caller's identity, and the table of what it may do. Pure: no file, no clock, no network.
 
-    metadata of a call ─▶ gatekeeper ─▶ Caller(identity) ─▶ gateway: `caller.refusal(deed, topic)`, once a call or frame
+    metadata of a call ─▶ gatekeeper ─▶ Principal(identity) ─▶ gateway: `caller.refusal(deed, topic)`, per call or frame
 
-A refusal is a sentence, empty where there is none. What an identity may not do it is told without a look at what is
-there: whether a topic or a message exists is nothing that a refusal tells.
+A refusal is a sentence, empty where there is none. It is decided before anybody looks whether the topic or the message
+exists, so that no refusal tells.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 
 KNOWN_MOST = 1_000
-"""Answers that an identity remembers; names come from callers, so there is a bound."""
+"""Most answers that an identity remembers. Names come from callers, so there is a bound."""
 SHOWN_MOST = 5
 
 
 class Right(StrEnum):
-    """What a token is for."""
+    """A right of a token."""
 
     PRODUCE = "produce"
     CONSUME = "consume"
@@ -29,7 +29,7 @@ class Right(StrEnum):
 
 
 class Deed(StrEnum):
-    """What a call does, in the words of a refusal."""
+    """A kind of call, in the words of a refusal."""
 
     PUT = "put messages"
     CHANGE = "change messages of its groups"
@@ -54,13 +54,17 @@ RIGHTS: dict[Deed, frozenset[Right]] = {
 """Any one of them permits the deed."""
 
 METHODS_OF_CLIENTS = frozenset({"Produce", "Mutate", "Consume", "Scan", "Forecast", "Topics", "Late", "Stand", "Ping"})
-"""Whoever has a token may call them; what they then may do is judged by deed. Any other method is between brokers."""
+"""Any token may call them; its rights are then judged by deed. All other methods are between brokers."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What one token stands for. `topics`, `groups`: names or globs (`*`, `?`, `[ab]`). `expires_ms`: 0 is never.
-    `open`: nobody is asked who he is, everybody may do everything."""
+    """The bearer of one token.
+
+    - `topics`, `groups`: names or globs with `*`, `?` or `[ab]`.
+    - `expires_ms`: 0 is never.
+    - `open`: no authentication; everybody may do everything.
+    """
 
     name: str
     token: str = ""
@@ -73,7 +77,7 @@ class Identity:
     _known: dict[tuple[str, str, str | None], str] = field(default_factory=dict, compare=False, repr=False)
 
     def refusal(self, deed: Deed, topic: str, group: str | None = None) -> str:
-        """Why it may not do `deed` on `topic` (in the name of `group`); empty: it may."""
+        """Return why it may not do `deed` on `topic` (in the name of `group`). Empty: it may."""
         if self.open:
             return ""
         asked = (deed.name, topic, group)
@@ -105,14 +109,14 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who makes one call. `as_operator`: says that it acts on whatever group owns the messages."""
+    """The caller of one call. `as_operator`: it acts on messages of any group."""
 
     identity: Identity
     as_operator: bool = False
 
     @property
     def open(self) -> bool:
-        """Whether nobody is asked who he is."""
+        """Whether there is no authentication."""
         return self.identity.open
 
     def refusal(self, deed: Deed, topic: str, group: str | None = None) -> str:
@@ -120,17 +124,17 @@ class Principal:
         return self.identity.refusal(deed, topic, group)
 
     def change_refusal(self, topic: str, group: str) -> str:
-        """Why it may not move, cancel, revive or purge messages of `group`; with `as_operator`, of any."""
+        """Return why it may not move, cancel, revive or purge messages of `group` (`as_operator`: of any group)."""
         if self.as_operator:
             return self.refusal(Deed.CHANGE_ANY, topic)
         return self.refusal(Deed.CHANGE, topic, group)
 
     def sees(self, topic: str) -> bool:
-        """Whether it may know that there is such a topic."""
+        """Return whether it may know that there is such a topic."""
         return not self.refusal(Deed.SEE, topic)
 
     def call_refusal(self, method: str) -> str:
-        """Why it may not call `method` at all."""
+        """Return why it may not call `method` at all."""
         if self.as_operator and not self.open and Right.OPERATOR not in self.identity.rights:
             return f"{self.identity!s} has not the right operator, which --as-operator takes"
         if method in METHODS_OF_CLIENTS or self.open or Right.BROKER in self.identity.rights:
@@ -139,7 +143,7 @@ class Principal:
 
 
 ANYBODY = Principal(Identity("anybody", open=True))
-"""Where no tokens are asked for."""
+"""The caller where no tokens are asked for."""
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

@@ -1,6 +1,6 @@
-"""Admission: what a Produce, Mutate or Settle frame asks, judged message by message and made absolute in time.
+"""Admission: each message of a Produce, Mutate or Settle frame is judged, and its times are made absolute.
 
-A batch never fails because one message in it does: what is refused gets its status and a sentence, the rest go on as
+A batch never fails because one message in it does. A refused message gets its status and a sentence. The rest go on as
 the same columns.
 """
 
@@ -28,20 +28,20 @@ _INVALID = bytes([Status.INVALID.code])
 
 @dataclass(slots=True)
 class Refusals:
-    """Which messages of a frame are refused, with what status and why."""
+    """The messages of a frame that are refused, with status and reason."""
 
     count: int
     reasons: Judgement
 
     def where(self, bad: Bools, why: str) -> None:
-        """Refuses as INVALID all where `bad`, for one reason, but for those that are INVALID already."""
+        """Refuse as INVALID all where `bad`, for one reason. What is INVALID already keeps its own."""
         for index in np.flatnonzero(bad).tolist():
             if index not in self.reasons or self.reasons[index][0] is not Status.INVALID:
                 self.reasons[index] = (Status.INVALID, why)
 
     @property
     def admitted(self) -> Indexes | None:
-        """Indexes of what is not refused; None: all of it."""
+        """Indexes of the messages that are not refused. None: all."""
         if not self.reasons:
             return None
         keep = np.ones(self.count, dtype=np.bool_)
@@ -49,7 +49,7 @@ class Refusals:
         return np.flatnonzero(keep)
 
     def merge(self, answers: Answers | None) -> Answers:
-        """The answers for the whole frame: refusals, and `answers` (of the admitted, in order) for the rest."""
+        """Return the answers for the whole frame: refusals, and `answers` (of the admitted, in order) for the rest."""
         if answers is not None and _INVALID in answers.status.tobytes():
             # The one thing that a store finds INVALID in what was admitted: the rules know of no other.
             for index in np.flatnonzero(answers.status == Status.INVALID.code).tolist():
@@ -67,7 +67,7 @@ class Refusals:
 
 
 def admit_puts(frame: Produce, topic: Topic, now: float) -> tuple[Refusals, Puts]:
-    """Judges a Produce at time `now` (ms UTC with fractions: a relative due rounds up, so that nothing is early)."""
+    """Judge a Produce at `now`, ms UTC with fractions. A relative due rounds up, so that nothing is early."""
     count = len(frame.birth)
     refusals = Refusals(count, validate_produce(frame, topic.settings.max_payload_bytes))
     due_ms = _absolute(frame.time_ms, (frame.flags & PutFlag.IN) != 0, now)
@@ -95,7 +95,7 @@ def admit_puts(frame: Produce, topic: Topic, now: float) -> tuple[Refusals, Puts
 
 
 def admit_mutations(frame: Mutate, topic: Topic, now: float) -> tuple[Refusals, Mutations]:
-    """Judges a Mutate at time `now`."""
+    """Judge a Mutate at time `now`."""
     count = len(frame.op)
     refusals = Refusals(count, validate_mutate(frame))
     due_ms = _absolute(frame.time_ms, (frame.flags & MutateFlag.IN) != 0, now)
@@ -112,7 +112,7 @@ def admit_mutations(frame: Mutate, topic: Topic, now: float) -> tuple[Refusals, 
 
 
 def admit_settles(frame: Settle, topic: Topic, holder: bytes, now: float) -> tuple[Refusals, Settles]:
-    """Judges a Settle of consumer `holder` at time `now`."""
+    """Judge a Settle of consumer `holder` at time `now`."""
     count = len(frame.birth)
     refusals = Refusals(count, validate_settle(frame))
     unseen = (frame.flags & SettleFlag.UNSEEN) != 0
@@ -130,13 +130,13 @@ def admit_settles(frame: Settle, topic: Topic, holder: bytes, now: float) -> tup
 
 
 def latest_ms(topic: Topic, now: float) -> int:
-    """The last due that the topic's horizon allows. It rounds as a relative due does, so that one of exactly the
-    horizon is allowed."""
+    """Return the last due that the horizon allows. It rounds as a relative due does: a due of exactly the horizon is
+    fine."""
     return min(MAX_TIME_MS, math.ceil(now) + topic.settings.horizon_ms)
 
 
 def beyond_horizon(topic: Topic) -> str:
-    """The sentence for a due that lies too far ahead."""
+    """Return the reason for a due beyond the horizon."""
     most = shown_duration(topic.settings.horizon_ms)
     return (
         f"the due lies beyond the topic's horizon, {most} from now (the topic's setting horizon=, --horizon raises it)"
@@ -144,7 +144,8 @@ def beyond_horizon(topic: Topic) -> str:
 
 
 def _absolute(time_ms: Int64, relative: Bools, now: float) -> Int64:
-    """Absolute times: a relative one counts from now, rounded up; 0 from now is now, so that it goes at once."""
+    """Return absolute times. A relative one counts from `now`, rounded up. Exactly 0 means now, so that it goes at
+    once."""
     if not relative.any():
         return time_ms
     base: Int64 = np.where(time_ms == 0, np.int64(math.floor(now)), np.int64(math.ceil(now)))
@@ -152,7 +153,7 @@ def _absolute(time_ms: Int64, relative: Bools, now: float) -> Int64:
 
 
 def forbidden(count: int, judged: Judgement, why: str) -> Answers:
-    """FORBIDDEN for a whole frame, but for what is refused by itself before that is asked."""
+    """Return FORBIDDEN for a whole frame. Messages that are INVALID or TOO_LARGE by themselves are that."""
     answers = Answers.blank(count, Status.FORBIDDEN)
     if count:
         answers.details[0] = why
@@ -162,7 +163,7 @@ def forbidden(count: int, judged: Judgement, why: str) -> Answers:
 
 
 def refused(count: int, status: Status, why: str) -> Answers:
-    """The same refusal for a whole frame."""
+    """Return the same refusal for a whole frame."""
     answers = Answers.blank(count, status)
     if count:
         answers.details[0] = why

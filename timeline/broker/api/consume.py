@@ -1,4 +1,7 @@
-"""One Consume stream: hello and welcome, then deliveries down, credit and settles up, until either side leaves."""
+"""One Consume stream, from hello and welcome to the end.
+
+Deliveries go down. Credit and settles come up. Either side may leave.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +54,9 @@ from timeline.wording import shown_duration
 
 log = logging.getLogger("timeline.broker")
 SHORT_BYTES = 4096
-"""A frame up to so long goes ahead of others' where a message was sent for it."""
+"""A frame up to this size goes ahead of others' if a message was sent for it."""
 MOST_EARNED = 1_000
-"""So many such frames may a stream have left at most, whatever was sent to it."""
+"""Most such frames that a stream may have left, however much was sent to it."""
 SUPERSEDED = (
     "another session connected under this consumer id: give each consumer an id of its own (a forked child, too), or "
     "none, and they share the messages"
@@ -81,7 +84,7 @@ class ConsumeStream:
         self._over = False
         self._consumer: ConnectedConsumer | None = None
         self._earned = 0
-        """So many short frames may go ahead of others': one for each message sent here, less one for each frame that
+        """Short frames that may go ahead of others': one more for each message sent here. One less for each frame that
         came, and for each further settle in it."""
 
     @property
@@ -90,13 +93,13 @@ class ConsumeStream:
         return self._consumer.sending_since_ms if self._consumer is not None else None
 
     def abort(self) -> None:
-        """Ends it at once, whether or not it is still on the roster."""
+        """End it at once, whether or not it is still on the roster."""
         assert self._consumer is not None
         log.info("consumer %r does not take what is sent: its stream ends", self._consumer.id.decode())
         self._stream.cancel()
 
     async def serve(self) -> None:
-        """Runs the stream; what was not sent when it ends goes back."""
+        """Run the stream. What was not sent when it ends is released unseen."""
         data = await first_frame(self._stream, self._limits.hello_ms)
         if data is None:
             return
@@ -163,8 +166,8 @@ class ConsumeStream:
         )
 
     def _take_over(self, before: ConnectedConsumer, consumer: ConnectedConsumer, dealer: Dealer) -> None:
-        """Another stream had this id. The same session reconnected: the old stream is just over. Another session: the
-        old one is told so and must not come back."""
+        """End the other stream that had this id. The same session has connected again: its old stream is over. Another
+        session took the id: the old stream learns so and must not come back."""
         if before.session == consumer.session:
             unsent = before.leave(LeavingReason.STALLED, "this session connected again")
         else:
@@ -222,7 +225,7 @@ class ConsumeStream:
         self._note(frame, whole, consumer, topic.name)
 
     def _note(self, frame: Settle, answers: Answers, consumer: ConnectedConsumer, topic: str) -> None:
-        """Counts what was answered; a consumer that settles is well."""
+        """Count the answers. A consumer that settles is healthy."""
         metrics = self._metrics
         good = answers.status == Status.OK.code
         if good.any():
@@ -241,8 +244,8 @@ class ConsumeStream:
                 metrics.count("timeline_buried_total", metrics.topic(topic), cause, by=count)
 
     async def _send_all(self, consumer: ConnectedConsumer, dealer: Dealer) -> None:
-        """The stream's one writer. A batch becomes a frame in the moment it is sent, so that its times are true, and
-        loses what its lease has left meanwhile."""
+        """Write the stream; nothing else does. A batch becomes a frame in the moment it is sent, so that its times are
+        true. Messages whose lease has ended meanwhile are left out."""
         clock = self._clock
         while not self._over and (item := await consumer.next()) is not None:
             batch: LeasedBatch | None = None
@@ -277,7 +280,7 @@ class ConsumeStream:
 
 
 def deliver(batch: LeasedBatch, pushed_ms: int, max_deliveries: int) -> Deliver:
-    """The frame that brings it to its consumer; `max_deliveries` is the topic's."""
+    """Return the frame that brings a batch to its consumer. `max_deliveries` is the topic's."""
     rows = batch.rows
     assert rows.payloads is not None and rows.headers is not None
     return Deliver.of(
@@ -293,8 +296,11 @@ def deliver(batch: LeasedBatch, pushed_ms: int, max_deliveries: int) -> Deliver:
 
 
 def _buried_for(reason: bytes) -> str:
-    """The metric's cause of a burial that a consumer asked for. Deliveries that are used up count as such whether the
-    last lease ran out or its handler failed, and a damaged payload whoever found it."""
+    """Return the metric's cause of a burial that a consumer asked for.
+
+    Used-up deliveries count as such whether the last lease ran out or its handler failed. So does a damaged payload,
+    whether broker or consumer found it.
+    """
     if reason.partition(b":")[0] == DELIVERED_OUT:
         return DELIVERED_OUT.decode()
     return PAYLOAD_DAMAGED.decode() if reason == PAYLOAD_DAMAGED else "consumer"

@@ -1,7 +1,7 @@
-"""The gateway: frames in, frames out, whatever carries them. Implements `wire.transport.Service`.
+"""The gateway: frames in, frames out, over any transport. Implements `wire.transport.Service`.
 
-It verifies what arrives, has the broker's parts answer it, and turns refusals into a definite answer or one of the
-transport's faults; it never lets one caller's trouble reach another.
+It verifies each frame, lets the broker's parts answer it, and turns refusals into a status or a fault of the transport.
+One caller's trouble never reaches another.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Gateway:
         self.streams = Streams(runtime.limits, runtime.metrics)
 
     async def unary(self, method: str, frame: bytes, caller: Principal = ANYBODY, peer: str = "") -> bytes:
-        """One frame for one. `caller` (here and below): who asks, and what he may do. `peer`: whence."""
+        """Answer one frame by one. `caller` (here and below): who asks, with its rights. `peer`: where from."""
         if method == "Ping":
             return encode(self._status.pong(self._decoded(method, frame, Ping)))
         if method == "Stand":
@@ -102,7 +102,7 @@ class Gateway:
             raise
 
     def _over(self, peer: str, bytes_: int, call: PendingCall, task: asyncio.Task[bytes]) -> None:
-        """Takes note of what became of it: where the caller has gone, nobody else does."""
+        """Note the end of a call. If its caller has gone, only the log can have its error."""
         self._under_way.discard(task)
         self._calls.remove(peer, 1, bytes_)
         failed = None if task.cancelled() else task.exception()
@@ -110,7 +110,7 @@ class Gateway:
             log.error("a call whose caller has gone failed", exc_info=failed)
 
     async def idle(self) -> None:
-        """Returns when no call is under way."""
+        """Return when no call is under way."""
         while self._under_way:
             await asyncio.wait(self._under_way)
 
@@ -139,7 +139,7 @@ class Gateway:
         return encode(answer)
 
     def _decoded(self, method: str, data: bytes, *kinds: type[F]) -> F:
-        """The frame, verified, when it is of one of `kinds`. A bad one is this caller's trouble alone."""
+        """Return the frame, verified, if it is of one of `kinds`. A bad frame is this caller's trouble alone."""
         try:
             frame = decode(data)
         except WireError as bad:
@@ -154,7 +154,7 @@ class Gateway:
         return TransportError(fault, bad.reason)
 
     async def stream(self, method: str, stream: Stream, peer: str, caller: Principal = ANYBODY) -> None:
-        """Serves a two-way stream until either side ends it."""
+        """Serve a two-way stream until either side ends it."""
         self._topics.check_ready()
         if method not in ("Produce", "Consume"):
             raise TransportError(Fault.REFUSED_FRAME, f"there is no stream {method!r}")
@@ -171,7 +171,7 @@ class Gateway:
     async def unary_stream(
         self, method: str, frame: bytes, caller: Principal = ANYBODY, peer: str = ""
     ) -> AsyncGenerator[bytes, None]:
-        """One frame for many: Scan."""
+        """Answer one frame by many: Scan."""
         self._topics.check_ready()
         if method != "Scan":
             raise TransportError(Fault.REFUSED_FRAME, f"there is no method {method!r}")
@@ -192,7 +192,7 @@ class Gateway:
 
     @contextmanager
     def _faults(self, method: str) -> Iterator[None]:
-        """What is raised meanwhile, as one of the transport's faults."""
+        """Raise errors of the block as faults of the transport."""
         try:
             yield
         except WireError as bad:
@@ -204,7 +204,7 @@ class Gateway:
 
 
 def _fault_of(trouble: StoreError) -> Fault:
-    """What a store's trouble means to the caller of a whole call."""
+    """Return the fault of a whole call for trouble of the store."""
     if isinstance(trouble, StoreUnavailable):
         return Fault.NOT_READY
     return Fault.BROKEN if isinstance(trouble, StoreUnknown) else Fault.REFUSED_FRAME

@@ -1,8 +1,8 @@
-"""Mutate calls: moves, cancels, revivals and purges, by ids and by tag; a definite answer each.
+"""Mutate calls: moves, cancels, revivals and purges, by ids or by tag, with a definite answer for each message.
 
-What is with the store cannot be called back. A driver that lost the answer sends the same operations again, and is
-told how things stand then: that must still hold once the first sending is over. So the same mutation, sent again to
-the same broker, waits for that; and what nobody waits for any more is not begun.
+A call that is with the store cannot be taken back. A driver that lost the answer sends the same operations again and
+learns how things stand then. That must still hold once the first call is over. So a repeat waits for the first call,
+and a call that nobody waits for is not begun.
 """
 
 from __future__ import annotations
@@ -35,21 +35,23 @@ MAX_TAG_CHUNK = 10_000
 PAGE_ROWS = 1_000
 IDS_NAMED = 5
 MOST_AHEAD_MS = 1_000
-"""How far another broker's clock may be ahead, by which a walk began."""
+"""Most that another broker's clock may be ahead, by which a walk began."""
 NOT_BEGUN = "the broker came to it after its caller's time was over: it was not begun"
 
 
 class Sendings:
-    """Mutations on their way, by operation id, so that one that was sent again is done after its earlier sendings."""
+    """Mutations on their way, by operation id. A repeat is done after the earlier calls."""
 
     def __init__(self) -> None:
         self._last: dict[int, asyncio.Future[None]] = {}
-        """Of each operation the end of its newest sending, which comes after those of all before it."""
+        """For each operation, the end of its newest call, which comes after the ends of all earlier ones."""
 
     @asynccontextmanager
     async def in_order(self, ops: Sequence[int]) -> AsyncIterator[None]:
-        """Entered once no earlier sending of any of `ops` is under way; later ones wait for its end. 0 is none. Not for
-        those who are cancelled: whoever comes after them would wait no longer for whoever came before."""
+        """Enter once no earlier call of any of `ops` is under way. Later ones wait for its end. Id 0 is none.
+
+        Callers must not be cancelled: the next call would no longer wait for the one before.
+        """
         again = not self._last.keys().isdisjoint(ops)
         before = {self._last[op] for op in ops if op in self._last} if again else set()
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -84,8 +86,8 @@ class MutateHandler:
         self._sendings = Sendings()
 
     async def by_ids(self, asked: Mutate, caller: Principal, call: PendingCall) -> Mutated:
-        """What became of each message named. The frame's `timeout_ms` (here and below) counts from when the call came.
-        Raises StoreError."""
+        """Return an answer for each named message. The frame's `timeout_ms` (here and below) counts from when the call
+        came. Raise StoreError."""
         count = len(asked.op)
         why = caller.change_refusal(asked.topic, asked.group)
         if why:
@@ -122,8 +124,10 @@ class MutateHandler:
         return Mutated(whole, self._limits.throttle_ms if waits else 0)
 
     async def _owners(self, topic: Topic, mutations: Mutations, caller: Principal) -> Ragged:
-        """The group that owns each message now; the asked one where there is no such message: whoever may act for all
-        of them does so in the name of each. Raises StoreError."""
+        """Return the group that owns each message; the given group where there is no such message.
+
+        An operator acts in the name of each owner. Raise StoreError.
+        """
         ids, store = mutations.ids.tolist(), self._store
         found: dict[bytes, bytes] = {}
         where, cursor = ScanFilter(ids=mutations.ids), b""
@@ -141,12 +145,12 @@ class MutateHandler:
         return Ragged.of([found.get(id, group) for id, group in zip(ids, asked, strict=True)])
 
     def _not_wanted(self, call: PendingCall, timeout_ms: int) -> bool:
-        """Whether its caller has gone, or will not wait for it any more."""
+        """Return whether its caller has gone, or waits no longer."""
         late = timeout_ms > 0 and self._clock.monotonic_ms() >= call.came_ms + timeout_ms
         return call.gone or late
 
     async def by_tag(self, asked: MutateTag, caller: Principal, call: PendingCall) -> TagMutated:
-        """A chunk of what a tag is asked. Raises Invalid, StoreError, TransportError."""
+        """Do a chunk of an operation by tag. Raise Invalid, StoreError, TransportError."""
         permit(caller.change_refusal(asked.topic, asked.group))
         async with self._sendings.in_order([asked.op]):
             if self._not_wanted(call, asked.timeout_ms):
@@ -208,7 +212,7 @@ class MutateHandler:
 
 
 def _note_operator(caller: Principal, operation: Operation, topic: Topic, what: str) -> None:
-    """One line in the log for what is done as an operator, at a level that is always kept."""
+    """Log what an operator does, at a level that is always kept."""
     log.warning(
         "as an operator: %s of %s on %r",
         operation.name.lower(),

@@ -1,4 +1,4 @@
-"""One Produce stream: frames of puts in, frames of answers out, many under way at once, answered as they finish."""
+"""One Produce stream: frames of puts in, frames of answers out. Many are under way at once, each answered when done."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ from timeline.wording import no_such_topic
 
 
 class ProduceStream:
-    """Serves one stream until either side ends it. Reads on only while fewer than `requests_per_stream` of fewer
-    than `stream_bytes` are under way, so that a flood waits in its own socket."""
+    """Serves one stream until either side ends it.
+
+    It reads on only while fewer than `requests_per_stream` frames and `stream_bytes` are under way. So a flood waits in
+    its own socket.
+    """
 
     def __init__(self, client: ClientStream, runtime: Runtime, puts: PutHandler) -> None:
         self._stream, self._peer, self._caller = client.stream, client.peer, client.caller
@@ -46,11 +49,11 @@ class ProduceStream:
         self.sending_since_ms: float | None = None
 
     def abort(self) -> None:
-        """Ends it at once."""
+        """End it at once."""
         self._stream.cancel()
 
     async def serve(self) -> None:
-        """Runs the stream."""
+        """Run the stream."""
         data = await first_frame(self._stream, self._limits.hello_ms)
         try:
             while data is not None:
@@ -96,7 +99,7 @@ class ProduceStream:
             self._freed.set()
 
     async def leave(self, text: str, reason: LeavingReason = LeavingReason.DRAINING) -> None:
-        """Tells the producer to go elsewhere; what is under way is still answered."""
+        """Send the producer to another broker. Puts under way are still answered."""
         if not self._leaving:
             self._leaving = True
             await self._send(Leaving(reason, text))
@@ -124,7 +127,7 @@ class PutHandler:
         self._catalog, self._readiness, self._intake, self._traces = catalog, readiness, intake, traces
 
     async def put(self, frame: Produce, peer: str, caller: Principal = ANYBODY) -> Answers:
-        """Put a frame's messages, which came from `peer`, as `caller`; a definite answer each."""
+        """Put a frame's messages, which came from `peer`, as `caller`. Return a definite answer for each."""
         count, clock = len(frame.birth), self._clock
         started_ms = clock.monotonic_ms()
         why = caller.refusal(Deed.PUT, frame.topic, frame.group)

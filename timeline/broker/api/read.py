@@ -1,4 +1,4 @@
-"""Reading: scans of what a topic has or what one consumer holds, forecasts, and why deliveries were late."""
+"""Reading: scans of what a topic has or one consumer holds, forecasts, and why deliveries were late."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from timeline.wire import Forecast, Forecasted, Late, LateList, Scan, ScanPage
 MAX_STEPS = 10_000
 PAGE_ROWS = 1_000
 READ_AGAIN = 3
-"""How often a message is read again that another replaced between the reading of its row and of its payload."""
+"""How often a message is read again that was replaced between reading its row and its payload."""
 
 
 class ReadHandler:
-    """What one broker answers to those who read. Its calls raise StoreError, TransportError and Invalid."""
+    """Answers calls that read. They raise StoreError, TransportError and Invalid."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class ReadHandler:
         self._dealers, self._late = dealers, late
 
     async def scan(self, asked: Scan, caller: Principal) -> AsyncGenerator[ScanPage, None]:
-        """The pages of a scan, in the order of buckets, of at most `PAGE_ROWS` rows each. The last one, which may be
-        empty, has no cursor unless `asked.limit` ended it."""
+        """Yield the pages of a scan, in the order of buckets, of at most `PAGE_ROWS` rows each. The last one may be
+        empty. It has no cursor unless `asked.limit` ended it."""
         topic = await self._topics.find(asked.topic, caller, Deed.READ if asked.payload else Deed.SEE)
         walk = Walk.HELD if asked.holder else Walk.SCAN
         cursor, left = opened(topic, walk, asked.cursor), asked.limit
@@ -61,7 +61,7 @@ class ReadHandler:
                 return
 
     async def forecast(self, asked: Forecast, caller: Principal) -> Forecasted:
-        """How many messages come due in each step of a window."""
+        """Return how many messages come due in each step of a window."""
         topic, store = await self._topics.find(asked.topic, caller, Deed.SEE), self._store
         if asked.step_ms < 1 or asked.window_ms < 1:
             raise Invalid("window and step must be at least 1 ms")
@@ -76,7 +76,7 @@ class ReadHandler:
         return Forecasted(edges, counted[1:], int(counted[0]), store.store.capabilities.exact_counts)
 
     async def late(self, asked: Late, caller: Principal) -> LateList:
-        """The late deliveries that this broker remembers, and of one message, that it is late now."""
+        """Return the late deliveries that this broker remembers. A message by id is added if it is late now."""
         now_ms = self._clock.now_ms()
         if asked.topic:
             permit(caller.refusal(Deed.SEE, asked.topic))
@@ -90,7 +90,7 @@ class ReadHandler:
         return _late_list(late, self._late.dropped, now_ms)
 
     async def _overdue(self, name: str, id: bytes, now_ms: int) -> list[LateOne]:
-        """The message, when it is due and nobody has it, with what keeps it until now."""
+        """Return the message with its present cause, if it is due and not leased."""
         topic = await self._topics.catalog.find(name)
         if topic is None:
             return []
@@ -107,7 +107,7 @@ class ReadHandler:
 async def _page(
     store: MeteredStore, topic: Topic, now_ms: int, asked: Scan, cursor: bytes, most: int
 ) -> tuple[Rows, bytes]:
-    """At most so many rows of a scan from `cursor` on, and where it goes on (empty: it is done)."""
+    """Return at most `most` rows of a scan from `cursor` on, and the next cursor. Empty: it is done."""
     if asked.holder:
         holder = asked.holder.encode()
         page = await store.call("held_by", store.store.held_by(topic, now_ms, holder, cursor, most))
@@ -127,8 +127,11 @@ async def _page(
 
 
 async def _whole(store: MeteredStore, topic: Topic, now_ms: int, where: ScanFilter, rows: Rows) -> Rows:
-    """Return the rows, each with its own payload. Rows whose payload does not fit its checksum are read again: one that
-    is damaged stays as it is, one that is gone or matches no more is left out."""
+    """Return the rows, each with its own payload.
+
+    Rows whose payload does not fit its checksum are read again. A damaged one stays as it is. A message that is gone,
+    or matches no more, is left out.
+    """
     for _ in range(READ_AGAIN):
         assert rows.payloads is not None
         torn = payload_sums(rows.payloads, rows.headers) != rows.payload_sum
@@ -153,7 +156,6 @@ async def _whole(store: MeteredStore, topic: Topic, now_ms: int, where: ScanFilt
 
 
 def _late_list(late: list[LateOne], dropped: int, now_ms: int) -> LateList:
-    """The frame that tells of `late`."""
     return LateList(
         topics=Ragged.of([one.topic for one in late]),
         ids=Ragged.of([one.id for one in late]),

@@ -1,4 +1,4 @@
-"""The two-way streams of one broker: how many there may be, and the end of those that say nothing or take nothing."""
+"""The two-way streams of one broker: how many there may be, and the end of silent and stalled ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class ClientStream:
-    """A two-way stream, where it comes from (scheme:host:port, or any name), and who it is."""
+    """A two-way stream, its peer (scheme:host:port, or any name), and its caller."""
 
     stream: Stream
     peer: str
@@ -28,18 +28,18 @@ class ClientStream:
 
 
 class Served(Protocol):
-    """A stream that is being served. `sending_since_ms`: monotonic, since when its peer has not taken what is being
-    sent; None: nothing is."""
+    """A stream that is being served. `sending_since_ms`: since when (monotonic) its peer has not taken a frame. None:
+    no frame is being sent."""
 
     @property
     def sending_since_ms(self) -> float | None: ...
 
     def abort(self) -> None:
-        """Ends it at once, without a word."""
+        """End it at once, without a word."""
 
 
 class Streams:
-    """All that are open, whether or not a roster still knows them."""
+    """All open streams, whether or not a roster still knows them."""
 
     def __init__(self, limits: Limits, metrics: Metrics) -> None:
         self._limits, self._metrics = limits, metrics
@@ -52,13 +52,15 @@ class Streams:
 
     @property
     def heartbeat_ms(self) -> int:
-        """How often a consumer that joins now has to beat."""
+        """The heartbeat of a consumer that joins now."""
         return self._limits.heartbeat_of(len(self))
 
     @contextmanager
     def admit(self, peer: str) -> Iterator[None]:
-        """Counts one more stream of `peer` (scheme:host:port, or any name) as long as it is served. Raises
-        TransportError(OVERLOADED) where the broker or this peer's host has as many as it may."""
+        """Count one more stream of `peer` (scheme:host:port, or any name) while it is served.
+
+        Raise TransportError(OVERLOADED) if the broker or this peer's host has its maximum.
+        """
         host = host_of(peer)
         if len(self) >= self._limits.streams:
             raise self._refused(f"this broker serves {self._limits.streams} streams, all it may (max_streams)")
@@ -71,8 +73,8 @@ class Streams:
 
     @contextmanager
     def kept(self, peer: str) -> Iterator[None]:
-        """Counts what is left of a stream or scan of `peer` that was given up as a stream, past the bounds too: who
-        lets many hang gets no more."""
+        """Count the rest of a stream or scan that was given up as a stream, past the bounds too. A peer that lets many
+        hang gets no more."""
         host = host_of(peer)
         self._peers[host] += 1
         try:
@@ -89,7 +91,7 @@ class Streams:
 
     @contextmanager
     def serving(self, stream: Served) -> Iterator[None]:
-        """`stream` is served meanwhile."""
+        """Count `stream` as served meanwhile."""
         self._served[stream] = None
         try:
             yield
@@ -97,7 +99,7 @@ class Streams:
             del self._served[stream]
 
     async def abort_stalled(self, now_ms: float, pace: CooperativePace) -> None:
-        """Ends those whose peers have not taken a frame for too long at monotonic `now_ms`."""
+        """End streams whose peers have not taken a frame for too long at monotonic `now_ms`."""
         for some in pace.some(self._served):
             for stream in some:
                 since_ms = stream.sending_since_ms
@@ -106,11 +108,11 @@ class Streams:
             await pace.did(len(some))
 
     def of(self, kind: type[S]) -> list[S]:
-        """Those of one kind that are served."""
+        """Return the served streams of one kind."""
         return [stream for stream in self._served if isinstance(stream, kind)]
 
     async def ended(self, within_s: float) -> None:
-        """Returns when a stream ends, or after `within_s`."""
+        """Return when a stream ends, or after `within_s`."""
         self._ended.clear()
         timer = asyncio.get_running_loop().call_later(within_s, self._ended.set)
         try:
@@ -120,7 +122,7 @@ class Streams:
 
 
 async def first_frame(stream: Stream, hello_ms: int) -> bytes | None:
-    """What is said first on a stream. Raises TransportError(DEADLINE) where that is nothing for `hello_ms`."""
+    """Return the first frame of a stream. Raise TransportError(DEADLINE) if none comes within `hello_ms`."""
     try:
         async with asyncio.timeout(hello_ms / 1000.0):
             return await stream.receive()

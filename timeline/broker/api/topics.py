@@ -21,7 +21,7 @@ from timeline.wording import no_such_topic
 
 
 class TopicAccess:
-    """`catalog`: all of them. `changed` is called when one was created, changed or dropped here."""
+    """`catalog`: all topics. `changed` is called after one was created, changed or dropped here."""
 
     def __init__(self, catalog: Catalog, readiness: Readiness, changed: Callable[[], None]) -> None:
         self.catalog, self._readiness, self._changed = catalog, readiness, changed
@@ -32,8 +32,8 @@ class TopicAccess:
             raise TransportError(Fault.NOT_READY, why)
 
     async def find(self, name: str, caller: Principal, deed: Deed) -> Topic:
-        """Return the topic, where `caller` may do `deed` on it: what is there is nobody else's to know. Raise
-        TransportError, or StoreError."""
+        """Return the topic, if `caller` may do `deed` on it. Refuse before looking whether it exists. Raise
+        TransportError or StoreError."""
         permit(caller.refusal(deed, name))
         topic = await self.catalog.find(name)
         if topic is None:
@@ -77,7 +77,7 @@ SUM_BYTES = 4
 
 
 class Walk(StrEnum):
-    """What a cursor belongs to."""
+    """The kind of call that a cursor belongs to."""
 
     SCAN = "scan"
     HELD = "held"
@@ -85,12 +85,12 @@ class Walk(StrEnum):
 
 
 def sealed(topic: Topic, walk: Walk, cursor: bytes | None) -> bytes:
-    """A store's cursor, as clients get it; empty, or None: the walk is over, and so it stays."""
+    """Return a store's cursor as clients get it. Empty or None: the walk is over."""
     return cursor + _sum(topic, walk, cursor) if cursor else b""
 
 
 def opened(topic: Topic, walk: Walk, told: bytes) -> bytes:
-    """The store's cursor in what a client tells; empty: from the start. Raises Invalid for what no such walk gave."""
+    """Return the store's cursor in a client's. Empty: from the start. Raise Invalid if no such walk gave it."""
     cursor = told[:-SUM_BYTES]
     if told and told != sealed(topic, walk, cursor):
         raise Invalid(

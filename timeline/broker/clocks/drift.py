@@ -1,13 +1,14 @@
-"""How far this broker's clock is from others', and what follows: a step confirmed or denied, a warning, a quarantine.
+"""How far this broker's clock is from other clocks. This decides whether a step is followed, and whether the broker
+warns or quarantines itself.
 
-Pure: whatever was read of clocks is handed in. Four readings of an exchange place another's clock on our *monotonic*
-one, with a bound of what may be wrong; so nothing that is done to our wall clock spoils what was measured. Of several
-exchanges the one that is known best counts, and that is the quickest: an error is half a round trip.
+Pure: all readings are arguments. An exchange of four readings places another clock on our *monotonic* clock, with a
+bound of the error. So nobody who sets our wall clock spoils a measurement. The quickest exchange is the best known: its
+error is half a round trip.
 
     sound ──off by 50 ms──▶ warned ──off by 500 ms from most──▶ quarantined ──within 250 ms──▶ returning ──5 s──▶ sound
 
-Each offset is a range that the truth lies in. Only what is off by the whole of its range counts as off, so that a slow
-network alone never looks like a wrong clock.
+Each offset is a range that holds the truth. A clock is off only if its whole range is, so that a slow network alone
+never looks like a wrong clock.
 """
 
 from __future__ import annotations
@@ -25,33 +26,36 @@ BACK_MS = CRITICAL_MS / 2
 """A quarantine ends below it, once that has stood for RETURN_MS."""
 RETURN_MS = 5_000.0
 CLOCKS = 3
-"""So many at least, our own among them, for most of them to be told from one that is wrong."""
+"""Fewest clocks, our own among them, in which a majority can outvote one."""
 WANDER = 0.006
-"""By how much a clock may go faster or slower than ours: 5 ms a second while a broker's is slewed, and what crystals
-are apart."""
+"""Most that another clock may go faster or slower than ours. A slewed broker's clock differs by 5 ms a second; crystals
+differ a little more."""
 GRAIN_MS = 0.001
-"""What a float of milliseconds since 1970, made of seconds, may be wrong by."""
+"""Error of a float of milliseconds since 1970 that was made from seconds."""
 SAMPLES = 16
 FRESH_MS = 10_000.0
-"""A clock that was not read for so long is not counted."""
+"""A clock that was not read for this long is not counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Another's clock less our monotonic clock, in ms, give or take `error_ms`, as measured at monotonic `at_ms`."""
+    """Another clock less our monotonic clock, in ms, give or take `error_ms`, measured at monotonic `at_ms`."""
 
     less_ours_ms: float
     error_ms: float
     at_ms: float
 
     def error_at(self, mono_ms: float) -> float:
-        """Its error by now: both clocks went on, each at its own pace."""
+        """Return its error by now. Both clocks went on, each at its own pace."""
         return self.error_ms + WANDER * abs(mono_ms - self.at_ms)
 
 
 def sample(sent_ms: float, received_ms: float, answered_ms: float, arrived_ms: float) -> Sample | None:
-    """What one exchange says: sent and arrived by our monotonic clock, received and answered by the other's. None when
-    that cannot be, because the other was set in between."""
+    """Return the result of one exchange. Sent and arrived are by our monotonic clock, received and answered by the
+    other.
+
+    None: these times cannot be, because the other clock was set in between.
+    """
     held_ms = answered_ms - received_ms
     travelled_ms = arrived_ms - sent_ms - held_ms
     wandered_ms = WANDER * (arrived_ms - sent_ms) + GRAIN_MS
@@ -62,14 +66,14 @@ def sample(sent_ms: float, received_ms: float, answered_ms: float, arrived_ms: f
 
 
 class ClockSamples:
-    """What was measured lately of one clock. `set_at_ms`: when it was last seen to have been set (monotonic)."""
+    """Latest measurements of one clock. `set_at_ms`: when it was last seen to have been set (monotonic)."""
 
     def __init__(self) -> None:
         self._samples: deque[Sample] = deque(maxlen=SAMPLES)
         self.set_at_ms: float | None = None
 
     def take(self, new: Sample) -> None:
-        """Another measurement. Those that it contradicts are of before the clock was set."""
+        """Add a measurement. Those that it contradicts are older than a setting of the clock."""
         agreeing = [old for old in self._samples if _agree(old, new)]
         if len(agreeing) < len(self._samples):
             self.set_at_ms = new.at_ms
@@ -77,19 +81,19 @@ class ClockSamples:
         self._samples.append(new)
 
     def best(self, mono_ms: float) -> Sample | None:
-        """What is known best at `mono_ms`: the least error by now. None before anything is."""
+        """Return the measurement with the least error by `mono_ms`. None: there is none."""
         return min(self._samples, key=lambda one: one.error_at(mono_ms), default=None)
 
     def fresh(self, mono_ms: float) -> bool:
-        """Whether the clock was read lately."""
+        """Return whether the clock was read lately."""
         return bool(self._samples) and mono_ms - self._samples[-1].at_ms <= FRESH_MS
 
     def steady(self, mono_ms: float) -> bool:
-        """Whether it has gone on without being set, for as long as we have watched or a minute."""
+        """Return whether it was not set for a minute, or since we watch it."""
         return self.set_at_ms is None or mono_ms - self.set_at_ms >= ALONE_MS
 
     def offset(self, mono_ms: float, now_ms: float) -> Offset | None:
-        """How far it is ahead of a clock of ours that says `now_ms` at monotonic `mono_ms`."""
+        """Return how far it is ahead of a clock of ours that says `now_ms` at monotonic `mono_ms`."""
         best = self.best(mono_ms)
         if best is None:
             return None
@@ -97,14 +101,13 @@ class ClockSamples:
 
 
 def _agree(one: Sample, other: Sample) -> bool:
-    """Whether one clock, never set, can have been measured as both."""
+    """Return whether one clock, never set, can have been measured as both."""
     return abs(one.less_ours_ms - other.less_ours_ms) <= one.error_at(other.at_ms) + other.error_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """By how much another clock is ahead of ours, in ms, negative: behind. It lies in [`low_ms`, `high_ms`];
-    `ahead_ms` is the likeliest."""
+    """How far another clock is ahead of ours, in ms. It lies in [`low_ms`, `high_ms`]; `ahead_ms` is the likeliest."""
 
     ahead_ms: float
     low_ms: float
@@ -112,17 +115,17 @@ class Offset:
 
     @classmethod
     def about(cls, ahead_ms: float, error_ms: float) -> Offset:
-        """`ahead_ms`, give or take `error_ms`."""
+        """Return the offset `ahead_ms`, give or take `error_ms`."""
         return cls(ahead_ms, ahead_ms - error_ms, ahead_ms + error_ms)
 
     @property
     def error_ms(self) -> float:
-        """The most that `ahead_ms` can be wrong by."""
+        """The largest error of `ahead_ms`."""
         return max(self.high_ms - self.ahead_ms, self.ahead_ms - self.low_ms)
 
     @property
     def sure_ms(self) -> float:
-        """By how much it is off at least, whichever way."""
+        """The least that it is off, in either direction."""
         return max(0.0, self.low_ms, -self.high_ms)
 
 
@@ -131,8 +134,8 @@ OURS = Offset(0.0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Our clock among `clocks`, itself counted. `lower` and `upper`: the two in the middle, which are one where the
-    number is odd, ahead of ours by so much."""
+    """Our clock among `clocks`, itself counted. `lower` and `upper`: offsets of the two in the middle, the same if the
+    number is odd."""
 
     clocks: int
     lower: Offset
@@ -140,19 +143,22 @@ class Comparison:
 
     @property
     def median(self) -> Offset:
-        """The one in the middle; of two, that which is further from ours."""
+        """The one in the middle. Of two, the one further from ours."""
         return max(self.lower, self.upper, key=lambda one: (one.sure_ms, abs(one.ahead_ms)))
 
     @property
     def outvoted_ms(self) -> float:
-        """By how much more than half of all clocks are off ours at least, all to the same side: where two halves
-        disagree, neither is outvoted."""
+        """The least by which more than half of all clocks are off ours, all on one side. If two halves disagree,
+        neither is outvoted."""
         return max(0.0, self.lower.low_ms, -self.upper.high_ms)
 
 
 def compare(others: Sequence[Offset]) -> Comparison:
-    """Our clock against the median. The kth of all lies between the kth of the least and the kth of the most that they
-    can be, so the median's range holds whatever the errors are."""
+    """Compare our clock with the median.
+
+    The kth clock lies between the kth lowest bound and the kth highest bound. So the median's range holds whatever the
+    errors are.
+    """
     every = [OURS, *others]
     columns = [
         sorted(one.ahead_ms for one in every),
@@ -164,8 +170,8 @@ def compare(others: Sequence[Offset]) -> Comparison:
 
 
 class ClockFinding(StrEnum):
-    """What a comparison says. ALONE: there is nobody to compare with. CLOSE, NEARLY, OFF, FAR: further and further from
-    the median. OUTVOTED: off by 500 ms from most of three clocks or more."""
+    """The result of a comparison. ALONE: no other clock is known. CLOSE, NEARLY, OFF, FAR: further and further from the
+    median. OUTVOTED: off by 500 ms from most of three clocks or more."""
 
     ALONE = auto()
     CLOSE = auto()
@@ -176,7 +182,7 @@ class ClockFinding(StrEnum):
 
 
 def find(compared: Comparison) -> ClockFinding:
-    """The finding."""
+    """Return the finding of a comparison."""
     if compared.clocks < 2:
         return ClockFinding.ALONE
     if compared.clocks >= CLOCKS and compared.outvoted_ms >= CRITICAL_MS:
@@ -189,8 +195,8 @@ def find(compared: Comparison) -> ClockFinding:
 
 
 class Trust(StrEnum):
-    """Whether this broker goes by its clock. SOUND, WARNED: it does. QUARANTINED: it leases nothing. RETURNING: still
-    so, but the clock is close again."""
+    """Whether this broker goes by its clock. SOUND, WARNED: it does. QUARANTINED: it leases nothing. RETURNING: nothing
+    yet, but the clock is close again."""
 
     SOUND = auto()
     WARNED = auto()
@@ -220,18 +226,18 @@ TRANSITIONS: dict[tuple[Trust, ClockFinding], tuple[Trust, float]] = {
     (Trust.RETURNING, ClockFinding.NEARLY): (Trust.WARNED, RETURN_MS),
     (Trust.RETURNING, ClockFinding.OFF): (Trust.WARNED, RETURN_MS),
 }
-"""(state, finding) → the next state, and how long the state must have lasted. What is absent changes nothing."""
+"""(state, finding) → the next state, and how long the state must have lasted. Other findings change nothing."""
 
 
 class ClockJudgement:
-    """The state that the findings have led to. `since_ms`: monotonic, since when."""
+    """The state to which the findings have led. `since_ms`: since when, monotonic."""
 
     def __init__(self, mono_ms: float) -> None:
         self.trust = Trust.SOUND
         self.since_ms = mono_ms
 
     def meet(self, finding: ClockFinding, mono_ms: float) -> bool:
-        """A finding, at `mono_ms`; whether it changed the state."""
+        """Take a finding at `mono_ms`. Return whether it changed the state."""
         trust, after_ms = TRANSITIONS.get((self.trust, finding), (self.trust, 0.0))
         if trust is self.trust or mono_ms - self.since_ms < after_ms:
             return False
@@ -241,16 +247,19 @@ class ClockJudgement:
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """Another clock, asked about a step of our wall. `able`: it was not set itself of late, nor waits to be: one that
-    jumped along with ours knows nothing of it."""
+    """Another clock, asked about a step of our wall clock. `able`: it was not set lately and does not wait to be. A
+    clock that jumped along with ours knows nothing of the step."""
 
     offset: Offset
     able: bool = True
 
 
 def judge_step(step_ms: float, store: Witness | None, peers: Sequence[Witness]) -> StepVerdict:
-    """What others say of a jump that put our wall `step_ms` ahead of our clock. CONFIRMED: the store's clock is with
-    the wall, or a majority of our wall and the peers is. DENIED: more are with our clock. OPEN: nobody can say."""
+    """Return what others say of a jump that put our wall clock `step_ms` ahead.
+
+    CONFIRMED: the store's clock is with the wall, or a majority of our wall and the peers is. DENIED: more are with our
+    clock. OPEN: no witness can say.
+    """
     by_store = _side(step_ms, store)
     by_peers = [_side(step_ms, peer) for peer in peers]
     with_wall = by_peers.count(1)
@@ -261,7 +270,7 @@ def judge_step(step_ms: float, store: Witness | None, peers: Sequence[Witness]) 
 
 
 def _side(step_ms: float, witness: Witness | None) -> int:
-    """1: it is with the wall. -1: with our clock. 0: it cannot say, or is with neither."""
+    """Return 1 if it is with the wall, -1 if it is with our clock, 0 if it cannot say or is with neither."""
     if witness is None or not witness.able or witness.offset.error_ms >= abs(step_ms) / 2:
         return 0
     from_ours_ms = abs(witness.offset.ahead_ms)

@@ -1,8 +1,8 @@
-"""The clocks that this broker compares its own with: other brokers', the store's, and those of its clients.
+"""The clocks that this broker compares its own with: other brokers', the store's, and its clients'.
 
-`measure` asks them, once a second; `look`, four times a second, follows the wall clock as far as they permit, and finds
-out whether this broker may go by its own clock (`drift.py` has the rules). Clients tell by themselves what they found,
-with their heartbeats; their clocks are shown and warned of, and count for nothing.
+`measure` asks them once a second. `look`, four times a second, follows the wall clock as far as they permit. It finds
+out whether this broker may go by its own clock, by the rules of `drift.py`. Clients report their offsets with their
+heartbeats. Their clocks are shown and warned of, and count for nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MEND = "set the clocks by chrony or ntpd"
 
 
 class PeerClock:
-    """Another broker's clock. `step_ms`: by how much its wall has jumped and was not followed yet."""
+    """Another broker's clock. `step_ms`: a jump of its wall clock that it has not followed yet."""
 
     def __init__(self) -> None:
         self.window = ClockSamples()
@@ -46,8 +46,8 @@ class PeerClock:
 
 
 class Clocks:
-    """All clocks that one broker knows. `members`: the brokers that are there; `consumers`: those connected here.
-    `changed` is called when `quarantined` has changed."""
+    """All clocks that one broker knows. `members`: brokers of the cluster. `consumers`: those connected here. `changed`
+    is called when `quarantined` has changed."""
 
     def __init__(
         self,
@@ -73,17 +73,17 @@ class Clocks:
         self._shown: set[tuple[str, str]] = set()
         self._adrift = False
         self.quarantined = ""
-        """Why this broker does not go by its own clock; empty while it does."""
+        """Why this broker does not go by its own clock. Empty: it does."""
 
     @property
     def trust(self) -> Trust:
-        """Whether it does."""
+        """Whether it goes by its own clock."""
         return self._conscience.trust
 
     # ── asking ──
 
     async def measure(self) -> None:
-        """Asks every other clock once, all at the same time; one that does not answer in time is left out."""
+        """Ask all other clocks once, at the same time. Late answers are left out."""
         asked = self._asked()
         if not self.trust.quarantined:  # what spoke against us is kept, and fades, until it is over
             there = {member.name for member in asked}
@@ -93,7 +93,7 @@ class Clocks:
         await self._show()
 
     def _asked(self) -> list[Member]:
-        """Those whose clocks are measured: where there are very many, the next ones by name, round about."""
+        """Return the members whose clocks are measured. Where there are very many, the next ones by name, round about."""
         others = sorted((member for member in self._members() if member.name != self._name), key=lambda one: one.name)
         turned = sorted(others, key=lambda one: one.name < self._name)
         return turned[: self._limits.clocks_measured]
@@ -116,7 +116,7 @@ class Clocks:
             other.step_ms = pong.step_ms
 
     async def _ask_store(self) -> None:
-        """Asks the store for its own clock, if it has one. A store that is slow is asked again once it has answered."""
+        """Ask the store for its own clock, if it has one. A slow store is asked again once it has answered."""
         if not self._store.capabilities.own_clock:
             return
         if self._asking is None or self._asking.done():
@@ -142,7 +142,7 @@ class Clocks:
     # ── judging ──
 
     def look(self) -> None:
-        """Looks at the wall clock, and follows it as far as others permit."""
+        """Read the wall clock, and follow it as far as other clocks permit."""
         self._clock.observe(self.judge)
         if self._verdict is not None and not self._clock.step_ms:
             self._verdict = None
@@ -150,7 +150,7 @@ class Clocks:
         self.weigh()
 
     def judge(self, step_ms: float) -> StepVerdict:
-        """What the other clocks say of a jump of our wall; logged when that changes."""
+        """Return what other clocks say of a jump of our wall clock. Log it when that changes."""
         mono_ms = self._clock.monotonic_ms()
         offset = self._fresh(self._of_store)
         store = None if offset is None else Witness(offset, self._of_store.steady(mono_ms))
@@ -166,7 +166,7 @@ class Clocks:
         return verdict
 
     def weigh(self) -> None:
-        """Finds out whether our clock can be trusted, from what is known of the others."""
+        """Find out whether our clock can be trusted."""
         compared = self.compared()
         if not self._conscience.meet(find(compared), self._clock.monotonic_ms()):
             return
@@ -186,8 +186,8 @@ class Clocks:
         self._metrics.gauge("timeline_quarantined", 1 if self.quarantined else 0)
 
     def compared(self) -> Comparison:
-        """Our clock among all that are known now. While we are quarantined, what was known then counts until it has
-        faded: no broker comes back because nobody is left to contradict it."""
+        """Compare our clock with all that are known now. In quarantine, older measurements count until they have faded:
+        no broker comes back because no other is left to contradict it."""
         windows = [self._of_store, *(other.window for other in self._others.values())]
         read = self._last if self.trust.quarantined else self._fresh
         return compare([offset for window in windows if (offset := read(window)) is not None])
@@ -202,7 +202,7 @@ class Clocks:
     # ── showing ──
 
     async def _show(self) -> None:
-        """Sets the gauges, and takes away those of clocks that are gone."""
+        """Set the gauges, and remove those of clocks that are gone."""
         compared = self.compared()
         metrics = self._metrics
         metrics.gauge("timeline_clocks_compared", compared.clocks)
@@ -222,7 +222,7 @@ class Clocks:
             metrics.gauge("timeline_clock_error_seconds", offset.error_ms / 1000.0, kind, peer)
 
     async def _show_clients(self) -> Offset | None:
-        """Counts the consumers whose clocks are off, and warns once there are some; the worst of all."""
+        """Count the consumers whose clocks are off, and warn once there are some. Return the worst offset."""
         off, pace = 0, CooperativePace()
         worst: tuple[Offset, bytes] | None = None
         for some in pace.some(self._consumers()):
@@ -254,19 +254,18 @@ SAID = {
 
 
 def _by_offset(told: tuple[Offset, bytes]) -> tuple[float, float]:
-    """Who is off for sure by most comes last."""
     offset, _ = told
     return offset.sure_ms, abs(offset.ahead_ms)
 
 
 def _off(offset: Offset) -> str:
-    """How far another clock is from ours, in words."""
+    """Return in words how far another clock is from ours."""
     direction = "ahead of" if offset.ahead_ms >= 0 else "behind"
     return f"{abs(offset.ahead_ms) / 1000.0:,.3f} s (give or take {offset.error_ms / 1000.0:,.3f} s) {direction}"
 
 
 def _sentence(compared: Comparison) -> str:
-    """How our clock stands among the others."""
+    """Return in words how our clock stands among others."""
     if compared.clocks < 2:
         return "there is no other clock to compare this broker's with"
     median = compared.median

@@ -1,7 +1,7 @@
-"""The dealer of one topic: sleeps until exactly the next due, leases what its consumers have credit for, pushes.
+"""The dealer of one topic. It sleeps until exactly the next due time, leases for consumers with credit, and pushes.
 
-One loop leases: `_obstacle` says what keeps it from dealing now, `_round` leases and deals once. What was leased ahead
-of its time has a timer of its own, so that no store call stands between a message and its due.
+One loop leases: `_obstacle` says why it cannot now, `_round` leases and deals once. Messages leased ahead of their time
+have a timer of their own, so that no store call stands between a message and its due time.
 """
 
 from __future__ import annotations
@@ -44,9 +44,12 @@ UNSURE = (Status.UNAVAILABLE.code, Status.UNKNOWN.code, Status.THROTTLED.code)
 
 
 class OwnSettles:
-    """Settles that a broker makes itself, on one topic: leases that nobody's code has seen go back, and what cannot be
-    delivered is buried. `settled` is set while none is under way: whoever must see their effect waits
-    for it. A call counts from when it is made, not from when its task starts."""
+    """Settles that a broker makes itself, on one topic.
+
+    Leases that no handler has seen are released, and messages that cannot be delivered are buried. `settled` is set
+    while none is under way; wait for it to see their effect. A call counts from when it is made, not from when its task
+    starts.
+    """
 
     def __init__(
         self, settling: Settling, tasks: Tasks, random_bits: Callable[[int], int], topic: Callable[[], Topic]
@@ -56,13 +59,13 @@ class OwnSettles:
         self.settled = self._under_way.none
 
     def release_unseen(self, batches: list[LeasedBatch]) -> None:
-        """Returns leases that no person's code has seen."""
+        """Return leases that no handler has seen."""
         for batch in batches:
             if len(batch):
                 self._begin(batch.unseen(self._random_bits), "handing back")
 
     def bury(self, batch: LeasedBatch, reason: bytes) -> None:
-        """Makes dead letters of what cannot be delivered."""
+        """Make dead letters of messages that cannot be delivered."""
         self._begin(batch.settles(Operation.BURY, self._random_bits, reason=reason), "burying")
 
     def _begin(self, settles: Settles, why: str) -> None:
@@ -70,8 +73,8 @@ class OwnSettles:
         self._tasks.spawn(self._settle(settles), why)
 
     async def _settle(self, settles: Settles) -> None:
-        """Tries again while the outcome is not known, since operation ids make that harmless. What cannot be settled
-        runs out by its lease."""
+        """Settle, and try again while the outcome is not known: operation ids make that harmless. After the last try
+        the leases run out."""
         try:
             wait_ms = FIRST_WAIT_MS
             for left in reversed(range(TRIES)):
@@ -85,8 +88,8 @@ class OwnSettles:
 
 
 class Dealer:
-    """Deals one topic. `topic` is replaced when its record changes; `buckets` says which buckets are ours, `hosts` is
-    told which consumers are here and well."""
+    """Dispatches one topic. `topic` is replaced when its record changes. `buckets` says which buckets are ours. `hosts`
+    hears which healthy consumers are here."""
 
     def __init__(
         self,
@@ -118,11 +121,11 @@ class Dealer:
         self._swept = False
         self._stranded_until_ms = self._fruitless_until_ms = 0.0
         self._behind = False
-        """Whether the last round for what is ours left something that was due: there is more than credit."""
+        """Whether the last round for our own buckets left something due: there is more than credit."""
         self._step_until_ms = 0.0
-        """Until then what was left waits for a step of credit."""
+        """Until then the rest waits for a step of credit."""
         self._dry = False
-        """Whether a consumer has said since the last round began that it may have nothing left to do."""
+        """Whether a consumer has said since the last round began that it may have no work left."""
         self._stopped: LateCause | None = None
         self._causes = lateness.causes
         self._causes.now(LateCause.NO_CONSUMER, self._causes.started_ms)
@@ -134,37 +137,37 @@ class Dealer:
         self._between_rounds.set()
 
     def wake(self) -> None:
-        """There is more credit, or a consumer is well again."""
+        """There is more credit, or a consumer is healthy again."""
         self._fruitless_until_ms = self._step_until_ms = 0.0
         self._wake.set()
 
     def ran_dry(self) -> None:
-        """A consumer may have nothing left to do. It has no more credit than before: what was larger still is."""
+        """A consumer may have no work left. Its credit is as before, so larger messages stay where they are."""
         self._dry = True
         self._step_until_ms = 0.0
         self._wake.set()
 
     def trickled(self) -> None:
-        """There is a little more credit: what is due now goes out on it, a backlog waits until there is a step."""
+        """There is a little more credit. Use it for what is due now; a backlog waits for a step of credit."""
         self._fruitless_until_ms = 0.0
         if not self._behind or self._step_until_ms <= self._clock.monotonic_ms():
             self._wake.set()
 
     def hint(self, due_ms: int, commit_seq: int = 0) -> None:
-        """A message was put, moved or released to `due_ms`, in the commit `commit_seq` (0: it did not say)."""
+        """A message was put, moved or released to `due_ms`, in the commit `commit_seq` (0: unknown)."""
         if self._next.hint(due_ms, commit_seq):
             self._behind = False
             self._wake.set()
 
     def update(self, topic: Topic) -> None:
-        """The topic's record changed."""
+        """Take the changed record of the topic."""
         before, self.topic = self.topic.settings, topic
         if topic.settings.paused or topic.settings.lease_ahead_ms != before.lease_ahead_ms:
             self._free_held()
         self.look()
 
     def look(self) -> None:
-        """What is ours and due may have changed (settings, buckets, a store that is back): a round finds out."""
+        """Our due messages may have changed (settings, buckets, a store that is back). A round finds out."""
         self._next.look()
         self._behind = False
         self._retry_at_ms = 0.0
@@ -180,7 +183,7 @@ class Dealer:
         credit: tuple[int, int],
         room: tuple[int, int],
     ) -> ConnectedConsumer:
-        """Return a consumer of this topic, which is not on the roster yet. `credit`, `room`: messages and bytes."""
+        """Return a consumer of this topic, not on the roster yet. `credit`, `room`: messages and bytes."""
         return ConnectedConsumer(
             id=id,
             session=session,
@@ -199,8 +202,8 @@ class Dealer:
         )
 
     async def resume(self, consumer: ConnectedConsumer, in_hand: set[Token], peer: str) -> None:
-        """Grant again to a consumer what its id holds beyond the tokens in hand, at version + 1: nobody else may have
-        it until its lease runs out."""
+        """Grant again to a consumer the leases of its id beyond the tokens in hand, at version + 1. No other consumer
+        may have them until they run out."""
         await self.own_settles.settled.wait()
         try:
             async for rows in self._store.held(self.topic, self._clock.now_ms(), consumer.id):
@@ -220,7 +223,7 @@ class Dealer:
             log.warning("cannot look up what consumer %r holds: %s", consumer.id.decode(), trouble)
 
     async def _regrant(self, rows: Rows, consumer: ConnectedConsumer, peer: str) -> set[Token]:
-        """Lease `rows` again and give them to their holder; return their new tokens."""
+        """Lease `rows` again and give them to their holder. Return their new tokens."""
         end_ms = self._clock.now_ms() + consumer.lease_ms
         settles = Settles.of(rows, operation=Operation.REGRANT, time_ms=end_ms)
         answers = await self.settling.settle(self.topic, settles, peer)
@@ -237,12 +240,12 @@ class Dealer:
         return tokens(rows.ids, rows.birth, rows.version)
 
     def rehost(self) -> None:
-        """Others of the topic's consumers are well than were: buckets may be ours because of it, or no more."""
+        """Other consumers of the topic are healthy than before, so our buckets may have changed."""
         self._hosts(self.topic, self.roster.well)
         self.look()
 
     def admit(self, consumer: ConnectedConsumer) -> None:
-        """From now on `consumer` is dealt to, and buckets are ours because of it; unless another has its id by now."""
+        """Start to deal to `consumer`, and host it. Ignore it if another has its id by now."""
         if not self.roster.knows(consumer):
             return
         consumer.deal()
@@ -251,7 +254,7 @@ class Dealer:
         self.look()
 
     async def run(self) -> None:
-        """Deals until cancelled. An error of ours is logged and the loop goes on: a topic never stands still."""
+        """Deal until cancelled. An error of ours is logged and the loop goes on: a topic never stands still."""
         try:
             while True:
                 try:
@@ -278,7 +281,7 @@ class Dealer:
             log.warning("cannot lease on topic %r: %s", self.topic.name, trouble)
 
     async def _sleep(self, wait_ms: float) -> None:
-        """Sleeps until something changes, but no longer than `wait_ms`."""
+        """Sleep until something changes, at most `wait_ms`."""
         if wait_ms == math.inf:
             await self._wake.wait()
         elif not self._wake.is_set():
@@ -290,7 +293,7 @@ class Dealer:
         self._wake.clear()
 
     def _wait_ms(self) -> float:
-        """How long until there is something to lease; 0: now. Says on the way what hinders, for the late ring."""
+        """Return how long until there is something to lease. 0: now. Record the present cause of lateness."""
         mono_ms, now = self._clock.monotonic_ms(), self._clock.now()
         cause, wait_ms = self._obstacle(mono_ms)
         until_step_ms = self._step_until_ms - mono_ms
@@ -307,12 +310,12 @@ class Dealer:
         return min(until_sweep_ms, due_ms - lead_ms - now)
 
     def _deals_nothing(self) -> bool:
-        """Whether all buckets are others'."""
+        """Return whether all buckets are others'."""
         mine = self._buckets(self.topic)
         return mine is not None and not len(mine)
 
     def _obstacle(self, mono_ms: float) -> tuple[LateCause | None, float | None]:
-        """What keeps us from leasing, and how long to wait for it at most; (None, None): nothing."""
+        """Return why it cannot lease now, and how long to wait for that at most. (None, None): it can."""
         if self._stopped is not None or self.topic.settings.paused:
             return self._stopped or LateCause.PAUSED, float(self._limits.sweep_every_ms)
         if mono_ms < self._retry_at_ms:
@@ -334,7 +337,7 @@ class Dealer:
         return None, None
 
     async def _round(self) -> None:
-        """Leases once for whoever has credit, and deals what came."""
+        """Lease once for all consumers with credit, and deal."""
         mono_ms = self._clock.monotonic_ms()
         topic, consumers = self.topic, self.roster.ready(mono_ms)
         most = self._ahead.most(self._next.at_ms, self._clock.now_ms())
@@ -357,16 +360,19 @@ class Dealer:
         await asyncio.sleep(0)
 
     def _await_step(self, stranded: bool) -> None:
-        """After a round: where more is there than credit, the next one waits for a step of it. Each ack of a consumer
-        that takes one message after the other would else lease one. `stranded`: what others deal was found."""
+        """Let the next round wait for a step of credit if there is more than credit.
+
+        Otherwise each ack of a consumer that takes one message after another would lease one. `stranded`: the round
+        found messages of others' buckets.
+        """
         mono_ms = self._clock.monotonic_ms()
         self._step_until_ms = 0.0
         if (self._behind or stranded) and not self._dry and not self.roster.any_step(mono_ms):
             self._step_until_ms = mono_ms + self._limits.step_wait_ms
 
     async def _lease(self, topic: Topic, grants: list[Grant], mono_ms: float) -> tuple[LeasedRows, int, bool]:
-        """One call of the store, when it returned, and whether it was a sweep of what others deal. Notes what it says
-        of the next due."""
+        """Call the store once. Return its answer, when it came, and whether the call swept buckets of others. Note the
+        next due time."""
         now_ms = self._clock.now_ms()
         buckets, overdue_ms = self._buckets(topic), 0
         self._swept = mono_ms >= self._sweep_at_ms and not self._swept
@@ -396,7 +402,7 @@ class Dealer:
         return leased, done_ms, True
 
     def _note_fruitless(self, leased: LeasedRows, now_ms: int, until_ms: int, mono_ms: float) -> None:
-        """When a round leased nothing, another like it would not either: say until when not to ask again."""
+        """Note until when not to ask again, after a round that leased nothing."""
         self._never_ahead_ms = None
         if len(leased.rows) or leased.expired or len(leased.buried) or leased.next_due_ms is None:
             return
@@ -408,7 +414,7 @@ class Dealer:
             self._never_ahead_ms = leased.next_due_ms
 
     def _account(self, leased: LeasedRows, mono_ms: float) -> None:
-        """Counts what the round met besides what it leased, and marks consumers whose leases ran out."""
+        """Count what else the round met, and mark consumers whose leases ran out."""
         name = self._metrics.topic(self.topic.name)
         if len(leased.buried):
             self._metrics.count("timeline_buried_total", name, DELIVERED_OUT.decode(), by=len(leased.buried))
@@ -424,7 +430,7 @@ class Dealer:
                     consumer.lapsed(end_ms, self._clock.now_ms(), mono_ms)
 
     def _deal(self, leased: LeasedRows, consumers: list[ConnectedConsumer], done_ms: int, swept: bool) -> None:
-        """Gives each consumer its rows: now if they are due, else when they are."""
+        """Give each consumer its rows, at once if they are due, else at their due time."""
         whole = LeasedBatch(leased.rows, leased.was_due_ms, ran_out(leased), done_ms, stranded=swept)
         sizes = whole.sizes
         counts = np.bincount(leased.grant, minlength=len(consumers))
@@ -440,7 +446,7 @@ class Dealer:
     def _give_sound(
         self, consumer: ConnectedConsumer, whole: LeasedBatch, mine: Bools, unsound: dict[bytes, Bools]
     ) -> None:
-        """Gives the rows that are `mine`, and buries those among them that cannot be delivered."""
+        """Give the rows that are `mine`. Bury those that cannot be delivered."""
         for reason, rows in unsound.items():
             if (mine & rows).any():
                 self._bury(consumer, whole.where(mine & rows), reason)
@@ -457,8 +463,10 @@ class Dealer:
         consumer.refund(batch)
 
     def give(self, consumer: ConnectedConsumer, batch: LeasedBatch) -> None:
-        """Pushes what is due and holds the rest until it is; hands all back when the consumer is gone, or the topic was
-        stopped or paused since it was leased."""
+        """Push what is due, and hold the rest until it is due.
+
+        If the consumer is gone, or the topic was stopped or paused since, release all unseen.
+        """
         if consumer.gone or self._stopped is not None or self.topic.settings.paused:
             consumer.refund(batch)
             self.own_settles.release_unseen([batch])
@@ -472,7 +480,7 @@ class Dealer:
             self._push(consumer, batch)
 
     def _set_timer(self) -> None:
-        """For the earliest of what is held."""
+        """Set the timer for the earliest message held."""
         if self._held_timer is not None:
             self._held_timer.cancel()
         due_ms = self._held.next_due_ms()
@@ -481,7 +489,7 @@ class Dealer:
             self._held_timer = asyncio.get_running_loop().call_later(wait_s, self._push_due)
 
     def _push_due(self) -> None:
-        """Pushes what was leased ahead and is due now."""
+        """Push messages leased ahead that are due now."""
         try:
             for consumer, batch in self._held.due(self._clock.now_ms()):
                 self.give(consumer, batch)
@@ -489,7 +497,7 @@ class Dealer:
             self._set_timer()
 
     def _push(self, consumer: ConnectedConsumer, batch: LeasedBatch) -> None:
-        """Queues `batch`, which is due, for its consumer."""
+        """Queue `batch`, which is due, for its consumer."""
         for part in batch.frames(self._limits.deliver_messages, self._limits.deliver_bytes):
             consumer.push(part)
 
@@ -500,50 +508,50 @@ class Dealer:
         self.look()
 
     async def quiet(self) -> None:
-        """Returns when no lease call is under way and what was to go back has gone back."""
+        """Return when no lease call is under way and all unseen leases are released."""
         await self._between_rounds.wait()
         await self.coming_back.none.wait()
         await self.own_settles.settled.wait()
 
     def part_with(self, consumer: ConnectedConsumer, unsent: list[LeasedBatch]) -> None:
-        """`consumer` goes: what was not sent to it goes back."""
+        """Forget `consumer`, and release what was not sent to it."""
         self.roster.leave(consumer)
         self._hosts(self.topic, self.roster.well)
         self.own_settles.release_unseen(self._held.of(consumer) + unsent)
         self._wake.set()
 
     def stop_leasing(self, cause: LateCause = LateCause.PAUSED) -> None:
-        """Leases no more and hands back what was leased ahead. `cause`: what is then to blame for lateness."""
+        """Lease no more, and release what was leased ahead. `cause`: the cause of lateness from now on."""
         self._stopped = self._stopped if self._stopped is LateCause.PAUSED else cause  # a drain never ends
         self._free_held()
         self._wake.set()
 
     def lease_again(self, cause: LateCause) -> None:
-        """The end of `stop_leasing` for `cause`."""
+        """End `stop_leasing` for `cause`."""
         if self._stopped is cause:
             self._stopped = None
             self.look()
 
     def _free_held(self) -> None:
-        """What was leased ahead of its time goes back, and the credit that it took."""
+        """Release what was leased ahead of its time, and return the credit for it."""
         for consumer, batch in self._held.everything():
             consumer.refund(batch)
             self.own_settles.release_unseen([batch])
 
     def withdraw(self) -> None:
-        """Nothing more is pushed to any consumer of the topic: what was not pushed goes back."""
+        """Push nothing more to any consumer of the topic. Release what was not pushed."""
         for consumer in list(self.roster.consumers.values()):
             self.own_settles.release_unseen(self._held.of(consumer) + consumer.withdraw())
 
     def dismiss(self, reason: LeavingReason, text: str) -> None:
-        """Tells every consumer of the topic to leave and hands back what was not pushed."""
+        """Send all consumers of the topic away, and release what was not pushed."""
         for consumer in list(self.roster.consumers.values()):
             self.own_settles.release_unseen(self._held.of(consumer) + consumer.leave(reason, text))
         self._wake.set()
 
 
 class Dealers:
-    """The dealers of one broker: of each topic that had a consumer here, by its uid. `make` makes one."""
+    """The dealers of one broker, by topic's uid: of each topic that had a consumer here. `make` makes one."""
 
     def __init__(self, make: Callable[[Topic], Dealer], tasks: Tasks) -> None:
         self._make, self._tasks = make, tasks
@@ -556,7 +564,7 @@ class Dealers:
         return self._dealers.get(dealer.topic.uid) is dealer
 
     def of(self, topic: Topic) -> Dealer:
-        """Return the dealer of `topic`, which the catalog has. It begins when it is asked for first."""
+        """Return the dealer of `topic`, which the catalog has. It begins on first use."""
         dealer = self._dealers.get(topic.uid)
         if dealer is None:
             dealer = self._dealers[topic.uid] = self._make(topic)
@@ -564,25 +572,27 @@ class Dealers:
         return dealer
 
     def consumers(self) -> Iterator[ConnectedConsumer]:
-        """All that are connected here."""
+        """Yield all consumers connected here."""
         for dealer in self:
             yield from dealer.roster.consumers.values()
 
     def hint(self, topic_uid: int, due_ms: int, commit_seq: int = 0) -> bool:
-        """A message of the topic is due at `due_ms` now, in a bucket of ours. `commit_seq`: see `Store`. Return whether
-        the topic has a dealer here: a new one looks for itself."""
+        """Note that a message of the topic is due at `due_ms`, in a bucket of ours. `commit_seq`: see `Store`.
+
+        Return whether the topic has a dealer here. A new one looks for itself.
+        """
         dealer = self._dealers.get(topic_uid)
         if dealer is not None:
             dealer.hint(due_ms, commit_seq)
         return dealer is not None
 
     def update(self, topic: Topic) -> None:
-        """The topic's record changed."""
+        """Pass on the topic's changed record."""
         if (dealer := self._dealers.get(topic.uid)) is not None:
             dealer.update(topic)
 
     def drop(self, topic: Topic) -> None:
-        """The topic was dropped."""
+        """End the dealer of a dropped topic."""
         dealer = self._dealers.pop(topic.uid, None)
         if dealer is not None:
             dealer.dismiss(LeavingReason.TOPIC_DROPPED, f"topic {topic.name!r} was dropped")
@@ -590,29 +600,28 @@ class Dealers:
                 dealer.task.cancel()
 
     def wake(self) -> None:
-        """There is room for more."""
+        """Wake all dealers: there is room for more."""
         for dealer in self._dealers.values():
             dealer.wake()
 
     def look(self) -> None:
-        """What is ours and due may have changed, on any topic."""
+        """Have all dealers look for what is due."""
         for dealer in self._dealers.values():
             dealer.look()
 
     def stop_leasing(self, cause: LateCause) -> None:
-        """From this moment nothing is leased and nothing pushed; what was not pushed goes back. `cause`: what is to
-        blame for lateness from now on."""
+        """Lease and push nothing from this moment. Release what was not pushed. `cause`: the cause of lateness from now
+        on."""
         for dealer in self:
             dealer.stop_leasing(cause)
             dealer.withdraw()
 
     async def dismiss(self, reason: LeavingReason, text: str, hand_back_ms: float) -> None:
-        """After `stop_leasing`: tell each topic's consumers to leave once what was not pushed is back.
+        """After `stop_leasing`: send each topic's consumers away once unpushed leases are released.
 
-        Another broker leases again to a consumer what it holds there and does not have in hand: what is still on its
-        way back by then would have been delivered once more, to nobody's code. A store that does not answer keeps
-        nobody for longer than `hand_back_ms`, nor any other topic's consumers at all; what it refuses again and again
-        to take back runs out by its lease.
+        Another broker leases again to a consumer what it holds there and does not have in hand. Leases still on their
+        way back would be delivered once more, to no handler. A store that does not answer delays a topic's consumers by
+        at most `hand_back_ms`, and no other topic's. Leases that it refuses to take back run out.
         """
         await asyncio.gather(*(_dismiss(dealer, reason, text, hand_back_ms) for dealer in self))
 

@@ -1,5 +1,4 @@
-"""Leased batches: rows leased together for one consumer, on their way to it, still columns; and where those wait that
-were leased ahead of their due."""
+"""Leased batches: rows leased together for one consumer, as columns; and the buffer of those leased ahead of their due."""
 
 from __future__ import annotations
 
@@ -19,18 +18,22 @@ C = TypeVar("C")
 Token = tuple[bytes, int, int]
 """A lease: id, birth and version of its message."""
 MESSAGE_OVERHEAD_BYTES = 80
-"""What a message takes in a Deliver frame beside its id, tag, headers and payload."""
+"""Size of a message in a Deliver frame beside its id, tag, headers and payload."""
 
 
 JOINED_MESSAGES, JOINED_BYTES = 64, 64 * 1024
-"""Batches up to so much together go as one: a copy of that costs less than a frame."""
+"""Batches up to this size go together: a copy of them costs less than a frame."""
 
 
 @dataclass(slots=True)
 class LeasedBatch(ColumnBatch):
-    """Leased rows (payloads included), when each came due (`was_due_ms`), which of them are leased `again` after a
-    lease ran out, and when the lease call returned. `stranded`: a sweep found it where somebody else should
-    have dealt it."""
+    """Leased rows, payloads included.
+
+    - `was_due_ms`: when each came due.
+    - `again`: whether each is leased again after a lease ran out.
+    - `leased_ms`: when the lease call returned.
+    - `stranded`: a sweep found them where another broker should have dealt them.
+    """
 
     rows: Rows
     was_due_ms: Int64
@@ -40,11 +43,11 @@ class LeasedBatch(ColumnBatch):
     _frame_bytes: int = field(init=False, default=-1)
 
     def where(self, keep: Bools) -> LeasedBatch:
-        """The rows where `keep`; itself when that is all."""
+        """Return the rows where `keep`; itself if that is all."""
         return self if bool(keep.all()) else self.take(np.flatnonzero(keep))
 
     def joins(self, other: LeasedBatch, messages: int, bytes_: int) -> bool:
-        """Whether it may go with `other`, behind so many messages and bytes: of the same round, and both small."""
+        """Return whether it may go with `other`, of the same round, behind `messages` and `bytes_`: all of it is small."""
         return (
             self.leased_ms == other.leased_ms
             and self.stranded == other.stranded
@@ -54,12 +57,12 @@ class LeasedBatch(ColumnBatch):
 
     @property
     def sizes(self) -> Int64:
-        """Bytes of payload and headers of each row: what counts against a consumer's credit."""
+        """Bytes of payload and headers of each row, which count against a consumer's credit."""
         return content_sizes(self.rows)
 
     @property
     def frame_bytes(self) -> int:
-        """About what it takes on the wire, and in memory until it gets there."""
+        """About its size on the wire, and in memory until it gets there."""
         if self._frame_bytes < 0:
             rows, count = self.rows, len(self)
             content = rows.payloads.nbytes if rows.payloads is not None else int(rows.payload_bytes.sum())
@@ -68,7 +71,7 @@ class LeasedBatch(ColumnBatch):
         return self._frame_bytes
 
     def frames(self, most_messages: int, most_bytes: int) -> Iterator[LeasedBatch]:
-        """Cut so that each part makes a frame of about `most_bytes` at most."""
+        """Cut it so that each part makes a frame of about `most_bytes` at most."""
         count = len(self)
         if count <= most_messages and self.frame_bytes <= most_bytes:
             yield self
@@ -83,13 +86,13 @@ class LeasedBatch(ColumnBatch):
             start = stop
 
     def unseen(self, random_bits: Callable[[int], int]) -> Settles:
-        """The settles that hand it back as never seen by anybody's code."""
+        """Return the settles that release it as never seen by any handler."""
         return self.settles(Operation.RELEASE, random_bits, unseen=True)
 
     def settles(
         self, operation: Operation, random_bits: Callable[[int], int], *, unseen: bool = False, reason: bytes = b""
     ) -> Settles:
-        """The same settle for each row, in its holder's name."""
+        """Return the same settle for each row, in its holder's name."""
         op = np.fromiter((random_bits(64) | 1 for _ in range(len(self))), dtype=np.uint64, count=len(self))
         return Settles.of(self.rows, operation=operation, op=op, unseen=unseen, reasons=reason)
 
@@ -100,23 +103,25 @@ def tokens(ids: Ragged, birth: UInt64, version: Int64) -> set[Token]:
 
 
 def content_sizes(rows: Rows) -> Int64:
-    """Bytes of payload and headers of each row."""
+    """Return bytes of payload and headers of each row."""
     if rows.payloads is None or rows.headers is None:
         return rows.payload_bytes.astype(np.int64)
     return rows.payloads.sizes + rows.headers.sizes if rows.headers.nbytes else rows.payloads.sizes
 
 
 def ran_out(leased: LeasedRows) -> Bools:
-    """Which rows had a holder whose lease ran out."""
+    """Return which rows had a holder whose lease ran out."""
     if not leased.prior_holders.nbytes:
         return np.zeros(len(leased.rows), dtype=np.bool_)
     return leased.prior_holders.sizes > 0
 
 
 def unsound_rows(rows: Rows, lost: tuple[int, ...] = ()) -> dict[bytes, Bools]:
-    """Whose payload cannot be what was put, by reason: the store says that it is `lost`, or it is not as long as it
-    was. Content is not summed here: whoever receives it does (the driver buries what differs), and sums what the wire
-    brought, too."""
+    """Return rows whose payload cannot be the one that was put, by reason: the store says that it is `lost`, or its
+    length differs.
+
+    No checksum is made here. The receiver makes one, which covers the wire, too, and the driver buries what differs.
+    """
     assert rows.payloads is not None
     differs: Bools = rows.payloads.sizes != rows.payload_bytes
     if not lost and not differs.any():
@@ -130,20 +135,22 @@ def unsound_rows(rows: Rows, lost: tuple[int, ...] = ()) -> dict[bytes, Bools]:
 
 @dataclass(slots=True)
 class _Waiting(Generic[C]):
-    """A batch in order of its dues; what lies before `at` is held no more."""
+    """A batch in order of its dues. Rows before `at` are held no more."""
 
     consumer: C
     batch: LeasedBatch
     at: int = 0
 
     def rest(self) -> LeasedBatch:
-        """What is still held."""
+        """Return the rows still held."""
         return self.batch.slice(self.at, len(self.batch))
 
 
 class LeaseAheadBuffer(Generic[C]):
-    """Batches leased before they are due, given out at each due time, never before. A batch is put in order once; what
-    it has at a time is then a part of it that shares its columns."""
+    """Batches leased before they are due, given out at each due time, never before.
+
+    A batch is put in order once. The rows of a due time are then a part of it that shares its columns.
+    """
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int]] = []
@@ -152,11 +159,11 @@ class LeaseAheadBuffer(Generic[C]):
         self._count = 0
 
     def __len__(self) -> int:
-        """Messages held."""
+        """Return how many messages are held."""
         return sum(len(waiting.batch) - waiting.at for waiting in self._batches.values())
 
     def add(self, consumer: C, batch: LeasedBatch) -> None:
-        """Holds `batch`, which is not empty, for `consumer`."""
+        """Hold `batch`, which is not empty, for `consumer`."""
         due_ms = batch.was_due_ms
         if (due_ms[1:] < due_ms[:-1]).any():
             batch = batch.take(np.argsort(due_ms, kind="stable"))
@@ -165,11 +172,11 @@ class LeaseAheadBuffer(Generic[C]):
         heapq.heappush(self._heap, (int(batch.was_due_ms[0]), self._count))
 
     def next_due_ms(self) -> int | None:
-        """When the earliest is due."""
+        """Return when the earliest is due."""
         return self._heap[0][0] if self._heap else None
 
     def due(self, now_ms: int) -> list[tuple[C, LeasedBatch]]:
-        """What is due by `now_ms`; held no more."""
+        """Take out all that is due by `now_ms`."""
         given = []
         while self._heap and self._heap[0][0] <= now_ms:
             _, number = self._heap[0]
@@ -185,11 +192,11 @@ class LeaseAheadBuffer(Generic[C]):
         return given
 
     def everything(self) -> list[tuple[C, LeasedBatch]]:
-        """All of it; held no more."""
+        """Take out all."""
         return self.due(MAX_TIME_MS)
 
     def of(self, consumer: C) -> list[LeasedBatch]:
-        """All that is held for `consumer`; held no more."""
+        """Take out all that is held for `consumer`."""
         mine = {number for number, waiting in self._batches.items() if waiting.consumer is consumer}
         if mine:
             self._heap = [entry for entry in self._heap if entry[1] not in mine]

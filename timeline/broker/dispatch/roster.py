@@ -1,4 +1,4 @@
-"""The roster: a topic's connected consumers, their credit and their health, and what waits to be pushed to them."""
+"""The roster: a topic's connected consumers, their credit and health, and their outboxes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ConsumerHealth(StrEnum):
 
 
 class Outboxes:
-    """What waits to be pushed, over all consumers of a broker. `freed` is called when there is room again."""
+    """The outboxes of all consumers of a broker, summed. `freed` is called when there is room again."""
 
     def __init__(self, limit_bytes: int, freed: Callable[[], None]) -> None:
         self._limit_bytes, self._freed = limit_bytes, freed
@@ -37,11 +37,11 @@ class Outboxes:
 
     @property
     def full(self) -> bool:
-        """Whether nothing more may be leased for anybody."""
+        """Whether nothing more may be leased for any consumer."""
         return self.bytes >= self._limit_bytes
 
     def add(self, bytes_: int) -> None:
-        """So much more waits; negative: less."""
+        """Add bytes; negative: remove them."""
         was_full = self.full
         self.bytes += bytes_
         if was_full and not self.full:
@@ -58,11 +58,15 @@ class LeaveNotice:
 
 @dataclass(slots=True)
 class ConnectedConsumer:
-    """One consumer's stream on this broker. Credit is what it has room for now; `room_*` the most it ever had, so that
-    credit at that mark means nothing is in flight. `wake`: its dealer; `trickled`: the same, told of less credit than a
-    step. `changed`: its roster, told when it has credit, or has none any more, or is set aside. `dealing`: it may be
-    dealt to (what it held before was looked up). `clock`: how far its own is ahead of ours, as it says. `gone`: nothing
-    may be pushed to it any more."""
+    """One consumer's stream on this broker.
+
+    - Credit: its room now. `room_*`: the most it ever had. Credit at that mark means that nothing is in flight.
+    - `wake`: wakes its dealer. `trickled`: the same, for less credit than a step.
+    - `changed`: tells its roster that it has credit, or has none any more, or is set aside.
+    - `dealing`: it may be dealt to, because its earlier leases were looked up.
+    - `clock`: how far its own clock is ahead of ours, as it says.
+    - `gone`: nothing may be pushed to it any more.
+    """
 
     id: bytes
     session: int
@@ -75,7 +79,7 @@ class ConnectedConsumer:
     wake: Callable[[], None]
     outboxes: Outboxes
     bearer: str = ""
-    """Whose token its stream came with: while it is here, nobody else takes its id."""
+    """The name of the token of its stream. While it is here, no other token may use its id."""
     trickled: Callable[[], None] = lambda: None
     changed: Callable[[ConnectedConsumer], None] = lambda _: None
     outbox: deque[object] = field(default_factory=deque)
@@ -101,12 +105,12 @@ class ConnectedConsumer:
 
     @property
     def idle(self) -> bool:
-        """Whether it has nothing in flight: a message larger than its credit in bytes may then be sent alone."""
+        """Whether nothing is in flight. A message larger than its credit in bytes may then be sent alone."""
         return self.credit_messages >= self.room_messages and self.credit_bytes >= self.room_bytes
 
     @property
     def has_step(self) -> bool:
-        """Whether so much of its credit is free, in messages and in bytes, that it is worth a round."""
+        """Whether its free credit, in messages and bytes, is worth a round."""
         share = self.limits.step_share
         messages = min(self.limits.step_messages, self.room_messages // share)
         return self.credit_messages >= messages and (self.credit_bytes >= self.room_bytes // share or self.idle)
@@ -117,11 +121,11 @@ class ConnectedConsumer:
         return max(0, self.room_messages - self.credit_messages)
 
     def open_credit(self, now_ms: float) -> int:
-        """Messages that may be dealt to it at monotonic `now_ms`."""
+        """Return how many messages may be dealt to it at monotonic `now_ms`."""
         return max(0, self.credit_messages) if self.health(now_ms) is ConsumerHealth.HEALTHY else 0
 
     def health(self, now_ms: float) -> ConsumerHealth:
-        """Its health at monotonic `now_ms`."""
+        """Return its health at monotonic `now_ms`."""
         if self.gone:
             return ConsumerHealth.GONE
         if now_ms - self.heard_ms > self.heartbeat_ms * self.limits.heartbeats_missed:
@@ -131,27 +135,27 @@ class ConnectedConsumer:
         return ConsumerHealth.SET_ASIDE if now_ms < self.set_aside_until_ms else ConsumerHealth.HEALTHY
 
     def deal(self) -> None:
-        """From now on it is dealt to."""
+        """Start to deal to it."""
         self.dealing = True
         self.changed(self)
         self.wake()
 
     def heard(self, now_ms: float) -> None:
-        """A frame of it arrived."""
+        """Note that a frame of it arrived."""
         before = self.health(now_ms)
         self.heard_ms = now_ms
         if before is ConsumerHealth.SILENT:
             self.wake()
 
     def sent(self, now_ms: float) -> None:
-        """It took what was sent."""
+        """Note that it took what was sent."""
         before = self.health(now_ms)
         self.sending_since_ms = None
         if before is ConsumerHealth.STALLED:
             self.wake()
 
     def add_credit(self, messages: int, bytes_: int) -> None:
-        """The consumer has room for more."""
+        """Give it more credit."""
         had = self.credit_messages > 0
         self.credit_messages += messages
         self.credit_bytes += bytes_
@@ -166,7 +170,7 @@ class ConnectedConsumer:
                 self.trickled()
 
     def spend(self, messages: int, bytes_: int) -> None:
-        """So much was leased for it."""
+        """Use credit for what was leased for it."""
         had = self.credit_messages > 0
         self.credit_messages -= messages
         self.credit_bytes -= bytes_
@@ -174,11 +178,11 @@ class ConnectedConsumer:
             self.changed(self)
 
     def refund(self, batch: LeasedBatch) -> None:
-        """What was leased for it does not reach it after all."""
+        """Return the credit of a batch that does not reach it."""
         self.add_credit(len(batch), int(batch.sizes.sum()))
 
     def push(self, item: object) -> None:
-        """Queues a frame, a batch or a notice: the stream makes frames of these when their turn comes."""
+        """Queue a frame, a batch or a notice. The stream makes frames of these when their turn comes."""
         self.outbox.append(item)
         if isinstance(item, LeasedBatch):
             self._weigh(item.frame_bytes)
@@ -193,8 +197,11 @@ class ConnectedConsumer:
             self.wake()
 
     async def next(self) -> object | None:
-        """What to send next; None once it is finished and all that was queued is sent. Batches of one round that wait
-        behind each other go together: what is late already is not made later by a frame for each."""
+        """Return what to send next. None: it is finished, and all that was queued is sent.
+
+        Small batches of one round that wait behind each other go together. A frame for each would make them later
+        still.
+        """
         while not self.outbox:
             if self.finished:
                 return None
@@ -208,7 +215,7 @@ class ConnectedConsumer:
         return item
 
     def _joined(self, first: LeasedBatch) -> LeasedBatch:
-        """`first`, which was taken from the outbox, with those behind it that go with it."""
+        """Return `first`, taken from the outbox, with the batches behind it that go with it."""
         batches, messages, bytes_ = [first], len(first), first.frame_bytes
         while (
             self.outbox and isinstance(behind := self.outbox[0], LeasedBatch) and behind.joins(first, messages, bytes_)
@@ -220,20 +227,19 @@ class ConnectedConsumer:
         return LeasedBatch.concat(batches)
 
     async def room(self) -> None:
-        """Returns when it has taken enough of its answers for more to be made: who does not read is not read, gone or
-        not."""
+        """Return when few of its answers wait. A peer that does not read is not read, gone or not."""
         while len(self.outbox) >= self.limits.answers_waiting:
             self._room.clear()
             await self._room.wait()
 
     async def room_for_batches(self) -> None:
-        """Returns when its outbox may take more batches."""
+        """Return when its outbox may take more batches."""
         while self.outbox_bytes >= self.limits.outbox_bytes and not self.gone:
             self._room.clear()
             await self._room.wait()
 
     def withdraw(self) -> list[LeasedBatch]:
-        """Nothing more is pushed to it; answers the batches that were not sent. Answers it waits for stay queued."""
+        """Push nothing more to it. Return the batches that were not sent. Its answers stay queued."""
         unsent = [item for item in self.outbox if isinstance(item, LeasedBatch)]
         kept = [item for item in self.outbox if not isinstance(item, LeasedBatch)]
         self.outbox.clear()
@@ -244,7 +250,7 @@ class ConnectedConsumer:
         return unsent
 
     def leave(self, reason: LeavingReason, text: str) -> list[LeasedBatch]:
-        """Tells it to leave; answers the batches that were not sent, for handing back."""
+        """Ask it to leave. Return the batches that were not sent."""
         unsent = self.withdraw()
         if self.leaving is None:
             self.leaving = LeaveNotice(reason, text)
@@ -252,13 +258,13 @@ class ConnectedConsumer:
         return unsent
 
     def finish(self) -> None:
-        """Its stream ends once all that is queued is sent."""
+        """End its stream once all that is queued is sent."""
         self.finished = True
         self._ready.set()
 
     def lapsed(self, ended_ms: int, wall_ms: int, now_ms: float) -> None:
-        """A dealing round at `wall_ms` found leases of it run out, the last one at `ended_ms`: too many moments in a
-        row set it aside, longer each time. Leases that end together count once, however many rounds find them."""
+        """Note that a round at `wall_ms` found leases of it run out, the last one at `ended_ms`. After too many moments
+        in a row it is set aside, longer each time."""
         if ended_ms <= self._lapse_until_ms:
             return
         self._lapse_until_ms = wall_ms + min(self.lease_ms, self.limits.heartbeat_ms)
@@ -292,7 +298,7 @@ class Roster:
         """The ids of those that are dealt to and were healthy when last looked at."""
 
     def join(self, consumer: ConnectedConsumer) -> ConnectedConsumer | None:
-        """Adds it; answers the one that had its id, which is now off the roster."""
+        """Add it. Return the one that had its id, which is now off the roster."""
         before = self.consumers.pop(consumer.id, None)
         self.consumers[consumer.id] = consumer
         consumer.changed = self._changed
@@ -300,7 +306,7 @@ class Roster:
         return before
 
     def leave(self, consumer: ConnectedConsumer) -> None:
-        """Takes it off, unless another has its place already."""
+        """Take it off, unless another has its place already."""
         if self.knows(consumer):
             del self.consumers[consumer.id]
             self._aside.discard(consumer.id)
@@ -310,8 +316,8 @@ class Roster:
     def recount(
         self, some: Iterable[bytes], now_ms: float, count: Callable[[ConnectedConsumer, ConsumerHealth], None]
     ) -> bool:
-        """Looks at the health of those with `some` ids, at monotonic `now_ms`, and counts whoever is here under them;
-        whether others are well than were before."""
+        """Look at the health of the consumers with `some` ids, at monotonic `now_ms`, and `count` each. Return whether
+        others are healthy than before."""
         changed = False
         for id in some:
             one = self.consumers.get(id)
@@ -325,7 +331,7 @@ class Roster:
         return changed
 
     def knows(self, consumer: ConnectedConsumer) -> bool:
-        """Whether it is here, and no other has its id by now."""
+        """Return whether it is here, and no other has its id by now."""
         return self.consumers.get(consumer.id) is consumer
 
     def _changed(self, consumer: ConnectedConsumer) -> None:
@@ -343,7 +349,7 @@ class Roster:
             del self._credited[at]
 
     def _able(self, now_ms: float) -> Iterator[ConnectedConsumer]:
-        """Healthy consumers with credit, in dealing order: the one after the last that was dealt to comes first."""
+        """Yield healthy consumers with credit, in dealing order: first the one after the last that was dealt to."""
         count, turn = len(self._credited), bisect_right(self._credited, self._last)
         for step in range(count):
             consumer = self.consumers[self._credited[(turn + step) % count]]
@@ -355,37 +361,39 @@ class Roster:
                 yield consumer
 
     def ready(self, now_ms: float) -> list[ConnectedConsumer]:
-        """Those that are dealt to in a round that begins now, in dealing order: as many as a round may serve. The next
+        """Return the consumers of a round that begins now, in dealing order, as many as a round may serve. The next
         round goes on behind them."""
         return list(islice(self._able(now_ms), self.limits.consumers_dealt))
 
     def any_ready(self, now_ms: float) -> bool:
-        """Whether there is one."""
+        """Return whether there is one."""
         return next(self._able(now_ms), None) is not None
 
     def any_step(self, now_ms: float) -> bool:
-        """Whether one of them has a step of credit."""
+        """Return whether one of them has a step of credit."""
         return any(consumer.has_step for consumer in self._able(now_ms))
 
     def anybody(self, now_ms: float) -> bool:
-        """Whether somebody would be dealt to, had they credit, or read what they gave credit for."""
+        """Return whether a consumer lacks only credit, or only does not read."""
         there = (ConsumerHealth.HEALTHY, ConsumerHealth.STALLED)
         return any(consumer.health(now_ms) in there for consumer in self.consumers.values())
 
     def dealt_last(self, consumer: ConnectedConsumer) -> None:
-        """Remembers whose turn it was."""
+        """Remember whose turn it was."""
         self._last = consumer.id
 
     def recovers_at_ms(self, now_ms: float) -> float | None:
-        """When the next consumer that is set aside may get messages again; None when none is."""
+        """Return when the next suspended consumer may get messages again. None: none is suspended."""
         times = {id: self.consumers[id].set_aside_until_ms for id in self._aside}
         self._aside = {id for id, until_ms in times.items() if until_ms > now_ms}
         return min((times[id] for id in self._aside), default=None)
 
 
 def grants_for(consumers: list[ConnectedConsumer], limits: Limits, most: int) -> list[Grant]:
-    """What may be leased in one round: each one's credit, at most `most` and `limits.lease_bytes` over all. Answers a
-    grant for each of the first so many consumers; those behind them have none this time."""
+    """Return grants for one round: each consumer's credit, at most `most` and `limits.lease_bytes` over all.
+
+    There is one grant for each of the first consumers. Those behind them have none this time.
+    """
     share_bytes = max(1, limits.lease_bytes // max(1, len(consumers)))
     counts = _shares([consumer.credit_messages for consumer in consumers], min(most, limits.lease_messages))
     return [
@@ -402,7 +410,7 @@ def grants_for(consumers: list[ConnectedConsumer], limits: Limits, most: int) ->
 
 
 def _shares(credit: list[int], most: int) -> list[int]:
-    """`most` messages split as evenly as credit allows, at least one each; where there are fewer, to the first."""
+    """Split `most` messages as evenly as credit allows, at least one each. If there are fewer, to the first."""
     if most < len(credit):
         return [1] * most + [0] * (len(credit) - most)
     shares = [0] * len(credit)

@@ -1,20 +1,19 @@
-"""Rounds of dealing: when the next one begins (`NextDue`, `RateLimit`), how long before the next due, and how many
-messages it takes (`LeaseAhead`). Pure.
+"""Rounds of dealing. Pure. `NextDue` and `RateLimit` say when the next one begins. `LeaseAhead` says how long before
+the next due, and for how many messages.
 
-A hint that comes while a round asks the store may be of something that the round did not see: it outlives what the
-round is told. A store that numbers its commits says in which, and what a round has seen needs no hint.
+A hint that comes while a round asks the store may be of something that the round did not see. So it outlives the
+round's answer. A store that numbers its commits says in which; a round that has seen that commit needs no hint.
 
-A round that begins ahead of the next due has no time to lose: what it leases must be back by then, and a store takes
-longer the more is asked for. So the first round of a hot instant takes few, which then go out on time, and while rounds
-come back full each one takes more, until they are as large as any. Where a lease takes long, little of that is for the
-messages in it: the more time a round has, the more it takes, else a slow store is asked for few again and again.
+A round ahead of the next due must be back by then, and a store takes longer if it is asked for more. So the first round
+of a hot instant takes few, which go out on time. While rounds come back full, each takes more, until they have full
+size. A slow store spends little of that time on each message: so a round takes more if it has more time.
 
-A round that begins for one message takes along what comes due soon after it: at a steady rate there would else be one
-for each message, with a commit of its own. And as much as comes due while a round takes its time: the next one begins
-when this one is back, and is back as long after that.
+A round for one message takes along what comes due soon after it. At a steady rate each message would else have a round,
+and a commit, of its own. It also takes along what comes due while it runs: the next round begins when this one is back,
+and is back as long after that.
 
-How long a store's leases take counts as messages meet it: one of 40 ms among a hundred of 2 ms holds up a sixth of
-them, not a hundredth. A lead of less would have all of those late.
+The time of a store's leases counts as messages meet it. One lease of 40 ms among a hundred of 2 ms holds up a sixth of
+them, not a hundredth. A shorter lead would have all of those late.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ from timeline.broker.limits import Limits
 from timeline.model import LEASE_AHEAD_AUTO, TopicSettings
 
 ALONG_OF_ASKED = 4
-"""Where a topic says how far ahead, a round begins a quarter of that later than it might, and takes along what comes
-due in that quarter: at a steady rate there would else be a round for each message, or as many as the store can take."""
+"""If a topic says how far ahead, a round begins a quarter of that later, and takes along what comes due in that
+quarter. At a steady rate there would else be a round for each message, or as many as the store can take."""
 GROWTH = 4
-"""How many times as much as a full round the next one takes."""
+"""How much more than a full round the next one takes."""
 SHORT_MS = 50
 USUAL = 4
-"""Further ahead than SHORT_MS only where the store's leases take long as a rule: at most so many times their mean. One
-that stood still once has not become slow, and what is leased cannot be moved."""
+"""Auto goes further ahead than SHORT_MS only if the store's leases take long as a rule: at most this many times their
+mean. A store that stood still once is not slow, and leased messages cannot be moved."""
 REMEMBERED_MS = 10_000.0
 FEWEST, MOST = 128, 4_096
-"""So many leases at least are remembered, however long ago, and so many at most, however lately."""
+"""Fewest leases that are remembered, however old, and most, however recent."""
 
 
 BURST_MS = 100.0
@@ -47,7 +46,7 @@ BURST_MS = 100.0
 
 @dataclass(slots=True)
 class NextDue:
-    """`at_ms`: when; None: nothing is due, as far as is known; 0: a round has to find out."""
+    """`at_ms`: the next due time. None: nothing is due, as far as is known. 0: a round has to find out."""
 
     at_ms: int | None = 0
     _hinted_ms: int | None = None
@@ -55,8 +54,8 @@ class NextDue:
     _seen_seq: int = 0
 
     def hint(self, due_ms: int, commit_seq: int) -> bool:
-        """A message came to be due at `due_ms`, in the store's `commit_seq` (0: it did not say). Return whether that is
-        sooner than what was known."""
+        """Note that a message came to be due at `due_ms`, in the store's `commit_seq` (0: unknown). Return whether that
+        is sooner than what was known."""
         if 0 < commit_seq <= self._seen_seq:
             return False  # the last round has seen it
         self._hinted_seq = max(self._hinted_seq, commit_seq or math.inf)
@@ -68,8 +67,8 @@ class NextDue:
         return sooner
 
     def look(self) -> None:
-        """Anything may be due. Counts as a hint too, so that a round under way, which began before, does not have the
-        last word."""
+        """Note that anything may be due. It counts as a hint, too: a round under way, which began before, does not have
+        the last word."""
         self._hinted_ms = self.at_ms = 0
         self._hinted_seq = math.inf
 
@@ -78,7 +77,7 @@ class NextDue:
         self._hinted_ms, self._hinted_seq = None, 0.0
 
     def told(self, due_ms: int | None, commit_seq: int) -> None:
-        """The round that asked was told so, in the store's `commit_seq`."""
+        """The store answered `due_ms` to the round, in its `commit_seq`."""
         self._seen_seq = commit_seq
         if self._hinted_seq <= commit_seq:
             self._hinted_ms = None
@@ -91,7 +90,7 @@ class NextDue:
 
 
 class RateLimit:
-    """Messages per second; a limit of 0 is none."""
+    """Messages per second. A limit of 0 is none."""
 
     def __init__(self) -> None:
         self._tokens = 0.0
@@ -106,7 +105,7 @@ class RateLimit:
         self._at_ms = mono_ms
 
     def wait_ms(self, per_s: int, mono_ms: float) -> float:
-        """How long until one message may go; 0: now."""
+        """Return how long until one message may go. 0: now."""
         if per_s == 0:
             self._at_ms = None
             return 0.0
@@ -114,20 +113,20 @@ class RateLimit:
         return 0.0 if self._tokens >= 1.0 else (1.0 - self._tokens) * 1000.0 / per_s
 
     def allowance(self, per_s: int, mono_ms: float, most: int) -> int:
-        """How many may go now, at most `most`."""
+        """Return how many may go now, at most `most`."""
         if per_s == 0:
             return most
         self._fill(per_s, mono_ms)
         return max(0, min(most, int(self._tokens)))
 
     def took(self, per_s: int, count: int) -> None:
-        """So many went."""
+        """Note that `count` went."""
         if per_s:
             self._tokens -= count
 
 
 class LeaseTimes:
-    """How long the store's leases took lately: the last ten seconds of them."""
+    """Times of the store's leases in the last ten seconds."""
 
     def __init__(self) -> None:
         self._taken: deque[tuple[float, float]] = deque()  # when it was back, how long it took
@@ -138,13 +137,13 @@ class LeaseTimes:
 
     @property
     def lead_ms(self) -> float | None:
-        """How long a lease takes, as far as leasing ahead goes by it: the p99, within bounds. None until then."""
+        """The time of a lease for leasing ahead: the p99, within bounds. None until one has been measured."""
         if self.p99_ms is None:
             return None
         return min(self.p99_ms, max(SHORT_MS, USUAL * self._sum_ms / len(self._ordered)))
 
     def took(self, ms: float, mono_ms: float) -> None:
-        """A lease took so long and was back at `mono_ms`."""
+        """Note a lease that took `ms` and was back at `mono_ms`."""
         self._taken.append((mono_ms, ms))
         insort(self._ordered, ms)
         self._sum_ms += ms
@@ -161,7 +160,7 @@ class LeaseTimes:
 
 
 class LeaseAhead:
-    """One topic's way of leasing ahead. `cap_ms`: how far at most where the topic says `auto`."""
+    """One topic's leasing ahead. `cap_ms`: the most where the topic says `auto`."""
 
     def __init__(self, limits: Limits, cap_ms: int) -> None:
         self._limits = limits
@@ -169,9 +168,12 @@ class LeaseAhead:
         self._most = limits.ahead_messages
 
     def lead_ms(self, settings: TopicSettings, lease_ms: float | None) -> int:
-        """How long before the next due a round begins; 0: at the due. `auto`: how long a lease takes, and the cap until
-        one has been measured (None); else three quarters of what was asked for. Capped so that a round still takes
-        something along: one would else follow on another, each for what came into the window during the one before."""
+        """Return how long before the next due a round begins. 0: at the due.
+
+        `auto`: the time of a lease, and the cap until one has been measured (None). Else three quarters of the topic's
+        setting. The cap lets a round take something along. Otherwise rounds would follow each other, each for what came
+        into the window during the one before.
+        """
         asked_ms = settings.lease_ahead_ms
         if asked_ms != LEASE_AHEAD_AUTO:
             return asked_ms - asked_ms // ALONG_OF_ASKED
@@ -179,7 +181,7 @@ class LeaseAhead:
         return cap_ms if lease_ms is None else min(max(cap_ms - self._limits.lease_along_ms, 0), math.ceil(lease_ms))
 
     def window_ms(self, settings: TopicSettings, lease_ms: float | None) -> int:
-        """How far ahead of its due a message may be leased by a round that has begun; 0: not at all."""
+        """Return how far ahead of its due a round may lease a message. 0: not at all."""
         if settings.lease_ahead_ms != LEASE_AHEAD_AUTO:
             return settings.lease_ahead_ms
         lead_ms = self.lead_ms(settings, lease_ms)
@@ -190,7 +192,7 @@ class LeaseAhead:
         return min(self._cap_ms, SHORT_MS) if settings.max_rate_per_s else self._cap_ms
 
     def most(self, next_due_ms: int | None, now_ms: int) -> int:
-        """How many messages a round may lease that begins at `now_ms`."""
+        """Return how many messages a round at `now_ms` may lease."""
         if next_due_ms is None or next_due_ms <= now_ms:
             self._most = self._limits.ahead_messages
             return self._limits.lease_messages
@@ -198,5 +200,5 @@ class LeaseAhead:
         return min(max(self._most, in_time), self._limits.lease_messages)
 
     def took(self, asked: int, leased: int) -> None:
-        """A round that might lease `asked` leased so many."""
+        """Note that a round which might lease `asked` leased `leased`."""
         self._most = max(self._limits.ahead_messages, asked * GROWTH if leased >= asked else 0)
