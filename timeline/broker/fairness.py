@@ -322,8 +322,6 @@ class LoopScheduler:
         self._schedule()
 
 
-T = TypeVar("T")
-
 AT_ONCE = 100
 """So many are looked at between two pauses, or a little more: 0.1 to 0.3 ms."""
 PAUSE_S = 0.001

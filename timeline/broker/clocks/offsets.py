@@ -93,7 +93,7 @@ class Clocks:
         await self._show()
 
     def _asked(self) -> list[Member]:
-        """Return the members whose clocks are measured. Where there are very many, the next ones by name, round about."""
+        """Return the members whose clocks are measured. Of very many, these are the next ones by name, round about."""
         others = sorted((member for member in self._members() if member.name != self._name), key=lambda one: one.name)
         turned = sorted(others, key=lambda one: one.name < self._name)
         return turned[: self._limits.clocks_measured]

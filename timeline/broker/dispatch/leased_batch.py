@@ -1,4 +1,4 @@
-"""Leased batches: rows leased together for one consumer, as columns; and the buffer of those leased ahead of their due."""
+"""Leased batches: rows leased together for one consumer, as columns; and the buffer of those leased ahead."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class LeasedBatch(ColumnBatch):
         return self if bool(keep.all()) else self.take(np.flatnonzero(keep))
 
     def joins(self, other: LeasedBatch, messages: int, bytes_: int) -> bool:
-        """Return whether it may go with `other`, of the same round, behind `messages` and `bytes_`: all of it is small."""
+        """Return whether it may go with `other`, of the same round, behind `messages` and `bytes_`. All must be
+        small."""
         return (
             self.leased_ms == other.leased_ms
             and self.stranded == other.stranded

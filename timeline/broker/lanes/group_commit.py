@@ -149,7 +149,7 @@ class GroupCommit(ABC, Generic[B]):
                 begun.append(waiting)
         if not begun:
             return
-        ends = list(accumulate(len(waiting.batch) for waiting in begun))
+        ends: list[int] = list(accumulate(len(waiting.batch) for waiting in begun))
         starts = [0, *ends[:-1]]
         try:
             answers = await self._commit(topic, self._kind.concat([waiting.batch for waiting in begun]), starts)
