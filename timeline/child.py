@@ -1,5 +1,5 @@
-"""A process of ours: started with pipes, heard line by line, ended by its own id. The demo and the benchmarks start
-their brokers, clients and peers so."""
+"""A child process: started with pipes, read line by line, ended by its own id. The demo and the benchmarks start their
+brokers, clients and peers this way."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from typing import ClassVar, Self
 from timeline.errors import TimelineError
 
 START_S = 120.0
-"""What a process may take to say that it is ready: a broker reads a store of many million messages first."""
+"""Time for a process to say that it is ready. A broker reads a store of many million messages first."""
 END_S = 15.0
-"""What it may take to end after SIGTERM."""
+"""Time for it to end after SIGTERM."""
 LOG_SHOWN_LINES = 5
 
 
 def send_signal(process: asyncio.subprocess.Process, number: int) -> None:
-    """Sends a signal to a process that has not ended; to one that has, nothing.
+    """Send a signal to a process, unless it has ended.
 
-    Not by `Process.send_signal`: that looks first whether the process has ended and, if so, takes its exit code from
-    the kernel, before asyncio's own thread that waits for it, which then tells 255 for the code."""
+    `Process.send_signal` looks first whether the process has ended and, if so, takes its exit code from the kernel.
+    Then asyncio's own thread, which waits for it, reports 255 for the code.
+    """
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):  # it has ended this moment
             os.kill(process.pid, number)
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody uses now."""
+    """Return ports that are free now."""
     with contextlib.ExitStack() as held:
         probes = [held.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
@@ -44,8 +45,8 @@ URLS = ("--store", "--sync", "--journal")
 
 
 class Child:
-    """A child process. `log`: the file that has its standard error. Subclasses say in `trouble` what is raised when it
-    does not do what it is there for."""
+    """A child process. `log`: the file with its standard error. Subclasses name in `trouble` the error of its
+    failures."""
 
     trouble: ClassVar[type[TimelineError]] = TimelineError
 
@@ -54,9 +55,11 @@ class Child:
 
     @classmethod
     async def start(cls, name: str, folder: Path, *command: str) -> Self:
-        """Starts `command`, its log in `folder`. In a session of its own: Ctrl-C in the terminal reaches us alone, who
-        end it in order. What the environment says about other brokers is not meant for it. URLs of a broker's settings
-        are handed over as variables."""
+        """Start `command`, its log in `folder`.
+
+        It has a session of its own: Ctrl-C in the terminal reaches only us, who end it in order. TIMELINE_* variables
+        of the environment are left out. URLs of a broker's settings become variables.
+        """
         log = folder / f"{name}.log"
         environment = {key: value for key, value in os.environ.items() if not key.startswith("TIMELINE_")}
         command, urls = _apart(command)
@@ -80,12 +83,12 @@ class Child:
         return self.process.returncode is None
 
     def last_words(self) -> str:
-        """The end of its log, on one line."""
+        """Return the end of its log, on one line."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return " / ".join(line.strip() for line in lines[-LOG_SHOWN_LINES:]) or "it said nothing"
 
     async def line(self, within_s: float = START_S) -> str:
-        """The next line of its standard output. Raises `trouble` when it ends, or says nothing in time."""
+        """Return the next line of its standard output. Raise `trouble` if it ends, or prints nothing in time."""
         assert self.process.stdout is not None
         try:
             said = await asyncio.wait_for(self.process.stdout.readline(), within_s)
@@ -97,13 +100,13 @@ class Child:
         return said.decode().strip()
 
     async def tell(self, line: str) -> None:
-        """A line to its standard input. Raises ConnectionError when it has ended."""
+        """Send a line to its standard input. Raise ConnectionError if it has ended."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{line}\n".encode())
         await self.process.stdin.drain()
 
     async def end(self, within_s: float = END_S) -> int:
-        """Asks it to end; its exit code. What does not end in time is killed (and answers -9)."""
+        """Ask it to end, and return its exit code. It is killed if it does not end in time (-9)."""
         if self.running:
             send_signal(self.process, signal.SIGTERM)
             try:
@@ -114,7 +117,7 @@ class Child:
         return self.process.returncode
 
     async def kill(self) -> None:
-        """Ends it at once."""
+        """End it at once."""
         if self.running:
             send_signal(self.process, signal.SIGKILL)
             await self.process.wait()

@@ -1,8 +1,8 @@
-"""The only place that reads a clock. Everything else is handed `now`.
+"""The only place that reads a clock. Everything else gets `now` as an argument.
 
-`Clock.now_ms` is the wall clock at start carried on by the monotonic clock and slewed towards the wall, so it neither
-jumps nor runs back by itself. A jump of the wall clock by more than 500 ms is noticed by `observe` and followed only
-when others confirm it, or, where nobody can say, when it has stood for 60 s: a step makes nothing early.
+`Clock.now_ms` is the wall clock at start, carried on by the monotonic clock and slewed towards the wall. So it neither
+jumps nor runs back by itself. `observe` notices a jump of the wall clock by more than 500 ms. It follows only if others
+confirm the jump or, if no other clock can say, after 60 s. So a step makes nothing early.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from enum import Enum, auto
 
 STEP_MS = 500.0
 WARN_MS, CRITICAL_MS = 50.0, 500.0
-"""From so much on a clock that is off another one is worth a warning, and no broker may lease by it."""
+"""From this difference a clock is worth a warning, and from the second no broker may lease by it."""
 ALONE_MS = 60_000.0
 SLEW = 0.005
-"""Share of elapsed time by which a small difference is corrected: 5 ms a second."""
+"""Share of elapsed time by which a small difference is corrected: 5 ms per second."""
 CLOSE_MS = 0.05
 """Two clocks read within this are read at one instant."""
 LOOKS = 4
-"""So often both clocks are read at most, when something comes between."""
+"""Most tries to read both clocks, if something comes between."""
 
 
 class StepVerdict(Enum):
-    """What others say of a jump of the wall clock: it is right, our time is, or nobody can say."""
+    """Other clocks' verdict on a jump of the wall clock: it is right, our time is, or no clock can say."""
 
     CONFIRMED = auto()
     DENIED = auto()
@@ -32,15 +32,15 @@ class StepVerdict(Enum):
 
 
 def nobody(step_ms: float) -> StepVerdict:
-    """The verdict where there is nobody to ask."""
+    """Return the verdict where there is no other clock."""
     return StepVerdict.OPEN
 
 
 class Clock:
     """Wall time that does not jump, and monotonic time. `wall_s`, `monotonic_s`: the machine's clocks in seconds.
 
-    `observe` must be called now and then (a broker does so every 250 ms); between calls `now_ms` goes on by the
-    monotonic clock alone.
+    Call `observe` now and then (a broker does so every 250 ms). Between calls `now_ms` goes on by the monotonic clock
+    alone.
     """
 
     def __init__(
@@ -56,30 +56,32 @@ class Clock:
         self._observed_step_ms = 0.0
 
     def now(self) -> float:
-        """Milliseconds UTC."""
+        """Return milliseconds UTC."""
         return self.now_at(self.monotonic_ms())
 
     def now_at(self, mono_ms: float) -> float:
-        """What `now` is at monotonic `mono_ms`, no earlier than the last look."""
+        """Return `now` at monotonic `mono_ms`, no earlier than the last look."""
         return self._start_ms + self._at(mono_ms)
 
     def now_ms(self) -> int:
-        """Milliseconds UTC, rounded down: nothing is early."""
+        """Return milliseconds UTC, rounded down: nothing is early."""
         return int(self.now() // 1)
 
     def monotonic_ms(self) -> float:
-        """Milliseconds for durations."""
+        """Return milliseconds for durations."""
         return self._monotonic_s() * 1000.0
 
     @property
     def step_ms(self) -> float:
-        """By how much the wall clock stands ahead of ours after a jump not followed yet; 0 when there is none."""
+        """How far the wall clock is ahead of ours after a jump that was not followed yet. 0: there is none."""
         return self._observed_step_ms
 
     def observe(self, judge: Callable[[float], StepVerdict] = nobody) -> float:
-        """Compares with the wall clock: slews a small difference, notices and perhaps follows a jump. `judge` is asked
-        what others say of a jump that put the wall so many ms ahead of our time. Answers the difference in ms
-        (wall − ours) that was found; 0 where there may be none, because the process was held up between the clocks."""
+        """Compare with the wall clock: slew a small difference, notice and perhaps follow a jump.
+
+        `judge` returns what others say of a jump that put the wall clock that many ms ahead. Return the difference in
+        ms (wall − ours). Return 0 if there may be none, because the process was held up between the clocks.
+        """
         wall_ms, mono_ms, apart_ms = self._look()
         ours_ms = self._at(mono_ms)
         difference_ms = wall_ms - self._start_ms - ours_ms
@@ -102,10 +104,11 @@ class Clock:
         return difference_ms
 
     def _look(self) -> tuple[float, float, float]:
-        """The wall clock, the monotonic clock after it, and by how much it may have been read later, in ms.
+        """Return the wall clock, the monotonic clock after it, and by how many ms it may have been read later.
 
-        The wall comes first: whatever time goes by before the other is read makes ours late, never early. Late is bad
-        too, because what a late clock counts from now is early once it has caught up; so the closest of some looks."""
+        The wall comes first: time that passes before the other is read makes ours late, never early. Late is bad too,
+        because times counted from a late clock are early once it has caught up. So the closest of some looks counts.
+        """
         closest = (0.0, 0.0, float("inf"))
         for _ in range(LOOKS):
             before_ms, wall_ms, mono_ms = self.monotonic_ms(), self._wall_s() * 1000.0, self.monotonic_ms()
@@ -116,8 +119,11 @@ class Clock:
         return closest
 
     def _at(self, mono_ms: float) -> float:
-        """Our time at `mono_ms`, in ms since the start. The difference last found is worked off as time goes by, at
-        most SLEW of it, so that the clock is without a break and never stands or runs back."""
+        """Return our time at `mono_ms`, in ms since the start.
+
+        The last difference is worked off as time goes by, at most SLEW of it. So the clock has no break and never
+        stands or runs back.
+        """
         elapsed_ms = mono_ms - self._base_mono_ms
         limit_ms = SLEW * elapsed_ms
         return self._base_ms + elapsed_ms + max(-limit_ms, min(limit_ms, self._slew_ms))

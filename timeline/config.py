@@ -1,8 +1,8 @@
 """The settings of `timeline serve`: flags beat TIMELINE_* variables beat the configuration file beat the defaults.
 
 A setting has one name everywhere: `--max-inflight-bytes`, `TIMELINE_MAX_INFLIGHT_BYTES`, and `max_inflight_bytes = …`
-in the TOML file. A value that cannot be meant is refused with a sentence that says where it stood, what is allowed and,
-for a mistyped name, which one was probably meant.
+in the TOML file. An impossible value is refused with its place and the allowed values. A mistyped name gets the nearest
+one.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _MAX_DIGITS = 30
 
 
 def _setting(default: object, takes: str, does: str, *, least: int = 0, most: int = 0, shown: str = "") -> Any:
-    """A setting of serve: what people write (`takes` chooses the parser), what it does, its range where it is a number,
-    and how help shows its default, where that is not the value itself."""
+    """Declare a setting of serve: what people write (`takes` chooses the parser), and what it does. A number has a
+    range. `shown`: the default in help, if it is not the value itself."""
     return field(default=default, metadata={"takes": takes, "does": does, "range": (least, most), "shown": shown})
 
 
@@ -65,8 +65,7 @@ URL, DURATION, SIZE, COUNT, SWITCH = "URL|@FILE", "DURATION", "SIZE", "COUNT", "
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """What one broker runs with. Made by `load`, or directly (`check` then says what is wrong). Durations are in
-    milliseconds; files with certificates and tokens are read again when they change."""
+    """The settings of one broker."""
 
     listen: str = _setting("127.0.0.1:9000", "HOST:PORT", "Where drivers connect; port 0 takes a free one.")
     advertise: str = _setting("", "HOST:PORT", "The address under which others reach it.", shown="from --listen")
@@ -96,9 +95,8 @@ class ServeConfig:
     journal: str = _setting("", URL, "Where what happens to each message is kept.", shown="nowhere")
 
     def check(self) -> ServeConfig:
-        """Itself, with the defaults that depend on the machine filled in: `name`, and `advertise` unless `listen` asks
-        for a free port (`bound` fills it in then). Raises Invalid with a
-        sentence for the first value that cannot be meant."""
+        """Return itself, with `name` filled in by the machine, and `advertise` unless `listen` asks for a free port
+        (`bound` fills it in then). Raise Invalid with a sentence for the first impossible value."""
         _, port = check_address("listen", self.listen, free_port=True)
         if self.advertise:
             check_address("advertise", self.advertise)
@@ -135,19 +133,19 @@ class ServeConfig:
             raise Invalid("client_ca asks clients for certificates, which takes TLS: give tls_cert and tls_key, too")
 
     def bound(self, port: int) -> ServeConfig:
-        """The same, listening on `port` (which the system chose when `listen` asked for port 0)."""
+        """Return the same, listening on `port` (the system's choice if `listen` asked for port 0)."""
         host, _ = split_address(self.listen)
         reached = socket.gethostname() if host in _WILDCARDS else host
         return dataclasses.replace(self, listen=joined(host, port), advertise=self.advertise or joined(reached, port))
 
 
 def joined(host: str, port: int) -> str:
-    """The address that `split_address` takes apart."""
+    """Return the address that `split_address` takes apart."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of `host:port` or `[v6]:port`. Raises Invalid."""
+    """Return host and port of `host:port` or `[v6]:port`. Raise Invalid."""
     match = re.fullmatch(r"(?:\[([^\s\[\]]+)\]|([^\s:\[\]/]*)):([0-9]{1,5})", address)
     if match is None or int(match[3]) > 65_535:
         raise Invalid(f"an address is host:port, port from 1 to 65535, such as 127.0.0.1:9000, not {address!r:.80}")
@@ -158,7 +156,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def is_host(name: str) -> bool:
-    """Whether `name` can be looked up: up to 253 bytes in labels of 1 to 63, or what IDNA makes such."""
+    """Return whether `name` can be looked up: up to 253 bytes in labels of 1 to 63, or what IDNA makes such."""
     try:
         encoded = name.encode("ascii" if name.isascii() else "idna")
     except UnicodeError:
@@ -168,7 +166,7 @@ def is_host(name: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`."""
+    """Return whether only this machine reaches `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -176,7 +174,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_ipv6(text: str) -> bool:
-    """Whether `text` is an IPv6 address, with its zone or without."""
+    """Return whether `text` is an IPv6 address, with its zone or without."""
     try:
         ipaddress.IPv6Address(text)
     except ValueError:
@@ -185,7 +183,7 @@ def is_ipv6(text: str) -> bool:
 
 
 def check_address(field: str, address: object, *, free_port: bool = False, otherwise: str = "") -> tuple[str, int]:
-    """Host and port, when they can be meant; `free_port`: port 0 is allowed. Raises Invalid naming `field`."""
+    """Return a possible host and port. `free_port`: port 0 is allowed. Raise Invalid naming `field`."""
     try:
         if not isinstance(address, str):
             raise Invalid(f"an address is a string such as 127.0.0.1:9000, not {address!r:.80}")
@@ -209,7 +207,7 @@ def _check_url(field: str, value: object) -> None:
 
 
 def _meant_url(text: str) -> str:
-    """The store that somebody meant who wrote a file, or too few slashes; empty when that cannot be told."""
+    """Return the store that was probably meant by a file, or by too few slashes. Empty: unknown."""
     file = re.fullmatch(r"(?:sqlite:/*)?([^:]+\.(?:db|sqlite3?))", text)
     if file is not None:
         return f"sqlite:///{file[1]}"
@@ -222,14 +220,14 @@ def _check_choice(field: str, value: object, allowed: tuple[str, ...]) -> None:
 
 
 def did_you_mean(word: object, known: tuple[str, ...] | list[str], cutoff: float = 0.6) -> str:
-    """`; did you mean …?` for the nearest of `known`, or nothing."""
+    """Return `; did you mean …?` for the nearest of `known`, or nothing."""
     spelt = {each.lower(): each for each in known}
     near = difflib.get_close_matches(str(word)[:80].lower(), spelt, n=1, cutoff=cutoff)
     return f"; did you mean {spelt[near[0]]}?" if near else ""
 
 
 def parse_duration_ms(value: object) -> int:
-    """Milliseconds of "250ms", "15m", "1h30m", or a number of seconds. Raises Invalid."""
+    """Return milliseconds of "250ms", "15m", "1h30m", or a number of seconds. Raise Invalid."""
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _MOST_S:
         return math.ceil(value * 1000)
     if isinstance(value, str):
@@ -243,7 +241,7 @@ def parse_duration_ms(value: object) -> int:
 
 
 def parse_bytes(value: object) -> int:
-    """Bytes of 1048576, "64MiB" or "1GiB". Raises Invalid."""
+    """Return bytes of 1048576, "64MiB" or "1GiB". Raise Invalid."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     if isinstance(value, str):
@@ -254,7 +252,7 @@ def parse_bytes(value: object) -> int:
 
 
 def parse_count(value: object) -> int:
-    """A whole number, as such or as text. Raises Invalid."""
+    """Return a whole number, given as such or as text. Raise Invalid."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,18}\s*", value):
@@ -263,7 +261,7 @@ def parse_count(value: object) -> int:
 
 
 def parse_url(value: object) -> str:
-    """Return a URL, or the one that stands in FILE, for "@FILE". Raises Invalid."""
+    """Return a URL, or the one in FILE, for "@FILE". Raise Invalid."""
     if not isinstance(value, str):
         raise Invalid(f"a text is needed, not {value!r:.80}")
     if not value.startswith("@"):
@@ -289,7 +287,7 @@ def without_password(url: str) -> str:
 
 
 def parse_switch(value: object) -> bool:
-    """True or false, as such or as text. Raises Invalid."""
+    """Return true or false, given as such or as text. Raise Invalid."""
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.strip().lower() in _SWITCHES:
@@ -314,8 +312,11 @@ def load(
     variables: Mapping[str, str] | None = None,
     file: str | Path | None = None,
 ) -> ServeConfig:
-    """The checked configuration. `flags`: settings by name, None where not given. `variables`: the environment
-    (default: the process's). `file`: TOML. Raises Invalid, naming the place and what is allowed there."""
+    """Return the checked configuration. `flags`: settings by name, None if not given. `variables`: the environment
+    (default: the process's). `file`: TOML.
+
+    Raise Invalid with the place and the allowed values.
+    """
     merged: dict[str, object] = {}
     if file is not None:
         if not str(file):

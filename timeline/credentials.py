@@ -1,6 +1,5 @@
-"""Who a client is and whom it trusts: certificates, and a token. Files are read anew for each connection, so that what
-is renewed needs no restart. Drivers use it, and brokers when they call each other.
-"""
+"""A client's credentials: certificates, and a token. Files are read again for each connection, so that a renewal needs
+no restart. Drivers use them, and brokers when they call each other."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 class BadCredentials(Invalid):
-    """Credentials that cannot be used. `part`: which of them is at fault, `token`, `ca`, `cert` or `key`; empty where
-    it is how they go together."""
+    """Credentials that cannot be used. `part`: the one at fault, `token`, `ca`, `cert` or `key`. Empty: they do not fit
+    together."""
 
     def __init__(self, reason: str = "", *, part: str = "", **more: Any) -> None:
         super().__init__(reason, **more)
@@ -38,9 +37,13 @@ def _read(file: str, what: str, part: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """`tls`: connections are encrypted and the broker's certificate is verified, by the authorities in the file `ca`
-    (empty: those that this machine trusts). `cert`, `key`: files with our own certificate and its key, for brokers that
-    ask for one. `token`: the token's text; `token_file`: a file that has it. All PEM files; empty: none."""
+    """All files are PEM; empty: none.
+
+    - `tls`: connections are encrypted, and the broker's certificate is verified.
+    - `ca`: the authorities for that. Empty: those that this machine trusts.
+    - `cert`, `key`: our own certificate and its key, for brokers that ask for one.
+    - `token`: the token's text. `token_file`: a file with it.
+    """
 
     tls: bool = False
     ca: str = ""
@@ -51,7 +54,7 @@ class Credentials:
     as_operator: bool = False
 
     def check(self) -> Credentials:
-        """Itself, once all files were read and can be used. Raises Invalid."""
+        """Return itself, once all files were read and can be used. Raise Invalid."""
         if self.token and self.token_file:
             raise Invalid("give a token or the file that has it, not both")
         if bool(self.cert) != bool(self.key):
@@ -63,7 +66,7 @@ class Credentials:
         return self
 
     def metadata(self) -> Metadata:
-        """What goes with each call. Raises Invalid when the token cannot be read or is none."""
+        """Return the metadata of each call. Raise Invalid if the token cannot be read or is none."""
         token = self.token
         if self.token_file:
             token = _read(self.token_file, "token file", "token").decode("ascii", "replace").strip()
@@ -79,11 +82,11 @@ class Credentials:
 
     @property
     def stamps(self) -> object:
-        """What changes when one of the files with certificates does."""
+        """Changes when one of the files with certificates does."""
         return tuple(stamp_of(file) for file in (self.ca, self.cert, self.key) if file)
 
     def _parts(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Authorities, key and certificate, as gRPC takes them. Raises Invalid."""
+        """Return authorities, key and certificate for gRPC. Raise Invalid."""
         ca = self.ca or ssl.get_default_verify_paths().cafile or ""
         roots = _read(ca, "CA", "ca") if ca else None
         if not self.cert:
@@ -92,7 +95,7 @@ class Credentials:
         return roots, key, _read(self.cert, "certificate", "cert")
 
     def channel(self, address: str, options: list[tuple[str, Any]]) -> Any:
-        """A gRPC channel to `address`. Raises Invalid when a file cannot be read."""
+        """Return a gRPC channel to `address`. Raise Invalid if a file cannot be read."""
         import grpc.aio  # on first use: who only builds a message needs none
 
         if not self.tls:
@@ -101,7 +104,7 @@ class Credentials:
         return grpc.aio.secure_channel(address, made, options=options)
 
     def context(self, verify: bool = True) -> ssl.SSLContext:
-        """The same for Python's own TLS, which says what is wrong with a certificate. Raises Invalid."""
+        """Return the same for Python's own TLS, which explains what is wrong with a certificate. Raise Invalid."""
         context = ssl.create_default_context()
         context.set_alpn_protocols(["h2"])
         if not verify:
@@ -119,7 +122,7 @@ class Credentials:
 
 
 PLAIN = Credentials()
-"""No encryption, nobody in particular."""
+"""No encryption, no identity."""
 
 
 def credentials_of(
@@ -130,7 +133,7 @@ def credentials_of(
     token: str | os.PathLike[str] | None = None,
     as_operator: bool = False,
 ) -> Credentials:
-    """Credentials as people give them: `ca` or `cert` mean TLS; a path as `token` is a file that has it. Raises
+    """Return credentials as people give them. `ca` or `cert` mean TLS. A path as `token` is a file that has it. Raise
     Invalid."""
     files = {}
     for name, value in (("ca", ca), ("cert", cert), ("key", key)):
@@ -147,7 +150,7 @@ def credentials_of(
 
 
 def _trusting(ca: str, context: ssl.SSLContext) -> ssl.SSLContext:
-    """A context like `context` that trusts the authorities in the file `ca`, and no others."""
+    """Return a context like `context` that trusts only the authorities in the file `ca`."""
     only = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     only.set_alpn_protocols(["h2"])
     only.check_hostname, only.verify_mode = context.check_hostname, context.verify_mode
@@ -165,7 +168,7 @@ def _encrypted() -> str:
 
 
 class CallMetadata:
-    """What goes with each call: a token from a file as the file has it now, so that one can be renewed."""
+    """The metadata of each call. A token from a file is the file's present one, so that it can be renewed."""
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
@@ -173,7 +176,7 @@ class CallMetadata:
         self._stamp: object = None
 
     def metadata(self) -> Metadata:
-        """As gRPC takes it. A file that cannot be read just now (it is being written, perhaps) changes nothing; Raises
+        """Return it for gRPC. A file that cannot be read just now, perhaps while it is written, changes nothing. Raise
         Invalid the first time."""
         file = self._credentials.token_file
         stamp = stamp_of(file) if file else None

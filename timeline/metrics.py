@@ -1,6 +1,6 @@
-"""What a broker counts and measures, for Prometheus. Names carry their unit; label sets are bounded.
+"""A broker's metrics for Prometheus. Names carry their unit; label sets are bounded.
 
-`CATALOG` lists every metric; the documentation is held against it by a test. Batches are observed as columns.
+`CATALOG` lists every metric; a test compares it with the documentation. Batches are observed as columns.
 """
 
 from __future__ import annotations
@@ -159,10 +159,11 @@ def counters(catalog: Mapping[str, Declaration], registry: CollectorRegistry) ->
 
 
 class ColumnHistogram(Collector):
-    """A histogram that takes whole columns at once: one `searchsorted` a batch instead of a call a message.
+    """A histogram that takes whole columns at once: one `searchsorted` per batch instead of a call per message.
 
-    `counts`: by label value, how many were at most as much as each of `bounds_s`, and above the one before; one more
-    for what is above all of them."""
+    `counts`: by label value, how many were at most each of `bounds_s` and above the one before. The last counts those
+    above all bounds.
+    """
 
     def __init__(self, name: str, label: str, bounds_s: Iterable[float], registry: CollectorRegistry) -> None:
         self._name, self._label = name, label
@@ -172,7 +173,7 @@ class ColumnHistogram(Collector):
         registry.register(self)
 
     def observe(self, value: str, seconds: npt.NDArray[np.float64]) -> None:
-        """Counts each of `seconds` under label value `value`."""
+        """Count each of `seconds` under label value `value`."""
         counts = self.counts.setdefault(value, np.zeros(len(self.bounds_s) + 1, dtype=np.int64))
         counts += np.bincount(np.searchsorted(self.bounds_s, seconds), minlength=len(counts))
         self._sums[value] = self._sums.get(value, 0.0) + float(seconds.sum())
@@ -181,7 +182,7 @@ class ColumnHistogram(Collector):
         return [HistogramMetricFamily(self._name, CATALOG[self._name].help, labels=[self._label])]
 
     def collect(self) -> Iterator[Metric]:
-        """Called by scrapers' threads, while the event loop's goes on: a series may come or go meanwhile."""
+        """Called by scrapers' threads while the event loop goes on. A series may come or go meanwhile."""
         family = HistogramMetricFamily(self._name, CATALOG[self._name].help, labels=[self._label])
         names = [*(repr(float(bound)) for bound in self.bounds_s), "+Inf"]
         for value, counts in list(self.counts.items()):
@@ -191,14 +192,17 @@ class ColumnHistogram(Collector):
         yield family
 
     def forget(self, value: str) -> None:
-        """Drops the series of `value`."""
+        """Drop the series of `value`."""
         self.counts.pop(value, None)
         self._sums.pop(value, None)
 
 
 class TopicGauges(Collector):
-    """The gauges that have a value for each topic. Topics that are not shown by name are folded into one, `REST`, when
-    somebody asks: times and bounds by what is worst among them, all else by its sum. `shown(topic)`: its label."""
+    """The gauges with a value for each topic. `shown(topic)`: its label.
+
+    Topics that are not shown by name are folded into one, `REST`, when a scraper asks. Times and bounds fold by the
+    worst value, all others by their sum.
+    """
 
     def __init__(self, names: Iterable[str], shown: Callable[[str], str], registry: CollectorRegistry) -> None:
         self._shown = shown
@@ -206,11 +210,11 @@ class TopicGauges(Collector):
         self._values: dict[str, dict[tuple[str, ...], float]] = {}
         """By topic: the values by the gauge's name and the labels after the topic's."""
         self._rest: dict[tuple[str, ...], float] = {}
-        """What folds into REST whatever its topics have: 0, so that its series are there."""
+        """Values of 0 that fold into REST, so that its series are always there."""
         registry.register(self)
 
     def set(self, name: str, topic: str, value: float, *labels: str) -> None:
-        """The value of gauge `name` for `topic`; `labels`: those after the topic's."""
+        """Set gauge `name` for `topic`. `labels`: those after the topic's."""
         key = (name, *labels)
         if value or self._shown(topic) != REST:
             self._values.setdefault(topic, {})[key] = value
@@ -227,7 +231,7 @@ class TopicGauges(Collector):
         return [self._family(name) for name in self._names]
 
     def collect(self) -> Iterator[Metric]:
-        """Called by scrapers' threads, while the event loop's goes on: a series may come or go meanwhile."""
+        """Called by scrapers' threads while the event loop goes on. A series may come or go meanwhile."""
         folded: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in self._names}
         for topic, values in [("", self._rest), *self._values.copy().items()]:
             label = self._shown(topic)
@@ -242,13 +246,13 @@ class TopicGauges(Collector):
             yield family
 
     def forget(self, topic: str) -> None:
-        """Drops the series of `topic`."""
+        """Drop the series of `topic`."""
         self._values.pop(topic, None)
 
 
 class Metrics:
-    """All metrics of one broker in a registry of its own. `topics_shown`: past so many topics, the rest are summed
-    under the label `REST`, so that a thousand topics do not drown the server."""
+    """All metrics of one broker in a registry of its own. Topics beyond `topics_shown` are summed under the label
+    `REST`, so that a thousand topics do not drown the server."""
 
     def __init__(self, topics_shown: int = TOPICS_SHOWN) -> None:
         self.registry = CollectorRegistry()
@@ -277,7 +281,7 @@ class Metrics:
                 self._gauge(name)
 
     def topic(self, name: str) -> str:
-        """The label value for a topic: from now on its own, where there is room."""
+        """Return the label of a topic: from now on its own, where there is room."""
         if name in self._shown:
             return name
         if len(self._shown) < self._topics_shown:
@@ -293,24 +297,24 @@ class Metrics:
         return topic if topic in self._shown else REST
 
     def _begin(self, label: str) -> None:
-        """A counter that appears with its first event seems to a server as if it had always been there: what alerts
-        watch begins at 0."""
+        """Start at 0 the counters that alerts watch. A counter that appears with its first event looks to a server as
+        if it had always been there."""
         for cause in LEASE_ENDS:
             self._series("timeline_leases_ended_total", (label, cause))
         for cause in BURIALS:
             self._series("timeline_buried_total", (label, cause))
 
     def count(self, name: str, *labels: str, by: float = 1) -> None:
-        """Adds to a counter of the catalog."""
+        """Add to a counter of the catalog."""
         self._series(name, labels).inc(by)
 
     def gauge(self, name: str, value: float, *labels: str) -> None:
-        """Sets a gauge of the catalog that has no topic."""
+        """Set a gauge of the catalog that has no topic."""
         found = self._gauges.get(name) or self._gauge(name)
         (found.labels(*labels) if labels else found).set(value)
 
     def topic_gauge(self, name: str, topic: str, value: float, *labels: str) -> None:
-        """Sets a gauge of the catalog for a topic; `labels`: those after the topic's."""
+        """Set a gauge of the catalog for a topic. `labels`: those after the topic's."""
         self.topic(topic)
         self._topic_gauges.set(name, topic, value, *labels)
 
@@ -320,11 +324,11 @@ class Metrics:
         return made
 
     def forget(self, name: str, *labels: str) -> None:
-        """Drops one series of a gauge."""
+        """Drop one series of a gauge."""
         self._gauges[name].remove(*labels)
 
     def store_call(self, call: str, outcome: str, took_ms: float) -> None:
-        """One store call ended."""
+        """Observe one store call."""
         seconds = self._calls.get(call)
         if seconds is None:
             seconds = self._calls[call] = self._store_seconds.labels(call)
@@ -334,13 +338,13 @@ class Metrics:
         self._series("timeline_store_calls_total", (call, outcome)).inc()
 
     def operations(self, operation: str, statuses: npt.NDArray[np.uint8], names: Callable[[int], str]) -> None:
-        """Answers of one call, counted by status; `names` gives a status code's name."""
+        """Count answers of one call by status. `names` gives a status code's name."""
         for code, count in enumerate(np.bincount(statuses).tolist()):
             if count:
                 self._series("timeline_operations_total", (operation, names(code))).inc(count)
 
     def _series(self, name: str, labels: tuple[str, ...]) -> Counter:
-        """A counter of the catalog with its labels, looked up once: that costs more than counting."""
+        """Return a counter of the catalog with its labels, cached: the look-up costs more than counting."""
         series = self._found.get((name, labels))
         if series is None:
             counted = self._counters[name]
@@ -348,7 +352,7 @@ class Metrics:
         return series
 
     def forget_topic(self, name: str) -> None:
-        """A topic is gone: its series go too."""
+        """Drop the series of a topic that is gone."""
         self._topic_gauges.forget(name)
         if name not in self._shown:
             return

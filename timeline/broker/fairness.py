@@ -19,17 +19,17 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 RESERVED = 16
-"""One part in so many of a bound is kept for peers of which nothing waits yet."""
+"""One part in this many of a bound is kept for peers of which nothing waits yet."""
 MANY_FLOWS = 4_096
 
 
 def host_of(peer: str) -> str:
-    """The host of a peer (scheme:host:port, or any name)."""
+    """Return the host of a peer (scheme:host:port, or any name)."""
     return peer.rpartition(":")[0] or peer
 
 
 class _Flows:
-    """Names that wait, each with what it was served so far."""
+    """Names that wait, with what each was served so far."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, str]] = []
@@ -41,16 +41,16 @@ class _Flows:
         return len(self._heap)
 
     def enter(self, name: str) -> None:
-        """`name`, which did not wait, waits from now on: behind what it was served, but never for its past idleness."""
+        """Let `name` wait. It stands behind what it was served, but never behind its past idleness."""
         self._arrivals += 1
         heappush(self._heap, (max(self._now, self._served.get(name, 0.0)), self._arrivals, name))
 
     def first(self) -> str:
-        """Who is next."""
+        """Return who is next."""
         return self._heap[0][2]
 
     def serve(self, cost: float, more: bool) -> None:
-        """The first was served `cost`; `more`: it waits on."""
+        """Serve the first at `cost`. `more`: it waits on."""
         self._now, _, name = heappop(self._heap)
         self._served[name] = max(self._served.get(name, 0.0), self._now) + cost
         if more:
@@ -59,12 +59,12 @@ class _Flows:
             self._served = {name: served for name, served in self._served.items() if served > self._now}
 
     def charge(self, name: str, cost: float) -> None:
-        """`name` was served `cost` out of its turn, or more than was thought."""
+        """Charge `name` for service out of its turn, or beyond the estimate."""
         self._served[name] = max(self._served.get(name, 0.0), self._now) + cost
 
 
 class FairQueue(Generic[T]):
-    """What waits, each peer's in order, between peers the one first that was served least. Costs have any unit."""
+    """A queue per peer, in order. The peer that was served least goes first. Costs have any unit."""
 
     def __init__(self) -> None:
         self._hosts = _Flows()
@@ -76,7 +76,7 @@ class FairQueue(Generic[T]):
         return self._count
 
     def push(self, peer: str, item: T, cost: float) -> None:
-        """Adds what `peer` asks for, and will be charged when it is taken."""
+        """Add a request of `peer`. `cost` is charged when it is taken."""
         self._count += 1
         waiting = self._waiting.get(peer)
         if waiting is not None:
@@ -92,11 +92,11 @@ class FairQueue(Generic[T]):
         peers.enter(peer)
 
     def first(self) -> T:
-        """What `pop` would take."""
+        """Return what `pop` would take."""
         return self._waiting[self._peers[self._hosts.first()].first()][0][0]
 
     def pop(self) -> T:
-        """Takes what is next."""
+        """Take the next one."""
         self._count -= 1
         peers = self._peers[self._hosts.first()]
         peer = peers.first()
@@ -111,7 +111,7 @@ class FairQueue(Generic[T]):
         return item
 
     def charge(self, peer: str, cost: float) -> None:
-        """`peer` cost so much beside, or more than was thought."""
+        """Charge `peer` for a cost beside, or beyond the estimate."""
         host = host_of(peer)
         self._hosts.charge(host, cost)
         peers = self._peers.get(host)
@@ -120,18 +120,18 @@ class FairQueue(Generic[T]):
         peers.charge(peer, cost)
 
     def forget(self) -> None:
-        """Nothing waits: what anybody was served until now is no reason to be behind."""
+        """Forget past service, since nothing waits."""
         if self._peers:
             self._hosts = _Flows()
             self._peers.clear()
 
 
 class Quota:
-    """How much of something bounded waits, in all, of each host and of each of its peers, in messages and bytes.
+    """A bound in messages and bytes, shared between hosts, and between the peers of each.
 
-    A peer that has nothing there finds some room, however much others send: the last part of it is kept for such, and
-    the last half of that for hosts that have nothing. Where several fill it, none may have more of it than is left, no
-    host by whatever many connections either. One alone may have nearly all.
+    A peer that has nothing there finds some room, however much others send. The last part of the bound is kept for such
+    peers, and the last half of that for hosts that have nothing. If several fill it, none may have more of it than is
+    left, nor may a host by any number of connections. One alone may have nearly all.
     """
 
     def __init__(self, messages: int, bytes_: int) -> None:
@@ -141,7 +141,7 @@ class Quota:
         self.messages = self.bytes = 0
 
     def admits(self, peer: str, messages: int, bytes_: int) -> bool:
-        """Whether there is room for so much more of `peer`. What is large by itself is let in where nothing waits."""
+        """Return whether there is room for this much more of `peer`. Any size is admitted while nothing waits."""
         if not self.messages:
             return True
         shares = (self._of, peer, RESERVED), (self._of_host, host_of(peer), 2 * RESERVED)
@@ -156,7 +156,7 @@ class Quota:
         return True
 
     def add(self, peer: str, messages: int, bytes_: int) -> None:
-        """So much more of `peer` waits."""
+        """Add what waits of `peer`."""
         for of, name in ((self._of, peer), (self._of_host, host_of(peer))):
             mine = of.setdefault(name, [0, 0])
             mine[0] += messages
@@ -165,7 +165,7 @@ class Quota:
         self.bytes += bytes_
 
     def remove(self, peer: str, messages: int, bytes_: int) -> None:
-        """So much of `peer` waits no more."""
+        """Remove what waits of `peer`."""
         for of, name in ((self._of, peer), (self._of_host, host_of(peer))):
             mine = of[name]
             mine[0] -= messages
@@ -177,7 +177,7 @@ class Quota:
 
 
 class RecentPeers:
-    """Who was there lately. `monotonic_ms` tells the time."""
+    """Peers that were there lately. `monotonic_ms` tells the time."""
 
     def __init__(self, monotonic_ms: Callable[[], float], lately_ms: int) -> None:
         self._monotonic_ms, self._lately_ms = monotonic_ms, lately_ms
@@ -185,14 +185,14 @@ class RecentPeers:
         """In the order in which they were seen last."""
 
     def seen(self, peer: str) -> None:
-        """`peer` is here now."""
+        """Note that `peer` is here now."""
         self._seen_ms.pop(peer, None)
         self._seen_ms[peer] = self._monotonic_ms()
         self._forget()
 
     @property
     def several(self) -> bool:
-        """Whether more than one was."""
+        """Whether there was more than one."""
         self._forget()
         return len(self._seen_ms) > 1
 
@@ -203,31 +203,31 @@ class RecentPeers:
 
 
 BUDGET_MS = 0.5
-"""Work goes on for so long in one turn of the event loop, or one piece of it does, if that takes longer."""
+"""Work goes on for this long in one turn of the event loop, or for one piece that takes longer."""
 TURNS_BETWEEN = 16
 IDLE_MS = 0.04
-"""Where the budget was not enough, nobody in line has the next turns of the loop, up to so many or until one in which
-nobody has anything to do: what is due needs several, from the timer to the frame on its way, and would wait for the
-whole budget in each."""
+"""After a turn whose budget was used up, nobody in line has the next turns of the loop. That ends after
+`TURNS_BETWEEN`, or after one in which there was no other work. A due message needs several turns from its timer to its
+frame, and would wait for the whole budget in each."""
 MOST_AT_ONCE = 64
-"""So many pieces are begun in one turn at most: one after a turn that took longer than the budget, twice as many after
-each that did not."""
+"""Most pieces that begin in one turn. It is one after a turn that took longer than the budget, and doubles after each
+other turn."""
 FRAME_MS = 0.05
 MIB_MS = 1.0
-"""What a frame is thought to cost before it is known: so much, and so much a MiB."""
+"""Estimated cost of a frame, and of each MiB in it."""
 
 
 class LoopScheduler:
-    """The event loop's time for work, shared between peers. `monotonic_ms` measures what it costs."""
+    """The event loop's time for work, shared between peers. `monotonic_ms` measures what work costs."""
 
     def __init__(self, monotonic_ms: Callable[[], float]) -> None:
         self._monotonic_ms = monotonic_ms
         self._line: FairQueue[tuple[asyncio.Future[bool], float]] = FairQueue()
-        """What is told of its turn: whether it is the first in it."""
+        """Each future gets whether it is the first in its turn."""
         self._spent_ms = self._worked_ms = 0.0
         """Of this turn's budget: what is given out, and what is used."""
         self._passed_ms = 0.0
-        """What went ahead of the line in this turn of the event loop."""
+        """Work that went ahead of the line in this turn of the event loop."""
         self._scheduled = False
         self._number = self._between = 0
         self._at_once = 1
@@ -235,13 +235,15 @@ class LoopScheduler:
 
     @property
     def waiting(self) -> int:
-        """Who waits for a turn."""
+        """How many wait for a turn."""
         return len(self._line)
 
     async def take(self, peer: str, bytes_: int = 0, ahead: bool = False) -> bool:
-        """Returns when work for `peer`, on so many bytes, may begin: at once where nobody is held up by it, or where it
-        goes ahead of the line, which is then the answer. Of that there is no more in a turn of the event loop than is
-        thought to fit into the budget of one."""
+        """Wait for a turn for work for `peer` on this many bytes. Return whether it went ahead of the line.
+
+        Work that holds up no other begins at once. So does work `ahead` of the line, as far as it is thought to fit
+        into the budget of one turn of the event loop.
+        """
         cost_ms = FRAME_MS + MIB_MS * bytes_ / (1024 * 1024)
         if not self._line and self._time_for(cost_ms):
             self._spend(cost_ms)
@@ -261,10 +263,10 @@ class LoopScheduler:
 
     @contextmanager
     def work(self, peer: str, ahead: bool = False, waits: bool = False) -> Iterator[None]:
-        """Count what is done meanwhile as done for `peer`.
+        """Count the time of the block as work for `peer`.
 
-        Work `ahead` of the line does not count as time that those in line took. Work that `waits` counts only if it
-        ends in the turn of the loop in which it began: otherwise it was not this loop's time alone.
+        Work `ahead` of the line is not counted as time of those in line. Work that `waits` counts only if it ends in
+        the turn of the loop in which it began. Otherwise it was not this loop's time alone.
         """
         if waits:
             self._schedule()
@@ -280,7 +282,7 @@ class LoopScheduler:
                     self._line.charge(peer, took_ms)
 
     def _spend(self, ms: float) -> None:
-        """Little is counted on through several turns of the loop: a callback in each would cost it more."""
+        """Count time. A little is counted through several turns, because a callback in each would cost more."""
         self._spent_ms += ms
         if self._spent_ms >= BUDGET_MS / 2:
             self._schedule()
@@ -294,7 +296,7 @@ class LoopScheduler:
             asyncio.get_running_loop().call_soon(self._next)
 
     def _next(self) -> None:
-        """A new turn of the event loop: lets those work for whom there is time in it."""
+        """Begin a new turn of the event loop: let work begin for which there is time in it."""
         now_ms = self._monotonic_ms()
         idle, self._last_ms = now_ms - self._last_ms < IDLE_MS, now_ms
         self._scheduled = False
@@ -323,31 +325,31 @@ class LoopScheduler:
 
 
 AT_ONCE = 100
-"""So many are looked at between two pauses, or a little more: 0.1 to 0.3 ms."""
+"""How many are looked at between two pauses, about: 0.1 to 0.3 ms."""
 PAUSE_S = 0.001
-"""Not a turn of the event loop: a message takes several, and would be late by what is done in each of them."""
+"""Longer than a turn of the event loop: a message takes several turns, and work in each would make it late."""
 SHARE = 0.05
-"""Of its time that each look at the store may take: after one that took 10 ms, the next begins 190 ms later."""
+"""Share of its time for each look at the store. After one that took 10 ms, the next begins 190 ms later."""
 
 
 async def rest(took_ms: float) -> None:
-    """Returns when a look that took so long has had no more than its share of the time."""
+    """Return when a look that took `took_ms` has had no more than its share of the time."""
     await asyncio.sleep(took_ms / 1000.0 * (1.0 / SHARE - 1.0))
 
 
 class CooperativePace:
-    """Of one look at all of something."""
+    """The pace of one look at all of something, so that it does not hold up what is due."""
 
     def __init__(self) -> None:
         self._done = 0
 
     def some(self, all_: Iterable[T]) -> Iterator[list[T]]:
-        """What there is now, as many as may be looked at at once: after a pause some of it may be gone."""
+        """Yield all that there is now, in parts to look at at once. After a pause some may be gone."""
         left = list(all_)
         return (left[start : start + AT_ONCE] for start in range(0, len(left), AT_ONCE))
 
     async def did(self, count: int) -> None:
-        """So many more were looked at: it is time for a pause, or not yet."""
+        """Count `count` more, and pause if it is time."""
         self._done += count
         if self._done >= AT_ONCE:
             self._done = 0

@@ -1,7 +1,7 @@
-"""One broker, put together: store, clock, membership, topics, intake, settling, a dealer for each topic in use.
+"""One broker, put together from its parts, with a dealer for each topic in use.
 
-It is what `timeline serve` runs behind gRPC and what the simulation runs behind its own network: nothing here knows
-which. `start` → serve through `service` → `drain` (hand back, tell streams to leave) or `stop` (at once, as a crash).
+`timeline serve` runs it behind gRPC, and the simulation behind its own network: nothing here knows which. `start` →
+serve through `service` → `drain` (release, send streams away) or `stop` (at once, as a crash).
 
 This is the composition root: the only module that sees all of a broker's parts. Each of them takes what it uses.
 """
@@ -42,10 +42,13 @@ DRAINING = "the broker is draining: use another one, or wait until it is back"
 
 
 class Node:
-    """A broker. `store` is not open yet; `random_bits(n)` gives n random bits; `service` answers the wire.
+    """A broker.
 
-    `store_shown`: where the store is, in words that hold no secret. `make_peer` makes the way to another broker's
-    address. `readiness` says whether it serves now, and is told whenever that may have changed.
+    - `store` is not open yet. `store_shown`: where it is, in words that hold no secret.
+    - `random_bits(n)` gives n random bits.
+    - `make_peer` makes the channel to another broker's address.
+    - `service` answers the wire.
+    - `readiness` says whether it serves now.
     """
 
     def __init__(
@@ -130,25 +133,27 @@ class Node:
 
     @property
     def not_ready(self) -> str:
-        """Why it does not serve, in words; empty while it does."""
+        """Why it does not serve. Empty: it does."""
         return self.readiness.not_ready
 
     async def start(self) -> Opened:
-        """Opens and joins. Raises what these raise."""
+        """Open and join. Raise what these raise."""
         opened = await self.open()
         await self.join(opened)
         return opened
 
     async def open(self) -> Opened:
-        """Opens the store and reads the topics. Raises StoreRefused or StoreUnavailable."""
+        """Open the store and read the topics. Raise StoreRefused or StoreUnavailable."""
         self.readiness.started_ms = self.clock.now_ms()
         opened = await self.store.open()
         await self.catalog.refresh()
         return opened
 
     async def join(self, opened: Opened) -> None:
-        """Joins the cluster, which may take until others can be asked, and serves from then on. May be cancelled.
-        Raises MembershipRefused."""
+        """Join the cluster, which may take until others can be asked, and serve from then on. May be cancelled.
+
+        Raise MembershipRefused.
+        """
         self.readiness.say(JOINING)
         self.membership.on_change(self._cluster_changed)
         await self.membership.start(Member(self.name, self.address, self.version), opened.cluster_uid)
@@ -167,8 +172,8 @@ class Node:
             self.tasks.spawn(self._every(self.limits.count_every_ms, counting), "counting")
 
     async def drain(self, grace_ms: float) -> None:
-        """Not ready → leases no more → hands back what was not pushed → tells streams to leave → lets what is in flight
-        be settled → closes. Takes no longer than `grace_ms`. Handlers keep their leases."""
+        """Drain: not ready → lease no more → release what was not pushed → ask streams to leave → settle what is in
+        flight → close. Take at most `grace_ms`. Handlers keep their leases."""
         self.readiness.say(DRAINING)
         finish = True
         try:
@@ -192,8 +197,7 @@ class Node:
         await asyncio.gather(*(dealer.quiet() for dealer in self.dealers))
 
     async def stop(self, *, finish: bool = True) -> None:
-        """Ends everything at once. What was leased and not settled runs out by its lease. `finish`: waits a moment for
-        what is in the middle of a store's call."""
+        """End everything at once. Unsettled leases run out. `finish`: wait a moment for calls of the store to end."""
         self.readiness.say(self.readiness.state or "the broker has stopped")
         await self.tasks.cancel(FINISH_S if finish else 0.0)
         try:
@@ -203,20 +207,19 @@ class Node:
             await self.store.store.close()
 
     def _stand_back(self, cause: LateCause) -> None:
-        """From this moment nothing is leased and nothing pushed. `cause`: what is to blame for lateness from now on."""
+        """Lease and push nothing from this moment. `cause`: the cause of lateness from now on."""
         self.stand()  # first of all: others deal its buckets from now on
         self.dealers.stop_leasing(cause)
 
     async def _dismiss(self, reason: LeavingReason, text: str, hand_back_ms: float) -> None:
-        """After `_stand_back`: tell producers to leave, and consumers once what was not pushed to them is back."""
+        """After `_stand_back`: ask producers to leave, and consumers once what was not pushed to them is released."""
         for stream in self.service.streams.of(ProduceStream):
             # Not waited for: who does not read holds up nobody.
             self.tasks.spawn(stream.leave(text, reason), "parting with a producer")
         await self.dealers.dismiss(reason, text, hand_back_ms)
 
     def _trust_changed(self) -> None:
-        """This broker may go by its clock no more: its buckets and whoever is connected go to others. Or it may again:
-        it leases for whoever comes back."""
+        """Stop or resume work by this broker's clock. In quarantine its buckets and connections go to others."""
         why = self.readiness.quarantined = self.clocks.quarantined
         if why:
             self._stand_back(LateCause.CLOCK)
@@ -264,7 +267,7 @@ class Node:
         self.metrics.forget_topic(topic.name)
 
     def _cluster_changed(self, change: MembershipChange) -> None:
-        """Others came or went, or changed a topic's record, or this broker stands otherwise than before."""
+        """Brokers came or went, a topic's record changed, or this broker's own standing did."""
         self.readiness.changed.set()
         if MembershipChange.TOPICS in change:
             self.tasks.spawn(self._read_topics(), "catalog")
@@ -284,7 +287,7 @@ class Node:
         self.metrics.count("timeline_task_crashes_total", name.split(" ")[0])
 
     async def _every(self, period_ms: int, work: Callable[[], object]) -> None:
-        """Calls `work` again and again; what goes wrong in one round is logged, and the next one comes all the same."""
+        """Call `work` again and again. Trouble in one round is logged, and the next one comes all the same."""
         while True:
             await asyncio.sleep(period_ms / 1000.0)
             try:
@@ -299,7 +302,7 @@ class Node:
                 self._crashed(work.__name__, error)
 
     def _observe(self) -> None:
-        """Looks at the wall clock, whether this broker can deal, and whatever needs no store to be measured."""
+        """Look at the wall clock, whether this broker can dispatch, and all measures that need no store."""
         before_ms = self.clock.now_ms()
         self.clocks.look()
         after_ms = self.clock.now_ms()
@@ -316,7 +319,7 @@ class Node:
         await self._consumers.look(pace)
 
     def stand(self) -> None:
-        """Tells the membership whether this broker can deal: while it cannot, no healthy consumers are here."""
+        """Tell the membership whether this broker can dispatch. While it cannot, it hosts no healthy consumers."""
         mono_ms = self.clock.monotonic_ms()
         if not self.store.down or self.store.full:
             self._store_down_since_ms = None
@@ -329,8 +332,7 @@ class Node:
                 dealer.rehost()
 
     async def _check_store(self) -> None:
-        """While the store is down, asks whether it is back, and still the one that was opened; a broker that comes back
-        deals at once."""
+        """While the store is down, ask whether it is back, and still the one that was opened. Then dispatch at once."""
         if not self.store.down:
             return
         try:
@@ -343,7 +345,7 @@ class Node:
         self.dealers.look()
 
     async def _inspect_store(self) -> None:
-        """Settings change while a server runs, and one that was quick to come back had no outage."""
+        """Ask the store again: settings change while a server runs, and a quick restart is no outage."""
         if not self.store.down:
             try:
                 await self.store.inspect()
@@ -351,7 +353,7 @@ class Node:
                 return
 
     async def _sweep(self) -> None:
-        """Removes what is over, topic by topic, whatever becomes of any. Raises the last trouble in the end."""
+        """Remove what is over, in each topic. Raise the last trouble in the end."""
         if self.clocks.quarantined:
             return  # what is over by a wrong clock may not be
         trouble: StoreError | None = None
@@ -379,7 +381,7 @@ class Node:
             await (asyncio.sleep(0) if more else rest(self.clock.monotonic_ms() - began_ms))
 
     def _measure(self) -> None:
-        """Sets the gauges that need no store."""
+        """Set the gauges that need no store."""
         self.metrics.gauge("timeline_ready", 0 if self.not_ready else 1)
         self.metrics.gauge("timeline_clock_step_seconds", self.clock.step_ms / 1000.0)
         self.metrics.gauge("timeline_intake_bytes", self.intake.bytes)

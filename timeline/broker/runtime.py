@@ -1,6 +1,7 @@
-"""What every part of a broker works with, and whether the broker serves.
+"""The runtime that all parts of a broker share, and whether the broker serves.
 
-No background task is forgotten, and none dies in silence."""
+No background task is forgotten, and none dies in silence.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ FINISH_S = 5.0
 
 
 class Underway:
-    """Counts what is under way, by `begin` and `end` or as a context; `none` is set while nothing is."""
+    """Counts work under way, by `begin` and `end` or as a context. `none` is set while there is none."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -29,12 +30,12 @@ class Underway:
         self.none.set()
 
     def begin(self) -> None:
-        """One more."""
+        """Count one more."""
         self._count += 1
         self.none.clear()
 
     def end(self) -> None:
-        """One less."""
+        """Count one less."""
         self._count -= 1
         if self._count == 0:
             self.none.set()
@@ -47,7 +48,7 @@ class Underway:
 
 
 class Tasks:
-    """A set of running tasks. One that ends with an exception is logged and reported to `on_crash`."""
+    """Running tasks. One that ends with an exception is logged and reported to `on_crash`."""
 
     def __init__(self, on_crash: Callable[[str, BaseException], None]) -> None:
         self._running: set[asyncio.Task[None]] = set()
@@ -55,8 +56,8 @@ class Tasks:
         self._on_crash = on_crash
 
     def spawn(self, work: Coroutine[object, object, None], name: str, *, finishes: bool = False) -> asyncio.Task[None]:
-        """Runs `work` until it ends or `cancel` is called. What `finishes` is waited for instead: it is in the middle
-        of a store's call, and ends soon."""
+        """Run `work` until it ends or `cancel` is called. A task that `finishes` is awaited instead: it is in the
+        middle of a store's call, and ends soon."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         (self._finishing if finishes else self._running).add(task)
         task.add_done_callback(self._ended)
@@ -70,7 +71,7 @@ class Tasks:
             self._on_crash(task.get_name(), crash)
 
     async def cancel(self, finish_s: float = FINISH_S) -> None:
-        """Cancels all and waits for their end, and, up to `finish_s`, for that of those that finish by themselves."""
+        """Cancel all and wait for their end. Those that finish by themselves have up to `finish_s` for it."""
         if self._finishing:
             await asyncio.wait(self._finishing, timeout=finish_s)
         running = [*self._running, *self._finishing]
@@ -81,7 +82,7 @@ class Tasks:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What every part of one broker works with. `scheduler` shares the event loop between peers."""
+    """The shared parts of one broker. `scheduler` shares the event loop between peers."""
 
     clock: Clock
     limits: Limits
@@ -95,9 +96,13 @@ JOINING = "the broker waits to join its cluster"
 
 
 class Readiness:
-    """`state`: why it does not serve whatever its store says, empty while it may. `quarantined`: why it does not go by
-    its own clock, empty while it does. `started_ms`: when it was started. `changed` is set whenever `not_ready` may
-    have changed."""
+    """Whether a broker serves now.
+
+    - `state`: why it does not serve, whatever its store says. Empty: it may.
+    - `quarantined`: why it does not go by its own clock. Empty: it does.
+    - `started_ms`: when it was started.
+    - `changed` is set whenever `not_ready` may have changed.
+    """
 
     def __init__(self, store: MeteredStore, membership: Membership, changed: asyncio.Event) -> None:
         self._store, self._membership = store, membership
@@ -107,7 +112,7 @@ class Readiness:
         self.quarantined = ""
 
     def say(self, state: str) -> None:
-        """From now on this is why it does not serve; empty: it does, as far as its store permits."""
+        """Set `state`."""
         self.state = state
         self.changed.set()
 
@@ -119,7 +124,7 @@ class Readiness:
 
     @property
     def not_ready(self) -> str:
-        """Why it does not serve now, in words; empty while it does."""
+        """Why it does not serve now. Empty: it does."""
         if why := self._keeps_off:
             return why
         what = "takes no puts" if self._store.full else "is down"
@@ -127,6 +132,8 @@ class Readiness:
 
     @property
     def no_calls(self) -> str:
-        """Why it takes no calls, in words: what `not_ready` says, unless the store lacks nothing but room. That takes
-        no puts, but answers whoever reads, and may take what frees some."""
+        """Why it takes no calls. Empty: it does.
+
+        A store without room takes no puts, but it answers reads and takes calls that may free some.
+        """
         return "" if self._store.full and not self._keeps_off else self.not_ready

@@ -1,8 +1,8 @@
 """The event journal: what happened to each message, as the columns in which it happened.
 
-The broker's parts hand over columns that they have anyway; a few copies a batch, nothing a message, and nobody waits.
-What carries them off (`pipe.py`) may refuse them: then they are counted as dropped, and a delivery is as fast
-as ever."""
+The broker's parts hand over columns that they have anyway. That takes a few copies per batch, nothing per message, and
+no wait. The carrier (`pipe.py`) may refuse them. Then they are counted as dropped, and deliveries are as fast as ever.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +21,19 @@ SCHEMA_VERSION = 1
 
 
 class EventKind(StrEnum):
-    """What can happen. HANDED_BACK: leased, and given back before anybody's code saw it. RAN_OUT: a lease ended
-    unsettled, found when the message was leased again. REGRANTED: its holder came back in another session. REPLACED:
-    another put took its place. TAG_…: by tag, `count` messages that are not named. TOPIC_DROPPED: whatever lay on it
-    went, too. UNKNOWN: the store did not say what became of a call; the message may have been changed by it.
+    """What can happen.
 
-    STARTED, STOPPED, IDLE, DROPPED: of the journal itself. IDLE: nothing happened for long. DROPPED: `count` events are
-    missing between `due` and `time`; without a count nobody knows how many, for the broker was killed."""
+    - HANDED_BACK: leased, and released before any handler saw it.
+    - RAN_OUT: a lease ended unsettled, found when the message was leased again.
+    - REGRANTED: its holder came back in another session.
+    - REPLACED: another put took its place.
+    - TAG_…: by tag, `count` messages that are not named.
+    - TOPIC_DROPPED: all its messages went, too.
+    - UNKNOWN: the store did not say what became of a call, which may have changed the message.
+
+    Of the journal itself: STARTED, STOPPED; IDLE, when nothing happened for long; and DROPPED. DROPPED: `count` events
+    are missing between `due` and `time`. Without a count the number is unknown, because the broker was killed.
+    """
 
     PUT = "put"
     DELIVERED = "delivered"
@@ -72,9 +78,9 @@ _OF_MUTATION = {
 }
 _OK, _EXPIRED = Status.OK.code, Status.EXPIRED.code
 IDLE_MS = 600_000
-"""A broker to which nothing happens says so, so often: who reads the journal knows that it is there."""
+"""How often an idle broker says so. Readers of the journal know then that it is there."""
 EVENT_BYTES = 80
-"""What an event takes beside its id, about."""
+"""About the size of an event beside its id."""
 
 
 @dataclass(slots=True)
@@ -89,13 +95,13 @@ class EventBatch:
 
     @property
     def nbytes(self) -> int:
-        """About what it takes."""
+        """About its size."""
         ids = self.columns.get("id")
         return self.count * EVENT_BYTES + (ids.nbytes if isinstance(ids, Ragged) else 0)
 
 
 class Journal:
-    """Turns what the broker's parts saw into parts of the journal, and hands them to `carry`, which never waits."""
+    """Turns what the broker's parts saw into parts of the journal. `carry` takes them, and never waits."""
 
     def __init__(self, carry: Callable[[EventBatch], None], now_ms: Callable[[], int]) -> None:
         self._carry, self._now_ms = carry, now_ms
@@ -158,7 +164,7 @@ class Journal:
         )
 
     def expired(self, topic: Topic, count: int) -> None:
-        """So many messages were met that had expired, and removed; which, the store does not say."""
+        """Note that `count` messages had expired and were removed. The store does not say which."""
         if count:
             self._carry(EventBatch(EventKind.EXPIRED, topic.name, self._now_ms(), 1, {"count": count}))
 
@@ -173,7 +179,7 @@ class Journal:
         late: Indexes,
         causes: UInt8,
     ) -> None:
-        """`rows` are on the wire to `consumer`; those at `late` are late for the `causes`."""
+        """`rows` are on the wire to `consumer`. Those at `late` are late for the `causes`."""
         count = len(late_ms)
         if not count:
             return
@@ -195,7 +201,7 @@ class Journal:
         self._carry(EventBatch(EventKind.DELIVERED, topic.name, sent_ms, count, columns))
 
     def unknown(self, topic: Topic, asked: Puts | Settles | Mutations) -> None:
-        """The store has not said what became of it."""
+        """The store has not said what became of `asked`."""
         births = {} if isinstance(asked, Mutations) else {"birth": asked.birth}
         self._tell(EventKind.UNKNOWN, topic, slice(None), asked.ids, **births)
 
@@ -248,7 +254,7 @@ class Journal:
     def _tell(
         self, kind: EventKind, topic: Topic, at: Indexes | slice, ids: Ragged, **columns: Ragged | np.ndarray[Any, Any]
     ) -> None:
-        """Columns at `at`, cut loose from the frames they came in."""
+        """Hand over columns at `at`, cut loose from the frames they came in."""
         kept: dict[str, Column] = {"id": _cut(ids, at)}
         for name, column in columns.items():
             if isinstance(column, Ragged):
@@ -261,14 +267,13 @@ class Journal:
 
 
 def _folded(column: np.ndarray[Any, Any]) -> Column:
-    """A copy, or the one number that it says all over: the fewer bytes go off, the less it costs the broker."""
+    """Return a copy, or the one number that fills the column. Fewer bytes cost the broker less."""
     first = column[0]
     return int(first.astype(np.int64)) if (column == first).all() else column.copy()
 
 
 def _same_text(column: Ragged) -> bytes:
-    """The one text that a column says all over, as that of a frame's group or holder does; empty where there are
-    several."""
+    """Return the one text that fills a column, such as a frame's group or holder. Empty: there are several."""
     count, first = len(column), column[0]
     return first if column.nbytes == count * len(first) and column.compact().data == first * count else b""
 
@@ -278,7 +283,7 @@ def _cut(column: Ragged, at: Indexes | slice) -> Ragged:
 
 
 def _picks(which: np.ndarray[Any, Any]) -> Indexes | slice | None:
-    """Where `which` says True: all, some, or None for nowhere."""
+    """Return where `which` is True: all, some, or None for nowhere."""
     if which.all():
         return slice(None) if len(which) else None
     at: Indexes = np.flatnonzero(which)

@@ -2,10 +2,10 @@
 
     URL/date=2026-11-21/hour=19/topic=departures/b1-3f2a90c4-000017.parquet
 
-A file appears whole or not at all. It is written when it has `rows` events (500,000) or is `roll` old (60 s), both
-settable in the URL: `file:///var/journal?roll=10s&rows=100000`; and when the broker ends, however it ends. `timeline
-pipeline compact` makes few large files of many small ones. Columns stand in `FIELDS`; the schema's version in each
-file's metadata."""
+A file appears whole or not at all. It is written when it has `rows` events (500,000), or is `roll` old (60 s), or when
+the broker ends. Both are set in the URL: `file:///var/journal?roll=10s&rows=100000`. `timeline pipeline compact` makes
+few large files of many small ones. `FIELDS` has the columns; each file's metadata has the schema's version.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ROLL_MS, ROWS = 60_000, 500_000
 RETRY_MS = 5_000.0
 LAST_TRIES = 3
 MOST_KEPT = 4
-"""So many files' events, of all topics together, wait for a disk that takes none; then they are dropped."""
+"""Files whose events, of all topics together, wait for a disk that takes none. More are dropped."""
 MOST_NAME = 100
 """Characters of a broker's name in a file's."""
 NO_TOPIC = "__HIVE_DEFAULT_PARTITION__"
@@ -68,13 +68,13 @@ FIELDS: dict[str, pa.DataType] = {
     "session": pa.string(),
 }
 OF_FEW_VALUES = ["kind", "version", "consumer", "group", "tag", "deliveries", "cause", "broker", "session"]
-"""What Parquet looks up in a dictionary. Of ids, births and times each event has its own; to find that out took
-three quarters of a file's time."""
+"""Columns with a dictionary. Ids, births and times differ for each event, and finding that out took three quarters of a
+file's time."""
 _CAUSES = pa.array([cause.name.lower() for cause in LateCause])
 
 
 def split_url(url: str) -> tuple[str, int, int]:
-    """The place, after how many ms and after how many events a file is written. Raises Invalid."""
+    """Return the place, and after how many ms and how many events a file is written. Raise Invalid."""
     place, _, asked = url.partition("?")
     settings = dict(parse_qsl(asked, keep_blank_values=True))
     roll_ms = parse_duration_ms(settings.pop("roll", ROLL_MS / 1000))
@@ -102,7 +102,7 @@ class Folder:
         self._local = isinstance(self._filesystem, LocalFileSystem)
 
     def check(self) -> None:
-        """Raises OSError when nothing can be written."""
+        """Raise OSError if nothing can be written."""
         name = f"{self._path}/_probe-{os.getpid()}"
         if self._local:
             os.makedirs(self._path, exist_ok=True)
@@ -110,7 +110,7 @@ class Folder:
         self._filesystem.rm_file(name)
 
     def write(self, name: str, table: pa.Table) -> None:
-        """Writes a file, whole or not at all."""
+        """Write a file, whole or not at all."""
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd", compression_level=1, use_dictionary=OF_FEW_VALUES)
         data = sink.getvalue()
@@ -122,7 +122,7 @@ class Folder:
 
 
 class PendingFile:
-    """The events of one topic in one hour that are not written yet. `missing`: how many of their weight are missing."""
+    """The unwritten events of one topic in one hour. `missing`: how many of their weight are missing."""
 
     def __init__(self, since_ms: float) -> None:
         self.since_ms, self.not_before_ms = since_ms, 0.0
@@ -139,7 +139,7 @@ class PendingFile:
         self.oldest_ms = min(self.oldest_ms or began_ms, began_ms)
 
     def table(self, broker: str, session: str) -> pa.Table:
-        """Its events as the file has them, in order of time."""
+        """Return its events as the file has them, in order of time."""
         columns = {name: self._column(name, kind) for name, kind in FIELDS.items() if name not in _OWN}
         counts = [count for _, _, count, _ in self.parts]
         columns["time"] = pa.array(np.repeat([time_ms for _, time_ms, _, _ in self.parts], counts), pa.int64()).cast(
@@ -161,7 +161,7 @@ _OWN = ("time", "kind", "broker", "session")
 
 
 def _array(name: str, kind: pa.DataType, count: int, columns: dict[str, Any]) -> pa.Array:
-    """A part's column as Arrow has it; null where the part has none, and for empty texts and times of 0."""
+    """Return a part's column for Arrow: null where the part has none, and for empty texts and times of 0."""
     column = columns.get(name)
     if column is None:
         if name == "cause" and "late_cause" in columns:
@@ -193,10 +193,16 @@ def _texts(data: bytes, offsets: np.ndarray[Any, Any]) -> pa.Array:
 
 
 class JournalWriter:
-    """Gathers parts and writes files, and counts what becomes of events. `told(written, since_ms, dropped, unsaid)`
-    hears after each try how many of those that were added are in files, since when there may be others, how many were
-    dropped here, and how many that are missing, and are counted by the broker, no file says so of yet. `run`: how many
-    writers there were before in this session: their files stay."""
+    """Gathers parts, writes files, and counts what becomes of events.
+
+    `told(written, since_ms, dropped, unsaid)` is called after each try:
+
+    - `written`: how many of the added events are in files. `since_ms`: since when there may be others.
+    - `dropped`: how many were dropped here.
+    - `unsaid`: how many missing events, counted by the broker, no file mentions yet.
+
+    `run`: earlier writers of this session, whose files stay.
+    """
 
     def __init__(
         self,
@@ -219,13 +225,13 @@ class JournalWriter:
         self._lock = threading.Lock()
 
     def began(self) -> None:
-        """It writes from now on; an event is in a file by `until`."""
+        """Write from now on. An event is in a file by `until`."""
         now_ms = self._clock.now_ms()
         with self._lock:
             self._gather("started", "", now_ms, 1, {"until": now_ms + self._roll_ms}, 0)
 
     def add(self, kind: str, topic: str, time_ms: int, count: int, columns: dict[str, Any]) -> None:
-        """Gathers a part; writes its file when that is full."""
+        """Gather a part, and write its file when that is full."""
         with self._lock:
             # A part that says how many others are missing takes these along.
             weight = int(columns.get("count", 1)) if kind == "dropped" else count
@@ -248,8 +254,8 @@ class JournalWriter:
         return name
 
     def roll(self, everything: bool = False) -> None:
-        """Writes what is old enough, or all. What the journal says of itself comes last: what cannot be written is said
-        there."""
+        """Write files that are old enough, or all. The journal's own events come last, and say what could not be
+        written."""
         with self._lock:
             now_ms = self._clock.monotonic_ms()
             for name in sorted(self._partitions, key=lambda name: name.endswith(NO_TOPIC)):
@@ -280,7 +286,7 @@ class JournalWriter:
         self._told(self._written, since_ms, self._dropped, sum(partition.missing for partition in left))
 
     def _drop(self, partition: PendingFile) -> None:
-        """One event instead of all of a partition's."""
+        """Keep one event instead of all of a partition's."""
         since_ms, until_ms, lost = partition.oldest_ms, partition.parts[-1][1], partition.weight
         self._held -= partition.rows
         missing = {"count": lost, "due": since_ms} if lost else {"due": since_ms}
@@ -288,14 +294,14 @@ class JournalWriter:
         self._partitions[self._gather("dropped", "", until_ms, 1, missing, lost)].missing += lost
 
     def cut_off(self) -> None:
-        """Nothing more comes, and the broker has not said that it ends: what it had not handed over is lost, nobody
-        knows how much."""
+        """Note that nothing more comes, though the broker has not said that it ends. An unknown number of events is
+        lost."""
         with self._lock:
             now_ms = self._clock.now_ms()
             self._gather("dropped", "", now_ms, 1, {"due": min(self._last_ms or now_ms, now_ms)}, 0)
 
     def close(self, pause: Callable[[float], object]) -> int:
-        """Writes all, with another try or two after `pause`; how many events are in no file, though they were added."""
+        """Write all, with another try or two after `pause`. Return how many added events are in no file."""
         for _ in range(LAST_TRIES):
             self.roll(everything=True)
             if not self._partitions:
@@ -309,13 +315,12 @@ class JournalWriter:
 
 
 def folder_name(topic: str) -> str:
-    """A topic as the name of a folder, as Hive and Spark read such names: what is special in ASCII as %XX, all else as
-    it is."""
+    """Return a topic as a folder's name, as Hive and Spark read it: special ASCII characters as %XX."""
     return "".join(one if ord(one) > 127 or one.isalnum() or one in "_.-~" else f"%{ord(one):02X}" for one in topic)
 
 
 def parts(pipe: BinaryIO) -> Iterator[tuple[str, str, int, int, dict[str, Any]]]:
-    """What comes through the pipe, until it ends; a part that was cut off is left out."""
+    """Yield what comes through the pipe, until it ends. A part that was cut off is left out."""
     while len(start := pipe.read(HEAD.size)) == HEAD.size:
         length, count = HEAD.unpack(start)
         lengths = pipe.read(8 * count)
@@ -337,7 +342,7 @@ def _rolling(writer: JournalWriter, over: threading.Event, every_s: float) -> No
 
 
 def _step_back() -> None:
-    """Runs where nobody else wants the processor, as far as this system lets anybody say so."""
+    """Run at the lowest priority that this system grants."""
     try:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     except (AttributeError, OSError):
@@ -352,8 +357,11 @@ def _tell(*said: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Reads parts from standard input until it ends. Says `ready` once it can write, or why it cannot; then how far it
-    is. Ends with 1 when events are lost and the journal cannot say so."""
+    """Read parts from standard input until it ends.
+
+    Print `ready` once it can write, or why it cannot, then its progress. Return 1 if events are lost and the journal
+    cannot say so.
+    """
     broker, session, run = arguments
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     for number in (signal.SIGINT, signal.SIGTERM):

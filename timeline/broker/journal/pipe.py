@@ -1,10 +1,13 @@
-"""What carries the journal off: a bounded queue, a thread that does nothing but write to a pipe, and behind it a
-process of the lowest priority that makes the files (`journal_process.py`). Compressing takes neither the broker's
-interpreter nor, while the machine is busy, its processor; the broker's end costs a copy.
+"""The carrier of the journal: a bounded queue, a thread that writes to a pipe, and the process behind the pipe.
 
-When the queue is full, parts are dropped and counted, and how many were lost between when and when stands in the
-journal. So it is with what a process had in hand that ended before it should: another one is started, after a pause
-that grows while that does not help. When the broker is killed the process writes what it has, and ends."""
+The process has the lowest priority and makes the files (`files.py`). Compression takes neither the broker's interpreter
+nor, while the machine is busy, its processor. The broker's end costs a copy. Back comes, line by line, how many events
+are in files by now. So it is known what was lost whenever the process ends.
+
+A full queue drops parts. The journal says how many were lost, and between when and when. The same holds for events of a
+process that ended early. Another one is started, after a pause that grows while that does not help. When the broker is
+killed, the process writes what it has, and ends.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +35,12 @@ from timeline.errors import Invalid
 
 log = logging.getLogger("timeline.broker")
 HEAD = struct.Struct("<II")
-"""Before each part: how long its description is, and how many buffers follow, whose lengths come next."""
+"""Before each part: the size of its description, and how many buffers follow. Their sizes come next."""
 PIPE_BYTES = 1024 * 1024
 START_S = 60.0
 NEEDED = ("fsspec", "pyarrow")
 URL_VARIABLE = "TIMELINE_JOURNAL"
-"""Not an argument of the process: what a URL may carry is nobody's to see."""
+"""Not an argument of the process: a URL may carry secrets, and others see arguments."""
 
 
 class JournalProcess:
@@ -52,9 +55,11 @@ class JournalProcess:
 
     @classmethod
     def start(cls, url: str, name: str, session: str, run: int, news: Callable[[], None]) -> Self:
-        """Starts it, as the broker `name`; returns once it can write. `run`: how many there were before it in this
-        session. `news` is called from another thread when it had to drop something, and when it has ended. Raises
-        Invalid with why it cannot write."""
+        """Start it, for the broker `name`. Return once it can write.
+
+        `run`: earlier processes of this session. `news` is called from another thread when it had to drop something,
+        and when it has ended. Raise Invalid with why it cannot write.
+        """
         for package in NEEDED:
             if find_spec(package) is None:
                 raise Invalid(f"a journal needs {package}, which is not installed: pip install 'timeline[journal]'")
@@ -93,7 +98,7 @@ class JournalProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended, and all is known that it said."""
+        """Whether it has ended, and all that it printed was read."""
         return self._ended.is_set()
 
     @property
@@ -104,7 +109,7 @@ class JournalProcess:
 
     @property
     def dropped(self) -> int:
-        """How many events it had to drop, since its place took nothing for long."""
+        """How many events it had to drop, because its place took nothing for long."""
         with self._lock:
             return self._dropped
 
@@ -116,13 +121,13 @@ class JournalProcess:
 
     @property
     def wrote(self) -> bool:
-        """Whether anything that it was handed is in a file."""
+        """Whether any of its events is in a file."""
         with self._lock:
             return self._written > 0
 
     def hand(self, part: EventBatch) -> None:
-        """Hands it a part, waiting until it takes it. Raises OSError when it has ended: what it was handed counts as
-        handed all the same."""
+        """Hand it a part, and wait until it takes it. Raise OSError if it has ended; the part counts as handed all the
+        same."""
         assert self._process.stdin is not None
         with self._lock:
             self._sent += weight(part)
@@ -130,7 +135,7 @@ class JournalProcess:
         write_all(self._process.stdin.fileno(), encoded(part))
 
     def _listen(self) -> None:
-        """Notes what it says until it has ended."""
+        """Read what it prints until it has ended."""
         assert self._process.stdout is not None
         with self._process.stdout as said:
             for line in said:
@@ -147,7 +152,7 @@ class JournalProcess:
         self._news()
 
     def end(self) -> int:
-        """Tells it that nothing more comes, and waits until it has written what it has; its exit code."""
+        """Tell it that nothing more comes, and wait until it has written what it has. Return its exit code."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -156,13 +161,13 @@ class JournalProcess:
 
 
 def weight(part: EventBatch) -> int:
-    """How many events are gone with a part: one that says how many others are takes these along."""
+    """Return how many events are gone with a part. A part that counts lost ones takes these along."""
     count = part.columns.get("count")
     return count if part.kind is EventKind.DROPPED and isinstance(count, int) else part.count
 
 
 def encoded(part: EventBatch) -> list[memoryview]:
-    """A part as buffers to write one after the other; numbers and texts as they lie in memory."""
+    """Return a part as buffers to write one after the other, with numbers and texts as they lie in memory."""
     buffers: list[pickle.PickleBuffer] = []
     columns: dict[str, Any] = {}
     for name, column in part.columns.items():
@@ -178,7 +183,7 @@ def encoded(part: EventBatch) -> list[memoryview]:
 
 
 def write_all(pipe: int, views: list[memoryview]) -> None:
-    """Writes all of `views`."""
+    """Write all of `views`."""
     while views:
         written = os.writev(pipe, views[:512])
         while views and written >= views[0].nbytes:
@@ -191,28 +196,28 @@ def write_all(pipe: int, views: list[memoryview]) -> None:
 log = logging.getLogger("timeline.broker")
 QUEUE_BYTES = 64 * 1024 * 1024
 GATHER_S = 0.02
-"""Between two looks at the queue: each takes the interpreter from the broker, so that a few are better than many."""
+"""Pause between two looks at the queue. Each look takes the interpreter from the broker."""
 AGAIN_S, AGAIN_MOST_S = 1.0, 60.0
-"""Before a process is started again; twice as long each time that it ends with nothing written."""
+"""Pause before a process is started again. It doubles each time that one ends with nothing written."""
 T = TypeVar("T")
 
 
 class Counted(Protocol):
-    """Told of the journal, in the broker's thread."""
+    """The journal's counters, in the broker's thread."""
 
     def events(self, dropped: bool, count: int) -> None:
-        """So many events were handed on, or are missing in the journal."""
+        """Count events that were handed on, or are missing in the journal."""
 
     def restarted(self) -> None:
-        """Its process had ended, and another one is there."""
+        """Count a process that had ended and was replaced."""
 
 
 class JournalPipe:
-    """Carries parts to the process that writes them. Made by `start`, in the broker's thread, as are all its calls;
+    """Carries parts to the process that writes them. Made by `start`, in the broker's thread, like all its calls.
     `carry` never waits."""
 
     process: JournalProcess
-    """The one that writes now."""
+    """The process that writes now."""
     _thread: threading.Thread
 
     def __init__(
@@ -231,12 +236,12 @@ class JournalPipe:
         self._lost_since_ms = 0
         self._runs = 0
         self._dropped = 0
-        """By the process that writes now, as far as that is counted."""
+        """Drops of the process that writes now, as far as they are counted."""
         self._lock = threading.Lock()
 
     @classmethod
     async def start(cls, url: str, name: str, session: str, now_ms: Callable[[], int], counted: Counted) -> JournalPipe:
-        """Starts the process; returns once it can write. Raises Invalid with why it cannot."""
+        """Start the process. Return once it can write. Raise Invalid with why it cannot."""
         pipe = cls(partial(JournalProcess.start, url, name, session), now_ms, counted)
         pipe.process = await _aside(pipe._started)
         pipe._thread = threading.Thread(target=pipe._work, name="timeline-journal", daemon=True)
@@ -249,7 +254,7 @@ class JournalPipe:
         return process
 
     def carry(self, part: EventBatch) -> None:
-        """Takes a part, or drops it when the queue is full."""
+        """Take a part, or drop it if the queue is full."""
         nbytes = part.nbytes
         with self._lock:
             full = self._closing or self._queued_bytes + nbytes > QUEUE_BYTES
@@ -264,7 +269,7 @@ class JournalPipe:
             self._something.set()
 
     def _work(self) -> None:
-        """Hands parts on until it is closing and all are."""
+        """Hand parts on until it is closing and all are handed on."""
         pause_s = AGAIN_S
         while not self._handed_on():
             lost, since_ms = self.process.unwritten
@@ -290,7 +295,7 @@ class JournalPipe:
             log.error("the journal's process could not write all that it had: its own words say how much")
 
     def _handed_on(self) -> bool:
-        """Hands parts to the process; False once that has ended, True once it is closing and it has them all."""
+        """Hand parts to the process. Return False once that has ended, True once it is closing and has them all."""
         while (part := self._next()) is not None:
             if self.process.ended:
                 if part.kind is not EventKind.IDLE:
@@ -308,13 +313,13 @@ class JournalPipe:
         return False
 
     def _count_dropped(self) -> None:
-        """What the process had to drop counts as dropped, too."""
+        """Count the drops of the process, too."""
         more, self._dropped = self.process.dropped - self._dropped, self.process.dropped
         if more > 0:
             self._tell(self._counted.events, True, more)
 
     def _restarted(self, pause_s: float) -> bool:
-        """Whether another process is there, after a pause (none while closing)."""
+        """Start another process, after a pause (none while closing). Return whether it is there."""
         self._hurry.wait(pause_s)
         try:
             self.process, self._dropped = self._started(), 0
@@ -336,8 +341,7 @@ class JournalPipe:
             self._queued_bytes += part.nbytes
 
     def _next(self) -> EventBatch | None:
-        """The next part, None when it is closing and all are written. What was dropped is told before what came
-        later."""
+        """Return the next part. None: it is closing, and all are written. Drops come before what came later."""
         while True:
             with self._lock:
                 if self._lost and self._queued_bytes < QUEUE_BYTES // 2:
@@ -356,7 +360,7 @@ class JournalPipe:
             self._hurry.wait(GATHER_S)
 
     async def close(self, timeout_s: float) -> None:
-        """Writes what is queued and ends the process; after `timeout_s` it is left to end by itself."""
+        """Write what is queued and end the process. After `timeout_s` it is left to end by itself."""
         with self._lock:
             stopped = EventBatch(EventKind.STOPPED, "", self._now_ms(), 1)
             self._parts.append(stopped)
@@ -371,8 +375,8 @@ class JournalPipe:
 
 
 async def _aside(work: Callable[[], T]) -> T:
-    """What `work` answers, done in a thread that nobody waits for when this process ends, as those of a pool are: a
-    file system that stalls must not keep a broker from ending."""
+    """Return what `work` returns in a daemon thread. Unlike a pool's threads, it does not keep a process from ending if
+    a file system stalls."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 

@@ -1,8 +1,8 @@
 """Group commit: puts and settles on their way to the store, a lane per topic and kind.
 
 While one store call of a lane is in flight, the next batch forms: group commit by pressure, no timer. Peers take turns
-in it. Where several peers share a store of this process, a batch is small, and a large frame of settles goes in parts,
-so that nobody waits for all that another one sent. Each frame is answered after the store's commit.
+in it. If several peers share a store of this process, a batch is small, and a large frame of settles goes in parts. So
+no peer waits for all that another one sent. Each frame is answered after the store's commit.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from timeline.storage_plugins.contract import Puts, Settles, StoreError, StoreUn
 log = logging.getLogger("timeline.broker")
 KIB = 1024
 Scheduled: TypeAlias = Callable[[Topic, Ragged, Int64, Bools, int], None]
-"""Is told that messages (ids, dues; those of them `which`) are due anew, or may be, by the store's `commit_seq` (0: it
-did not say in which)."""
+"""Hears that messages (ids, dues; those `which`) have new due times, or may have. The last argument is the store's
+`commit_seq`; 0: unknown."""
 B = TypeVar("B", Puts, Settles)
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting(Generic[B]):
-    """What waits for the store, of one frame. `deadline_ms`: monotonic."""
+    """One frame's part of a lane. `deadline_ms`: monotonic."""
 
     batch: B
     bytes: int
@@ -45,15 +45,15 @@ class _Waiting(Generic[B]):
 
 
 class GroupCommit(ABC, Generic[B]):
-    """The queues of one kind of batch in one broker. `scheduled` is told what is due anew by it, or may be, whether or
+    """The lanes of one kind of batch in one broker. `scheduled` hears what has a new due time, or may have, whether or
     not its sender still waits."""
 
     lane: ClassVar[str]
     """Its name in metrics and of its tasks."""
     what: ClassVar[str]
     droppable: ClassVar[bool]
-    """Whether a batch is not begun once its sender waits no more: a put that was sent again must not be done after the
-    answer to that."""
+    """Whether a batch is not begun if its sender waits no more. A put that was sent again must not be done after the
+    answer to the second call."""
     _kind: ClassVar[Any]
 
     def __init__(self, store: MeteredStore, runtime: Runtime, scheduled: Scheduled, messages: int, bytes_: int) -> None:
@@ -86,7 +86,7 @@ class GroupCommit(ABC, Generic[B]):
 
     @abstractmethod
     def _tell_due(self, topic: Topic, now_ms: int, batch: B, answers: Answers) -> None:
-        """Tell `scheduled` what is due anew, or may be."""
+        """Pass new due times to `scheduled`."""
 
     def _admits(self, batch: B, size: int, peer: str) -> bool:
         self._recent.seen(peer)
@@ -101,7 +101,7 @@ class GroupCommit(ABC, Generic[B]):
         return self._store.embedded and self._recent.several
 
     def _push(self, topic: Topic, batch: B, size: int, peer: str, deadline_ms: float) -> asyncio.Future[Answers]:
-        """Add what was admitted to the topic's lane."""
+        """Add an admitted batch to the topic's lane."""
         waiting = _Waiting(batch, size, peer, deadline_ms, asyncio.get_running_loop().create_future())
         self._quota.add(peer, len(batch), size)
         self._idle.clear()
@@ -113,7 +113,7 @@ class GroupCommit(ABC, Generic[B]):
         return waiting.answer
 
     async def _run(self, topic: Topic, lane: FairQueue[_Waiting[B]]) -> None:
-        """Work a lane until it is empty; the next frame opens a new one."""
+        """Work a lane until it is empty. The next frame opens a new one."""
         ours = f"{self.what} of topic:{topic.uid}"
         try:
             while lane:
@@ -178,8 +178,8 @@ class GroupCommit(ABC, Generic[B]):
 
 
 class Intake(GroupCommit[Puts]):
-    """Puts. `deadline_ms` is monotonic: what did not start by then is not put, nor is what nobody waits for any more.
-    Where the store numbers its commits, `scheduled` is also told what is due at once while that is on its way."""
+    """Puts. Where the store numbers its commits, `scheduled` hears of messages due at once while they are on
+    their way."""
 
     lane, what, droppable, _kind = "intake", "puts", True, Puts
 
@@ -187,8 +187,11 @@ class Intake(GroupCommit[Puts]):
         super().__init__(store, runtime, scheduled, runtime.limits.intake_messages, runtime.limits.intake_bytes)
 
     async def put(self, topic: Topic, puts: Puts, deadline_ms: float, peer: str = "") -> Answers:
-        """Return the store's answers; THROTTLED at once when too much is waiting, UNAVAILABLE or UNKNOWN by what the
-        store can say when it fails. `peer`: whose they are."""
+        """Return the store's answers, THROTTLED at once if too much is waiting.
+
+        If the store fails, each is UNAVAILABLE or UNKNOWN. Puts that did not begin by monotonic `deadline_ms` are
+        UNAVAILABLE. `peer`: whose they are.
+        """
         size = puts.payloads.nbytes + puts.headers.nbytes + puts.ids.nbytes
         if not self._admits(puts, size, peer):
             return Answers.blank(len(puts), Status.THROTTLED)
@@ -205,8 +208,8 @@ class Intake(GroupCommit[Puts]):
 
 
 class Settling(GroupCommit[Settles]):
-    """Acks, extensions, releases, burials and regrants, ahead of queued puts. What was asked is done, whether or not
-    anybody still waits."""
+    """Acks, extensions, releases, burials and regrants. They go ahead of queued puts. Each is done even if its sender
+    waits no more."""
 
     lane, what, droppable, _kind = "settling", "settles", False, Settles
 
@@ -214,8 +217,8 @@ class Settling(GroupCommit[Settles]):
         super().__init__(store, runtime, scheduled, runtime.limits.settles_waiting, runtime.limits.settles_bytes)
 
     async def settle(self, topic: Topic, settles: Settles, peer: str = "") -> Answers:
-        """Return the store's answers. Trouble of the store is a status: UNAVAILABLE or UNKNOWN for each; past the bound
-        on what may wait, THROTTLED. `peer`: whose they are; empty: this broker's own."""
+        """Return the store's answers, THROTTLED at once if too much is waiting. If the store fails, each is UNAVAILABLE
+        or UNKNOWN. `peer`: whose they are; empty: this broker's own."""
         if len(settles) == 0:
             return Answers.blank(0)
         if not self._admits(settles, _size(settles), peer):
@@ -242,7 +245,7 @@ def _size(settles: Settles) -> int:
 
 
 def _failed(count: int, starts: Sequence[int], status: Status, why: str) -> Answers:
-    """The same status for each; the sentence goes to the first of each frame."""
+    """Return the same status for each. The first of each frame gets the sentence."""
     answers = Answers.blank(count, status)
     answers.details = dict.fromkeys(starts, why)
     return answers

@@ -43,35 +43,35 @@ NOT_FOUND = bytes([Status.NOT_FOUND.code])
 ON_THE_WAY = frozenset({"put", "mutate", "lease_due"})
 """Calls that messages wait for."""
 ASIDE = frozenset({"count_due", "inspect", "room"})
-"""Calls whose trouble is theirs alone: counting many millions of rows may take longer than a store that is well permits
-any call, and nothing that happens to a message waits for it."""
+"""Calls whose trouble is theirs alone. Counting many millions of rows may take longer than a healthy store permits, and
+no message waits for it."""
 OPEN_AGAIN = "Bring the old one back, and this broker goes on by itself. To accept what is there, restart every broker."
 ENDS = {
     Operation.ACK: ("acked", "acked"),
     Operation.RELEASE: ("released", "unseen"),
     Operation.BURY: ("buried", "buried"),
 }
-"""How each settle ends a lease, and how where nobody saw the message."""
+"""How each settle ends a lease; second, if no handler saw the message."""
 
 ANSWERS: dict[str, type] = {
     "put": Answers, "settle": Answers, "mutate": Answers, "mutate_tag": TagStep, "lease_due": LeasedRows,
     "held_by": Page, "scan": Page, "count_due": np.ndarray, "sweep": Swept, "topics": list, "create_topic": Topic,
     "update_topic": Topic, "inspect": Opened,
 }  # fmt: skip
-"""What each call answers with. Other calls may answer anything."""
+"""The type of each call's answer. Other calls may answer anything."""
 
 
 class MeteredStore:
-    """A `Store`, each call measured, with the store's health.
+    """A `Store` whose calls are measured, and the store's health.
 
     - `changed` is called when `down` may have changed.
-    - `used(uid)` is called once a call is over that may have changed messages of a topic.
-    - `journal`: hears what happened to messages. None: there is no journal.
-    - `slow`: when calls on messages' way took `slow_ms` or longer. Messages of other topics may have waited for them.
-    - `refused`: why the store that is there now must not be used. It is another store, or it loses messages by its
-      settings. It is asked only whether that has changed. Empty: it may be used.
+    - `used(uid)` is called after a call that may have changed messages of a topic.
+    - `journal`: hears what happened to messages.
+    - `slow`: when calls on messages' way took `slow_ms` or longer. Other topics' messages may have waited for them.
+    - `refused`: why the present store must not be used: it is another one, or its settings lose messages. It is asked
+      only whether that has changed. Empty: it may be used.
     - `full`: only disk space is missing.
-    - `warnings`: sentences on settings that weaken the store, as last found.
+    - `warnings`: sentences on settings that weaken the store.
     """
 
     def __init__(
@@ -98,17 +98,17 @@ class MeteredStore:
 
     @property
     def lease_p99_ms(self) -> float | None:
-        """How long the store's leases take, 99 of 100 as messages meet them; None until one has been measured."""
+        """99 of 100 messages meet a lease that takes no longer. None until one has been measured."""
         return self._lease_times.p99_ms
 
     @property
     def lease_lead_ms(self) -> float | None:
-        """The same, as far as leasing ahead goes by it."""
+        """The time of a lease for leasing ahead. See `LeaseTimes.lead_ms`."""
         return self._lease_times.lead_ms
 
     @property
     def down(self) -> str:
-        """Why the store cannot be used, empty while it can."""
+        """Why the store cannot be used. Empty: it can."""
         return self.refused or self._down
 
     @down.setter
@@ -119,14 +119,16 @@ class MeteredStore:
         self._changed()
 
     async def open(self) -> Opened:
-        """Open the store. Raises StoreRefused or StoreUnavailable."""
+        """Open the store. Raise StoreRefused or StoreUnavailable."""
         self._opened = await self.store.open()
         self._found(self._opened.server, self._opened.warnings)
         return self._opened
 
     async def inspect(self) -> None:
-        """Ask the store what `open` asked: whether it is the one that was opened, and its server's settings. Raises
-        StoreUnavailable when it does not answer, or must not be used."""
+        """Ask the store what `open` asked: whether it is the one that was opened, and its server's settings.
+
+        Raise StoreUnavailable if it does not answer, or must not be used.
+        """
         opened = self._opened
         assert opened is not None, "the store was not opened yet"
         try:
@@ -164,16 +166,18 @@ class MeteredStore:
             self._changed()
 
     async def call(self, name: str, work: Coroutine[Any, Any, T], asked: int = 0) -> T:
-        """Awaits a store call. Raises StoreUnavailable, StoreUnknown, or another StoreError that the contract names;
-        an error that a plugin should not raise counts as UNKNOWN, since nobody can say what happened. Whoever waits
-        may be cancelled; a store's call that has begun runs to its end. `asked`: see `flaw_of`."""
+        """Await a store call. The caller may be cancelled; a store's call that has begun runs to its end.
+
+        Raise StoreUnavailable, StoreUnknown, or another StoreError that the contract names. An error that a plugin
+        should not raise counts as UNKNOWN, because the outcome is unknown. `asked`: see `_flaw_of`.
+        """
         task = asyncio.get_running_loop().create_task(self._measured(name, work, asked))
         self._under_way.add(task)
         task.add_done_callback(self._over)
         return await asyncio.shield(task)
 
     def _over(self, task: asyncio.Task[Any]) -> None:
-        """Takes note of what became of it: where whoever waited was cancelled, nobody else does."""
+        """Retrieve the outcome. If the caller was cancelled, nothing else does."""
         self._under_way.discard(task)
         if not task.cancelled():
             task.exception()
@@ -230,7 +234,7 @@ class MeteredStore:
 
     @property
     def embedded(self) -> bool:
-        """Whether the store is a part of this process, so that all wait for what one asks of it."""
+        """Whether the store is a part of this process, so that all wait for each call."""
         return not self.store.capabilities.shared
 
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
@@ -242,7 +246,8 @@ class MeteredStore:
         return answers
 
     async def _dropped(self, answers: Answers) -> None:
-        """Some puts found no topic: it was dropped, or this is another store; then those are UNAVAILABLE."""
+        """Find out why puts found no topic. If this is another store, they are UNAVAILABLE; else the topic was
+        dropped."""
         try:
             await self.inspect()
         except StoreUnavailable as trouble:
@@ -281,7 +286,7 @@ class MeteredStore:
         return answers
 
     def _ended(self, topic: Topic, settles: Settles, answers: Answers) -> None:
-        """Counts the leases that these settles ended, each once."""
+        """Count the leases that these settles ended, each once."""
         good = (answers.status == Status.OK.code) & (answers.repeat == 0)
         kinds = settles.operation[good].astype(np.intp) * 2 + settles.unseen[good]
         for kind, count in enumerate(np.bincount(kinds).tolist()):
@@ -291,7 +296,7 @@ class MeteredStore:
                 )
 
     def expired(self, topic: Topic, count: int) -> None:
-        """So many messages were removed because they passed their expiry."""
+        """Count messages that were removed because they had expired."""
         if count:
             self._metrics.count("timeline_expired_total", self._metrics.topic(topic.name), by=count)
 
@@ -323,7 +328,7 @@ class MeteredStore:
         return leased
 
     async def held(self, topic: Topic, now_ms: int, holder: bytes) -> AsyncIterator[Rows]:
-        """What `holder` holds, with payloads, page by page."""
+        """Yield what `holder` holds, with payloads, page by page."""
         cursor: bytes | None = b""
         while cursor is not None:
             page = await self.call("held_by", self.store.held_by(topic, now_ms, holder, cursor, HELD_PAGE))
@@ -333,7 +338,7 @@ class MeteredStore:
 
 
 def _another(opened: Opened, found: Opened) -> str:
-    """Why what is there is not the store that was opened, and what to do."""
+    """Return why the present store is not the one that was opened, and what to do."""
     there = f"cluster {found.cluster_uid}" if found.cluster_uid else "no cluster"
     return (
         f"the store is another one, or has lost its data. This broker opened cluster {opened.cluster_uid}, and finds "
@@ -342,7 +347,7 @@ def _another(opened: Opened, found: Opened) -> str:
 
 
 def _flaw_of(name: str, answer: object, asked: int) -> str:
-    """Return what is wrong with what a plugin answered; empty: nothing. A wrong answer costs that call alone.
+    """Return what is wrong with a plugin's answer. Empty: nothing. A wrong answer costs that call alone.
 
     `asked`: how many messages a put, settle or mutate is about, or how many grants a lease has.
     """
@@ -368,12 +373,12 @@ def _flaw_of(name: str, answer: object, asked: int) -> str:
 
 
 def _anything(told: object) -> object:
-    """Return `told`, whose type nobody has checked yet."""
+    """Return `told` without its declared type: a plugin's answer may be anything."""
     return told
 
 
 def _unequal(batch: ColumnBatch, count: int) -> str:
-    """Return which column of `batch` has not `count` items of its type; empty: none."""
+    """Return which column of `batch` has not `count` items of its type. Empty: none."""
     for field in batch.columns:
         column = getattr(batch, field.name)
         if field.kind in ("numbers", "strings") and not (column is None and field.optional):
@@ -386,5 +391,5 @@ def _unequal(batch: ColumnBatch, count: int) -> str:
 
 
 def _length(column: object) -> int:
-    """Return how many items `column` has; -1: it is no column."""
+    """Return how many items `column` has. -1: it is no column."""
     return len(column) if isinstance(column, np.ndarray | Ragged) else -1

@@ -1,1 +1,1 @@
-"""The broker's only I/O: gRPC, TLS, tokens, health, the metrics port, processes and signals."""
+"""The broker's only I/O: gRPC with TLS and tokens, health, the metrics port, processes and signals."""

@@ -1,5 +1,8 @@
-"""gRPC's calls: as the gateway takes them, bytes of frames in and out and who calls; and from one broker to another,
-single calls, each with its deadline."""
+"""Calls over gRPC: from clients to the gateway, and from one broker to another.
+
+The gateway gets and returns frames as bytes, and knows the caller. Calls between brokers are single ones, each with its
+deadline.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ NOT_READY_TRAILER = (("timeline-not-ready", "1"),)
 
 
 class ServerStream:
-    """A two-way gRPC call as a `wire.Stream`. Whoever ends the call waits for what is being written (`let_go`)."""
+    """A two-way gRPC call as a `wire.Stream`. Its handler must await `let_go` before it ends the call."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -49,7 +52,7 @@ class ServerStream:
         self._admitted = False
         self.closed = self.given_up = False
         self.broken = False
-        """Whether the peer has ended the call, or its connection: there is nobody to tell anything any more."""
+        """Whether the peer has ended the call, or its connection. No more can be sent then."""
 
     async def send(self, frame: bytes) -> None:
         self._taken.clear()
@@ -62,7 +65,10 @@ class ServerStream:
             self._taken.set()
 
     async def send_within(self, frame: bytes, timeout_s: float) -> None:
-        """The same for one who may be cancelled. Raise TimeoutError when the peer has not taken it by then."""
+        """Send for a caller that may be cancelled. Raise TimeoutError if the peer has not taken the frame by then.
+
+        The write goes on all the same: gRPC cannot cut it off.
+        """
         self._sending = asyncio.ensure_future(self.send(frame))
         self._sending.add_done_callback(_retrieve)
         await asyncio.wait((self._sending,), timeout=timeout_s)
@@ -87,17 +93,19 @@ class ServerStream:
         return not self._taken.is_set()
 
     async def let_go(self) -> None:
-        """Returns when gRPC holds nothing more: the peer has taken it, or has ended the call or its connection. There
-        is no way to break a call off from here, `abort` neither: it waits behind what is being written."""
+        """Return when gRPC holds nothing more: the peer has taken it, or has ended the call or its connection.
+
+        A call cannot be broken off from here. Even `abort` waits behind what is being written.
+        """
         await self._taken.wait()
 
     async def close(self) -> None:
-        """Ends the call in order: its handler stops where it stands and answers OK."""
+        """End the call in order: its handler stops where it stands and answers OK."""
         self.closed = True
         self._stop()
 
     def cancel(self) -> None:
-        """Its handler stops where it stands; should the peer ever read on, it is told why."""
+        """Stop its handler where it stands. If the peer ever reads on, it learns why."""
         self.given_up = True
         self._stop()
 
@@ -107,13 +115,13 @@ class ServerStream:
 
 
 def _retrieve(sending: asyncio.Task[None]) -> None:
-    """Take the result of a write. After a timeout nobody else does, and asyncio would log its error as forgotten."""
+    """Take the result of a write. After a timeout nothing else does, and asyncio would log its error as forgotten."""
     if not sending.cancelled():
         sending.exception()
 
 
 class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
-    """All methods of the service, bytes in and bytes out. Who calls is asked before anything of the call is read."""
+    """All methods of the service, bytes in and bytes out. The caller is identified before anything else is read."""
 
     def __init__(self, service: Gateway, stall_ms: int, gate: Gatekeeper | None = None) -> None:
         self._service, self._stall_s = service, stall_ms / 1000.0
@@ -191,7 +199,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
         return serve
 
     async def _refuse(self, context: Any, stream: ServerStream, fault: TransportError) -> None:
-        """Ends a call with its reason, once gRPC holds nothing of it; until then it counts as a stream."""
+        """End a call with its reason, once gRPC holds nothing of it. Until then it counts as a stream."""
         if stream.broken:
             return
         if stream.writing:
@@ -221,9 +229,11 @@ PEER_OPTIONS = [
 
 
 class GrpcPeerChannel:
-    """The way to the broker at `address`, as whom `credentials` say. Connects on first use, and again by itself; a call
-    while nobody is there fails at once. gRPC connects again with what the files of `credentials` had at first: once a
-    call has failed and they have others, the next one reads them anew."""
+    """The channel to the broker at `address`, with `credentials`.
+
+    It connects on first use, and again by itself. Calls fail at once while no broker is there. gRPC connects again with
+    the certificates that it had at first. After a failed call the next one reads the files again if they have changed.
+    """
 
     def __init__(self, address: str, credentials: Credentials = PLAIN) -> None:
         self.address = address
@@ -232,8 +242,8 @@ class GrpcPeerChannel:
         self._stamps: object = None
 
     async def unary(self, method: str, frame: bytes, timeout_s: float) -> bytes:
-        """One frame for one. Raises TransportError: OVERLOADED when nothing happened, since the broker has too much to
-        do; BROKEN: it may have arrived."""
+        """Send one frame for one. Raise TransportError. OVERLOADED: nothing happened, the broker is too busy. BROKEN:
+        it may have arrived."""
         channel = self._channel or self._opened()
         try:
             call = channel.unary_unary(f"/{SERVICE}/{method}")
@@ -262,12 +272,12 @@ class GrpcPeerChannel:
         return self._channel
 
     async def _part_with_old(self, channel: Any) -> None:
-        """Parts with `channel` when it was opened with other certificates than the files have now."""
+        """Close `channel` if it was opened with other certificates than the files have now."""
         if self._channel is channel and self._stamps != self._credentials.stamps:
             await self.close()
 
     async def close(self) -> None:
-        """Ends the connection and the calls on it."""
+        """End the connection and the calls on it."""
         if self._channel is not None:
             channel, self._channel = self._channel, None
             await channel.close()

@@ -1,5 +1,7 @@
-"""The broker's certificate, its key, and the authorities whose clients it takes: read, checked, and read again when the
-files change. What cannot be used is told to the log and changes nothing: connections are made with what was good.
+"""The broker's certificate and key, and the authorities whose clients it accepts.
+
+The files are checked, and read again when they change. Invalid files are logged and ignored: connections use the last
+good ones.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ log = logging.getLogger("timeline.broker")
 MAX_BYTES = 4 * 1024 * 1024
 DAY_MS = 86_400_000
 SOON_MS = 14 * DAY_MS
-"""A certificate that expires so soon is warned of, once a day."""
+"""A certificate that expires within this time is warned of, once a day."""
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedCertificate:
-    """What the files had. `expires_ms`: when the first certificate of the chain does."""
+    """Contents of the files. `expires_ms`: when the first certificate of the chain expires."""
 
     chain: bytes
     key: bytes
@@ -36,13 +38,13 @@ class LoadedCertificate:
     expires_ms: int
 
     def configuration(self) -> Any:
-        """As gRPC takes it."""
+        """Return it for gRPC."""
         return grpc.ssl_server_certificate_configuration([(self.key, self.chain)], self.authorities)
 
 
 class Certificates:
-    """The files, and what they had when they were last good. `now_ms`: the time in ms UTC. Raises Invalid, with the
-    sentence that mends it, when they cannot be used at all."""
+    """The files, and their last good contents. `now_ms`: the time in ms UTC. Raise Invalid if they cannot be used at
+    all."""
 
     def __init__(self, cert: str, key: str, client_ca: str, now_ms: Callable[[], int]) -> None:
         self._cert, self._key, self._client_ca = cert, key, client_ca
@@ -54,7 +56,7 @@ class Certificates:
         self._warn()
 
     def credentials(self) -> Any:
-        """For one listener of gRPC, which asks before each handshake whether there is another certificate."""
+        """Return credentials for one listener of gRPC, which asks for changes before each handshake."""
         given = self.loaded
 
         def fetch() -> Any:
@@ -69,7 +71,7 @@ class Certificates:
         )
 
     def look(self) -> None:
-        """Reads the files again if they have changed."""
+        """Read the files again if they have changed."""
         self._warn()
         stamp = self._stamps()
         if stamp == self._stamp:
@@ -119,7 +121,7 @@ class Certificates:
 
 
 def check_pair(cert: str, key: str) -> None:
-    """Raises Invalid unless the files are a certificate and its key, in PEM."""
+    """Raise Invalid unless the files are a certificate and its key, in PEM."""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password=_encrypted)
     except ssl.SSLError as bad:
@@ -135,7 +137,7 @@ def _encrypted() -> str:
 
 
 def check_authorities(authorities: bytes, file: str) -> None:
-    """Raises Invalid unless these are certificates in PEM."""
+    """Raise Invalid unless these are certificates in PEM."""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=authorities.decode("ascii"))
     except (ssl.SSLError, ValueError) as bad:  # also what is empty, or no text
@@ -143,7 +145,7 @@ def check_authorities(authorities: bytes, file: str) -> None:
 
 
 def validity_ms(chain: bytes, file: str) -> tuple[int, int]:
-    """From when until when the first certificate in `chain` (PEM) is valid, ms UTC. Raises Invalid."""
+    """Return from when until when the first certificate in `chain` (PEM) is valid, ms UTC. Raise Invalid."""
     found = _PEM.search(chain)
     try:
         if found is None:
@@ -158,7 +160,7 @@ def validity_ms(chain: bytes, file: str) -> tuple[int, int]:
 
 
 def _elements(der: bytes) -> Iterator[tuple[int, bytes]]:
-    """The tag and the content of each element (X.690); raises ValueError or IndexError for what is not DER."""
+    """Yield tag and content of each element (X.690). Raise ValueError or IndexError if it is not DER."""
     at = 0
     while at < len(der):
         tag, length, at = der[at], der[at + 1], at + 2
@@ -172,7 +174,7 @@ def _elements(der: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _time_ms(tag: int, content: bytes) -> int:
-    """A time of RFC 5280: UTCTime has years from 1950 to 2049."""
+    """Return a time of RFC 5280. UTCTime has years from 1950 to 2049."""
     text = content.decode("ascii")
     if tag == 0x17:
         text = ("19" if text[:2] >= "50" else "20") + text

@@ -1,7 +1,7 @@
-"""The gatekeeper: who calls, by the token in the call's metadata, before anything else of the call is looked at.
+"""The gatekeeper identifies callers by the token in a call's metadata, before anything else of the call is read.
 
-It reads the file of tokens again when that has changed, and has those leave whose token is gone, has expired, or means
-something else now. A file that cannot be read while the broker runs changes nothing: a slip of the pen must not lock
+It reads the file of tokens again when that has changed. Callers must leave if their token is gone, has expired, or has
+other rights now. A file that cannot be read while the broker runs changes nothing: a typing error must not lock
 everybody out, nor let anybody in.
 """
 
@@ -25,7 +25,7 @@ from timeline.wire import Fault, TransportError
 log = logging.getLogger("timeline.broker")
 
 LOOK_EVERY_S = 0.5
-"""How often the file is looked at: a token that was revoked opens nothing more after it, and ends what it opened."""
+"""How often the file is read again. After it a revoked token opens nothing, and its streams end."""
 BEARER = "Bearer "
 NO_TOKEN = "this broker wants a token: connect with token=…, or TIMELINE_TOKEN_FILE on the command line"
 NOT_A_TOKEN = "what came as a token is none: it begins with timeline_ and is as long as when it was created"
@@ -33,7 +33,8 @@ UNKNOWN_TOKEN = "this token is not known here: it was never created, or has been
 
 
 class Expelled(TransportError):
-    """A long call ends in its middle: what it asked last may have happened. Whoever comes back is judged anew."""
+    """Ends a long call in its middle. Its last request may have happened. The caller is judged again if it
+    comes back."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(Fault.BROKEN, reason)
@@ -41,7 +42,7 @@ class Expelled(TransportError):
 
 @dataclass(eq=False, slots=True)
 class _Guest:
-    """A long call that is being served, and why it has to end, once it has."""
+    """A long call that is being served. `why`: why it has to end, once it has."""
 
     caller: Principal
     task: asyncio.Task[object]
@@ -49,8 +50,8 @@ class _Guest:
 
 
 class Gatekeeper:
-    """Identifies callers by the tokens in the file at `path`; an empty path lets everybody in as anybody. `now_ms`:
-    the time in ms UTC. Raises Invalid when the file cannot be read or is none."""
+    """Identifies callers by the tokens in the file at `path`. An empty path accepts everybody, as ANYBODY. `now_ms`:
+    the time in ms UTC. Raise Invalid if the file cannot be read or is none."""
 
     def __init__(self, path: str, now_ms: Callable[[], int], metrics: Metrics) -> None:
         self._path = Path(path) if path else None
@@ -68,11 +69,11 @@ class Gatekeeper:
 
     @property
     def open(self) -> bool:
-        """Whether everybody is let in."""
+        """Whether everybody is accepted."""
         return self._path is None
 
     def _made(self) -> dict[tuple[str, bool], Principal]:
-        """A caller for each token, and one as an operator, so that a call makes nothing."""
+        """Return a caller for each token, and one as an operator, so that calls make none."""
         return {
             (entry.id, as_operator): Principal(entry.identity, as_operator)
             for entry in self._entries.values()
@@ -80,8 +81,8 @@ class Gatekeeper:
         }
 
     def identify(self, method: str, metadata: Iterable[tuple[str, str | bytes]] | None) -> Principal:
-        """Who makes a call of `method` with this metadata. Raises TransportError: UNAUTHENTICATED without a token that
-        is good now, FORBIDDEN when its bearer may not call this at all."""
+        """Return the caller of `method` by its metadata. Raise TransportError: UNAUTHENTICATED without a valid token,
+        FORBIDDEN if its bearer may not call this at all."""
         authorization, as_operator = "", False
         for key, value in metadata or ():
             if key == AUTHORIZATION:
@@ -97,7 +98,7 @@ class Gatekeeper:
         return caller
 
     def _known(self, authorization: str) -> str:
-        """The id of the token in `authorization`."""
+        """Return the id of the token in `authorization`."""
         if not authorization.startswith(BEARER):
             raise self._refusal("no token", Fault.UNAUTHENTICATED, NO_TOKEN)
         token = authorization[len(BEARER) :]
@@ -117,12 +118,12 @@ class Gatekeeper:
         return TransportError(fault, why)
 
     def refused_to(self, peer: str) -> None:
-        """Who was refused last, for the log."""
+        """Note the last refused peer, for the log."""
         self._last_refused = peer
 
     @contextmanager
     def serving(self, caller: Principal) -> Iterator[None]:
-        """The current task serves `caller` meanwhile. Raises Expelled in it when the caller has to leave."""
+        """Let the current task serve `caller` meanwhile. Raise Expelled in it when the caller has to leave."""
         task = asyncio.current_task()
         if caller.open or task is None:
             yield
@@ -140,7 +141,7 @@ class Gatekeeper:
             self._guests.discard(guest)
 
     def look(self) -> None:
-        """Reads the file again if it has changed, has those leave who may not stay, and tells the log of refusals."""
+        """Read the file again if it has changed, expel callers that may not stay, and log refusals."""
         if self._path is not None:
             self._reread(self._path)
             self._expel()
@@ -174,7 +175,7 @@ class Gatekeeper:
                 guest.task.cancel()
 
     def _leaves(self, caller: Principal, now_ms: int) -> str:
-        """Why `caller` has to leave; empty when not."""
+        """Return why `caller` has to leave. Empty: it may stay."""
         entry = self._entries.get(caller.identity.token)
         if entry is None:
             self._metrics.count("timeline_access_refused_total", "revoked token")

@@ -1,8 +1,7 @@
-"""How a broker tells others how it is: gRPC's health service, and a small HTTP port with `/metrics` for Prometheus,
-`/healthz` (alive) and `/readyz` (serving, or why not).
+"""Health and metrics: gRPC's health service, and a small HTTP port.
 
-Whoever reaches the ports may ask, with a token or without. So those who watch, or are served at once, are bounded, and
-one of them who does not read holds up nobody else.
+The port has `/metrics` for Prometheus, `/healthz` (alive) and `/readyz` (serving, or why not). Both ports answer
+without a token. So watchers and requests are bounded, and one that does not read holds up no other.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from prometheus_client import CollectorRegistry, disable_created_metrics, make_w
 from timeline.config import check_address, is_ipv6, joined
 
 MOST_AT_ONCE = 64
-"""Requests; for a connection past it the one that has been there longest ends."""
+"""Most requests at once. One more ends the oldest connection."""
 ROOM_S = 1.0
-"""How long the end of one may take, until who came last is turned away instead."""
+"""How long that end may take. After it the newest connection is refused instead."""
 IDLE_S = 5.0
-"""How long a connection may say nothing, or take nothing."""
+"""How long a connection may send nothing, or take nothing."""
 
 
 class _Quiet(WSGIRequestHandler):
@@ -44,8 +43,8 @@ class _Quiet(WSGIRequestHandler):
 
 
 class _Threaded(ThreadingMixIn, WSGIServer):
-    """A slow scraper holds up nobody else, and many of them take only so many threads and descriptors: whoever says its
-    request byte by byte, a word now and then, gives way to the next one."""
+    """One thread per request. A slow scraper holds up no other, and a bound limits threads and descriptors. A client
+    that sends its request byte by byte gives way to the next one."""
 
     daemon_threads = True
 
@@ -56,7 +55,7 @@ class _Threaded(ThreadingMixIn, WSGIServer):
         super().__init__(*asked, **more)
 
     def server_bind(self) -> None:
-        """Without `HTTPServer`'s question to the name service for who we are, which may take long to be answered."""
+        """Bind without `HTTPServer`'s question to the name service, which may take long."""
         TCPServer.server_bind(self)
         host, self.server_port = self.server_address[:2]
         self.server_name = str(host)
@@ -91,7 +90,7 @@ class _Threaded(ThreadingMixIn, WSGIServer):
             self._room.release()
 
     def shutdown_request(self, request: Any) -> None:
-        """Closes it; from before that on nobody else ends it, whose descriptor may then be another's."""
+        """Close it. Before that, take it off the list: its descriptor may soon be another's."""
         with self._turn:
             self._served.pop(request, None)
         super().shutdown_request(request)
@@ -102,7 +101,7 @@ class _ThreadedV6(_Threaded):
 
 
 class MetricsPort:
-    """Serves on `listen` ("host:port", or "off") in a thread of its own. `not_ready`: why the broker does not serve."""
+    """Serves on `listen` ("host:port", or "off") in a thread. `not_ready`: why the broker does not serve."""
 
     def __init__(self, listen: str, registry: CollectorRegistry, not_ready: Callable[[], str]) -> None:
         self._listen = listen
@@ -110,7 +109,7 @@ class MetricsPort:
         self._server: WSGIServer | None = None
 
     def start(self) -> str:
-        """Opens the port; answers its address, or "off". Raises OSError, the address its `filename`, when taken."""
+        """Open the port. Return its address, or "off". Raise OSError, its `filename` the address, if it is taken."""
         if self._listen == "off":
             return "off"
         host, port = check_address("metrics", self._listen, free_port=True, otherwise='or "off"')
@@ -123,7 +122,7 @@ class MetricsPort:
         return joined(host, self._server.server_port)
 
     def stop(self) -> None:
-        """Closes the port."""
+        """Close the port."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -156,7 +155,7 @@ MOST_WATCHES = 256
 
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc has no types
-    """What was `set` for each service's name."""
+    """The health of each service, by name."""
 
     def __init__(self) -> None:
         self._statuses: dict[str, int] = {}
@@ -164,19 +163,19 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # gr
         self.watches = 0
 
     async def set(self, service: str, status: int) -> None:
-        """From now on this is how `service` is; those who watch are told."""
+        """Set the health of `service`, and tell its watchers."""
         self._statuses[service] = status
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     async def Check(self, request: Any, context: Any) -> Any:
-        """How the service is now."""
+        """Return the health of the service now."""
         if request.service not in self._statuses:
             await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service here")
         return health_pb2.HealthCheckResponse(status=self._statuses[request.service])
 
     async def Watch(self, request: Any, context: Any) -> None:
-        """The same, again whenever it changes."""
+        """Send the same, again whenever it changes."""
         if self.watches >= MOST_WATCHES:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MOST_WATCHES} watch already: ask by Check")
         self.watches += 1

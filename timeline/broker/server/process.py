@@ -1,12 +1,12 @@
-"""A broker's process: its event loop, its logs, and whether a port can be had.
+"""A broker's process: its event loop, its logs, and whether a port is free.
 
 The loop is asyncio's own, with timers to the microsecond. asyncio waits in epoll, which counts in milliseconds, rounded
-up: what is due in 0.3 ms goes out after a whole one. With a due in every millisecond nothing else wakes the loop
-sooner, and half a millisecond of lateness is that alone. The older select(2) counts in microseconds, and may wait for
+up. A timer of 0.3 ms then takes a whole one. With a due time in every millisecond nothing else wakes the loop sooner,
+and half a millisecond of lateness comes from that alone. The older select(2) counts in microseconds, and may wait for
 the one descriptor that epoll itself is.
 
-Logs are one line an event, as text for people or JSON for machines; what is beside the sentence is kept as fields
-(`extra=`). What would be secret in a token is cut out, wherever it stands.
+Logs are one line per event, as text for people or JSON for machines, with fields (`extra=`) beside the sentence.
+Secrets of tokens are cut out everywhere.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from timeline.config import split_address
 from timeline.wording import printable, printable_json
 
 FD_SETSIZE = 1024
-"""select(2) takes descriptors below it alone."""
+"""select(2) takes only descriptors below it."""
 MS = 0.001
 
 if sys.platform == "linux":
 
     class MicrosecondSelector(selectors.EpollSelector):
-        """epoll, but that it returns when the time is over, not up to a millisecond later."""
+        """epoll that returns when the time is over, not up to a millisecond later."""
 
         def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-            """Events, or none after `timeout` seconds; none a little before that, if it is long: asyncio then asks for
+            """Return events, or none after `timeout` seconds. A long wait ends a little sooner; asyncio then asks for
             the rest."""
             if timeout is None or timeout <= 0:
                 return super().select(timeout)
@@ -46,7 +46,7 @@ if sys.platform == "linux":
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """A loop for a broker's process; asyncio's as it is where the system's timers are precise, or cannot be made so."""
+    """Return a loop for a broker's process: asyncio's own where timers are precise, or cannot be made so."""
     if sys.platform == "linux":
         selector = MicrosecondSelector()
         if selector.fileno() < FD_SETSIZE:
@@ -63,7 +63,7 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: time (ISO 8601, UTC), level, logger, event, the fields, and the error if there is one."""
+    """One JSON object per line: time (ISO 8601, UTC), level, logger, event, fields, and an error."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -79,7 +79,7 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """The same for people: time, level, sentence, fields as name=value."""
+    """Lines for people: time, level, sentence, and fields as name=value."""
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S.%f")[:-3]
@@ -99,8 +99,8 @@ def _named(broker: str) -> Callable[[logging.LogRecord], bool]:
 
 
 def set_up_logs(level: str, format: str, broker: str = "") -> None:
-    """Sends the package's logs to standard error, and what it stands on has to warn of. `format`: "json" or "text".
-    `broker`: a field of each line, where several write to one standard error."""
+    """Send the package's logs, and warnings of its libraries, to standard error. `format`: "json" or "text". `broker`:
+    a field of each line, if several processes share one standard error."""
     handler = logging.StreamHandler(sys.stderr)
     if broker:
         handler.addFilter(_named(broker))
@@ -113,7 +113,7 @@ def set_up_logs(level: str, format: str, broker: str = "") -> None:
 
 
 def check_free(listen: str) -> None:
-    """Raises OSError with the system's reason, its `filename` `listen`, when nobody could listen there now. Port 0 is
+    """Raise OSError with the system's reason, its `filename` `listen`, if a process cannot listen there now. Port 0 is
     always free."""
     host, port = split_address(listen)
     try:

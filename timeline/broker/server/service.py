@@ -1,6 +1,6 @@
-"""What `timeline serve` runs: a node behind gRPC, with health, metrics over HTTP, and an end on SIGTERM.
+"""The process of `timeline serve`: a node behind gRPC, health, metrics over HTTP, and a drain on SIGTERM.
 
-The only module of the broker that knows gRPC, sockets, signals and randomness.
+No other module of the broker knows gRPC's server, sockets, signals and randomness together.
 """
 
 from __future__ import annotations
@@ -65,25 +65,25 @@ OPTIONS = [
 ]
 MOST_FILES = 1 << 20
 FILES_OF_OURS = 256
-"""Descriptors that connections never get: for the store, logs and metrics. Where there are few, half of them."""
+"""Descriptors that connections never get: for the store, logs and metrics. If there are few, half of them."""
 FEW_FILES = 1024
 UNARY_A_CONNECTION = 1000
-"""Calls besides streams that one connection may have open; what is more waits in its client."""
+"""Calls besides streams that one connection may have open. More wait in its client."""
 RETRY_OPEN_S = 1.0
 CALLS_END_S = 1.0
 QUIET_TRIES = 30
-"""So many tries at most are without a word."""
+"""Most tries without a log line."""
 LOOK_AT_URL = "if it is up, look at host and port in --store"
 SWITCH_S = 0.0005
-"""After so long another thread may have the interpreter. A store's threads ask for it again after each statement:
-beside peers that keep the event loop busy they waited Python's 5 ms each time, and every lease with them."""
+"""How long a thread keeps the interpreter. A store's threads ask for it after each statement. Beside peers that keep
+the event loop busy they waited Python's 5 ms each time, and every lease with them."""
 JOIN_SOON_S = 2.0
 """A broker that has not joined its cluster by then says so, and that its port is open."""
 
 
 def _bounds(config: ServeConfig) -> list[tuple[str, int]]:
-    """gRPC's own bounds. It accepts connections as far as descriptors go, and hands every call on to be answered: by
-    itself it would break calls off, without a reason, where some thousands come at once."""
+    """Return gRPC's own bounds. It accepts as many connections as there are descriptors, and hands all calls on. By
+    itself it would break calls off, without a reason, if some thousands come at once."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = MOST_FILES if most == resource.RLIM_INFINITY else min(most, MOST_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
@@ -111,13 +111,14 @@ async def serve(
     announce: Callable[[str, str, bool], None] | None = None,
     worker: WorkerProcess | None = None,
 ) -> None:
-    """Runs a broker until SIGTERM or SIGINT, then drains it. `config` is checked (`ServeConfig.check`). `announce` is
-    called with the addresses of gRPC and of metrics once the port is open, and whether the store is; where that is not,
-    it is called again once it is. `worker`: this process is one of several
-    behind the port, and has one of its own, too, which it advertises.
+    """Run a broker until SIGTERM or SIGINT, then drain it. `config` is checked (`ServeConfig.check`).
 
-    A store that cannot be reached keeps the broker up and not ready, trying again. Raises StoreRefused when the store
-    cannot be used as configured, OSError when a port cannot be had, whose `filename` is the address.
+    - `announce` is called with the addresses of gRPC and metrics, and whether the store is open, once the port is open.
+      If the store was not, it is called again once it is.
+    - `worker`: this process is one of several behind the port. It also has and advertises a port of its own.
+
+    If the store cannot be reached, the broker stays up, not ready, and tries again. Raise StoreRefused if the store
+    cannot be used as configured. Raise OSError if a port is taken; its `filename` is the address.
     """
     set_up_logs(config.log_level, config.log_format, config.name if worker is not None else "")
     metrics, clock, stopping = Metrics(config.metrics_topics), Clock(), asyncio.Event()
@@ -176,7 +177,7 @@ async def _run(
     announce: Callable[[bool], None] | None,
     metrics_at: str,
 ) -> None:
-    """Serves until told to stop, then drains."""
+    """Serve until told to stop, then drain."""
     ours = asyncio.all_tasks()
     await server.start()
 
@@ -215,7 +216,7 @@ def _limits(config: ServeConfig) -> Limits:
 
 
 def _peer_factory(config: ServeConfig) -> Callable[[str], GrpcPeerChannel]:
-    """What makes the way to another broker. Raises Invalid when its files cannot be used."""
+    """Return the maker of channels to other brokers. Raise Invalid if its files cannot be used."""
     credentials = Credentials(
         tls=bool(config.tls_cert),
         ca=config.tls_ca,
@@ -227,14 +228,14 @@ def _peer_factory(config: ServeConfig) -> Callable[[str], GrpcPeerChannel]:
 
 
 async def _calls_ended(ours: set[asyncio.Task[Any]]) -> None:
-    """Returns when nothing runs but `ours`. Calls whose peer does not read have some turns of the loop to go once the
-    server has stopped; of each that its loop's end cuts off, gRPC would print a traceback."""
+    """Return when nothing runs but `ours`. Calls whose peer does not read need some more turns of the loop after the
+    server has stopped. If the loop's end cuts one off, gRPC prints a traceback."""
     if calls := asyncio.all_tasks() - ours:
         await asyncio.wait(calls, timeout=CALLS_END_S)
 
 
 def _store_for(config: ServeConfig) -> Store:
-    """The store, which several brokers can share where there may be several. Raises Invalid."""
+    """Return the store. Where there may be several brokers, it must be one that they can share. Raise Invalid."""
     store = make_store(config.store)
     if not config.sync.startswith("local://") and not store.capabilities.shared:
         raise Invalid(
@@ -245,7 +246,7 @@ def _store_for(config: ServeConfig) -> Store:
 
 
 async def _journal(config: ServeConfig, metrics: Metrics, clock: Clock) -> JournalPipe | None:
-    """What carries the journal off, where one is asked for. Raises Invalid when it cannot be written."""
+    """Return the journal's carrier, if there is a journal. Raise Invalid if it cannot be written."""
     if not config.journal:
         return None
 
@@ -267,13 +268,13 @@ class _Counted:
 
 
 def _options(config: ServeConfig, shared: bool) -> list[tuple[str, int]]:
-    """gRPC's. `shared`: other processes listen on the same port."""
+    """Return gRPC's options. `shared`: other processes listen on the same port."""
     return [*(option for option in OPTIONS if option[0] != REUSE), (REUSE, int(shared)), *_bounds(config)]
 
 
 def _listening(server: Any, config: ServeConfig, certificates: Certificates | None, shared: bool) -> ServeConfig:
-    """Opens `listen`, and where that is shared a port of our own, too; the settings with the ports that we have. Raises
-    OSError with the system's reason and the address as its file name."""
+    """Open `listen`, and in a worker a port of its own. Return the settings with the real ports. Raise OSError with the
+    system's reason and the address as its file name."""
     if not shared:
         check_free(config.listen)
         return config.bound(_bind(server, config.listen, certificates))
@@ -285,8 +286,8 @@ def _listening(server: Any, config: ServeConfig, certificates: Certificates | No
 
 
 def _bind(server: Any, listen: str, certificates: Certificates | None) -> int:
-    """The port. gRPC neither says why one cannot be had nor keeps its own words off standard error: so whoever needs it
-    alone asks before (`check_free`)."""
+    """Open a port and return it. gRPC neither says why it cannot nor keeps silent on standard error, so single brokers
+    call `check_free` before."""
     try:
         if certificates is not None:
             return int(server.add_secure_port(listen, certificates.credentials()))
@@ -296,9 +297,12 @@ def _bind(server: Any, listen: str, certificates: Certificates | None) -> int:
 
 
 async def _open(node: Node, stopping: asyncio.Event, announce: Callable[[bool], None]) -> bool:
-    """Starts the node, trying again while the store is out of reach, waiting while its cluster is; False when told to
-    stop meanwhile. Announces once the first try is over, so that a broker that is refused never looks like one that
-    serves, and, if the store was not open then, once it is."""
+    """Start the node. Try again while the store cannot be reached, and wait for the cluster. Return False if told to
+    stop.
+
+    It announces once the first try is over: a refused broker never looks like one that serves. If the store was not
+    open then, it announces again once it is.
+    """
     said, tries, next_word = False, 0, 1
     while not stopping.is_set():
         try:
@@ -328,7 +332,7 @@ async def _open(node: Node, stopping: asyncio.Event, announce: Callable[[bool], 
 
 
 async def _join(node: Node, opened: Opened, stopping: asyncio.Event, announce: Callable[[bool], None]) -> bool:
-    """Joins the cluster; False when told to stop meanwhile. Announces that the store is open."""
+    """Join the cluster. Return False if told to stop meanwhile. Announce that the store is open."""
     joining = asyncio.ensure_future(node.join(opened))
     told = asyncio.ensure_future(stopping.wait())
     try:
@@ -352,7 +356,7 @@ async def _join(node: Node, opened: Opened, stopping: asyncio.Event, announce: C
 
 
 async def _watch_health(health: HealthService, readiness: Readiness) -> None:
-    """Keeps the gRPC health service saying what the broker says of itself."""
+    """Keep the gRPC health service as ready as the broker."""
     said: object = None
     while True:
         readiness.changed.clear()
@@ -366,7 +370,7 @@ async def _watch_health(health: HealthService, readiness: Readiness) -> None:
 
 
 async def _watch_files(gate: Gatekeeper, certificates: Certificates | None, metrics: Metrics) -> None:
-    """Looks whether the tokens or the certificate have changed, again and again."""
+    """Read tokens and certificate again when they change."""
     while True:
         try:
             gate.look()

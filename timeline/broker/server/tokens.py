@@ -1,10 +1,10 @@
-"""The file of tokens: what each stands for and the SHA-256 of its text, never the text itself.
+"""The file of tokens: the rights of each, and the SHA-256 of its text, never the text itself.
 
-A token is `timeline_ID_SECRET`: 12 hex digits that name it, and 256 random bits as 64 hex digits. It is looked up by
-its id, which is no secret, and its hash is compared in constant time. A plain SHA-256 is enough: salts and slow hashes
-are for what people think up, and nobody tries 2²⁵⁶ secrets.
+A token is `timeline_ID_SECRET`: 12 hex digits that name it, and 256 random bits as 64 hex digits. It is found by its
+id, which is no secret, and its hash is compared in constant time. A plain SHA-256 is enough. Salts and slow hashes are
+for secrets that people think up; 2²⁵⁶ secrets cannot be tried.
 
-The file is JSON, a line a token, and is replaced as a whole: whoever reads it meets the old one or the new one.
+The file is JSON, a line per token, and is replaced as a whole. A reader meets the old file or the new one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class TokenRecord:
     expires_ms: int = 0
 
     def check(self) -> TokenRecord:
-        """Itself. Raises Invalid with a sentence for the first field that cannot be meant."""
+        """Return itself. Raise Invalid with a sentence for the first impossible field."""
         if not re.fullmatch(r"[0-9a-f]{12}", self.id) or not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
             raise Invalid("id and sha256 are 12 and 64 hex digits")
         if not self.name.isprintable() or not self.name.strip() or len(self.name.encode()) > MAX_NAME_BYTES:
@@ -74,42 +74,42 @@ class TokenRecord:
 
     @property
     def identity(self) -> Identity:
-        """What its bearer may do."""
+        """The identity of its bearer."""
         rights = frozenset(map(Right, self.rights))
         return Identity(self.name, self.id, rights, self.topics, self.groups, self.expires_ms)
 
     def is_shown(self, token: str) -> bool:
-        """Whether `token` is this very one; takes as long whichever it is."""
+        """Return whether `token` is this one. It takes equally long if not."""
         return hmac.compare_digest(digest(token), self.sha256)
 
 
 NOBODY = TokenRecord(_NOTHING[:12], "nobody", _NOTHING, (), (), (), 0)
-"""What an unknown token is compared with, so that it takes as long as a known one."""
+"""Compared with unknown tokens, so that they take as long as known ones."""
 
 
 def token_of(id: str, secret: str) -> str:
-    """The token's text. `id`: 12 hex digits, `secret`: 64."""
+    """Return the token's text. `id`: 12 hex digits, `secret`: 64."""
     return f"timeline_{id}_{secret}"
 
 
 def digest(token: str) -> str:
-    """The SHA-256 of a token's text, as hex digits."""
+    """Return the SHA-256 of a token's text, as hex digits."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def id_of(token: str) -> str:
-    """The id in a token's text; empty when that is no token."""
+    """Return the id in a token's text. Empty: it is no token."""
     match = _TOKEN.fullmatch(token) if len(token) <= MAX_TOKEN_CHARACTERS else None
     return match[1] if match else ""
 
 
 def without_secrets(text: str) -> str:
-    """`text` with what would be secret in any token cut out: logs pass through here."""
+    """Return `text` without the secret part of any token. Logs pass through here."""
     return _SECRET.sub(r"\1…", text) if "timeline_" in text else text
 
 
 def parse_tokens(text: str, file: str) -> dict[str, TokenRecord]:
-    """The tokens in the file's text, by id. Raises Invalid naming `file`, and the token where it is one that is bad."""
+    """Return the tokens in the file's text, by id. Raise Invalid naming `file`, and a bad token."""
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as bad:
@@ -150,13 +150,13 @@ def _entry(content: Any) -> TokenRecord:
 
 
 def shown_tokens(entries: Iterable[TokenRecord]) -> str:
-    """The file's text."""
+    """Return the file's text."""
     lines = ",\n  ".join(json.dumps(asdict(entry), ensure_ascii=False) for entry in entries)
     return f'{{"timeline_tokens": {FORMAT}, "tokens": [\n  {lines}\n]}}\n'
 
 
 def read_tokens(path: Path) -> dict[str, TokenRecord]:
-    """The tokens in the file at `path`, by id. Raises Invalid: unreadable, not such a file, or others may write it."""
+    """Return the tokens in the file, by id. Raise Invalid: unreadable, not such a file, or others may write it."""
     content, mode = read_with_mode(path, "token file", MAX_BYTES)
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise Invalid(f"others may write the token file {str(path)!r}, and give themselves any right: chmod 600 it")
@@ -167,8 +167,10 @@ def read_tokens(path: Path) -> dict[str, TokenRecord]:
 
 
 def change_tokens(path: Path, change: Callable[[Mapping[str, TokenRecord]], Iterable[TokenRecord]]) -> None:
-    """Replaces the file by what `change` makes of the tokens in it (none where there is no file yet), in one step, mode
-    0600; two who change it at once take turns. Raises Invalid, also what `change` raises."""
+    """Replace the file by what `change` makes of its tokens (none if there is no file yet), in one step, mode 0600.
+
+    Concurrent changes take turns. Raise Invalid, also what `change` raises.
+    """
     path = _meant(path)
     with _turn(path):
         tokens = read_tokens(path) if path.exists() else {}
@@ -177,14 +179,14 @@ def change_tokens(path: Path, change: Callable[[Mapping[str, TokenRecord]], Iter
 
 
 def write_alone(path: Path, text: str) -> None:
-    """Replaces the file by one that has `text` and that only its owner may read, in one step. Raises Invalid."""
+    """Replace the file by `text`, readable only by its owner, in one step. Raise Invalid."""
     with written_alone(path, text):
         pass
 
 
 @contextmanager
 def written_alone(path: Path, text: str) -> Iterator[None]:
-    """The same, but that the new file takes the old one's place once the block has ended without an error."""
+    """Do the same, but put the new file in place once the block has ended without an error."""
     path = _meant(path)
     if path.exists() and not path.is_file():
         raise Invalid(f"{str(path)!r} is no file: name one")
@@ -202,7 +204,7 @@ def written_alone(path: Path, text: str) -> Iterator[None]:
 
 
 def _write_fresh(fresh: Path, path: Path, text: str) -> None:
-    """Writes what will stand in for `path`, on disk when it returns."""
+    """Write the file that will replace `path`. It is on disk when this returns."""
     fresh.unlink(missing_ok=True)
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "w", encoding="utf-8") as opened:
@@ -216,7 +218,7 @@ def _write_fresh(fresh: Path, path: Path, text: str) -> None:
 
 @contextmanager
 def _refused(path: Path) -> Iterator[None]:
-    """What the system says of the file, as Invalid."""
+    """Raise errors of the system about the file as Invalid."""
     try:
         yield
     except OSError as cannot:
@@ -224,14 +226,14 @@ def _refused(path: Path) -> Iterator[None]:
 
 
 def _meant(path: Path) -> Path:
-    """The file itself, where `path` is a link to it: in place of the link there would be a second file, and whoever
-    reads the first would not hear of it."""
+    """Return the file itself if `path` is a link to it. A file in place of the link would be a second one, which
+    readers of the first would not see."""
     return Path(os.path.realpath(path))
 
 
 @contextmanager
 def _turn(path: Path) -> Iterator[None]:
-    """Alone with the file's folder, among those who ask."""
+    """Lock the file's folder against other changes."""
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as cannot:

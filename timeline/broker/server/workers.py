@@ -1,10 +1,11 @@
 """`timeline serve --workers N`: N equal brokers as processes behind one port, kept running.
 
-Each accepts connections on the shared port (SO_REUSEPORT: the system spreads them) and on one of its own, which it
-advertises, and is a member of the cluster like any other broker. The supervisor carries no messages: it starts workers
-again when they end, tells them of each other where `local://` leaves nobody else to, and ends them when it is told to.
-Its own end they notice by their standard input, and drain. A worker's settings come the same way, and so does what it
-hears of the others.
+Each worker accepts connections on the shared port; the system spreads them (SO_REUSEPORT). It also has a port of its
+own, which it advertises, and is a member of the cluster like any other broker.
+
+The supervisor carries no messages. It restarts workers that end, and ends all when it is told to. With `local://` it
+tells them of each other. Workers drain when their standard input ends, because then the supervisor is gone. Their
+settings come the same way, and so does news of the others.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ COMMAND = (sys.executable, "-P", "-m", "timeline", "serve", "--worker")
 BACKOFF_FIRST_S = 0.1
 BACKOFF_CAP_S = 5.0
 WELL_AFTER_S = 30.0
-"""A worker that ran for so long is started again at once, as if it had never ended."""
+"""A worker that ran this long is restarted at once, as if it had never ended."""
 END_S = 10.0
 """How much longer than the grace a worker may take to end before it is killed."""
 LOOK_EVERY_S = 1.0
@@ -58,8 +59,12 @@ class Started:
 
 @dataclass(slots=True)
 class _Place:
-    """One of the N. `process`: what runs in it now. `serves`: what it said once it served; `opened`: also that its
-    store is open. `behind`: it did not read what it was told, and has missed something."""
+    """One of the N workers.
+
+    - `process`: what runs in it now.
+    - `serves`: what it said once it served. `opened`: its store is open, too.
+    - `behind`: it did not read what it was sent, and has missed something.
+    """
 
     config: ServeConfig
     process: asyncio.subprocess.Process | None = None
@@ -73,7 +78,7 @@ class _Place:
         return self.config.name
 
     def tell(self, message: dict[str, Any]) -> None:
-        """A line to it, if it is there; lost, when it has not read much that came before."""
+        """Send it a line. The line is lost if it has not read much that came before."""
         if self.process is None or self.process.stdin is None or self.process.stdin.is_closing():
             return
         if self.process.stdin.transport.get_write_buffer_size() < MOST_UNSENT_BYTES:
@@ -83,8 +88,8 @@ class _Place:
 
 
 class Supervisor:
-    """Runs `config.workers` workers. `config` is checked. `announce` is called once all of them listen, and once more
-    when all have their store open, where that comes later."""
+    """Runs `config.workers` workers. `config` is checked. `announce` is called once all of them listen. If their stores
+    open later, it is called once more."""
 
     def __init__(
         self,
@@ -100,8 +105,10 @@ class Supervisor:
         self._code = 0
 
     async def run(self) -> int:
-        """Until SIGTERM or SIGINT; the exit code: 0, or that of a worker that could not serve at all. Raises OSError,
-        the address its `filename`, when the shared port cannot be had."""
+        """Run until SIGTERM or SIGINT. Return the exit code: 0, or that of a worker that could not serve at all.
+
+        Raise OSError, its `filename` the address, if the shared port is taken.
+        """
         with _reserved(self._config.listen) as listen:
             config = dataclasses.replace(self._config, listen=listen)
             self._places = [_Place(_config_of(config, at)) for at in range(config.workers)]
@@ -129,7 +136,7 @@ class Supervisor:
         return self._code
 
     def _tell_started(self, listen: str) -> bool:
-        """Announce the workers; whether all of them have their store open."""
+        """Announce the workers. Return whether all of them have their store open."""
         started = [place.serves for place in self._places if place.serves is not None]
         self._announce(listen, started)
         return all(one.store_open for one in started)
@@ -148,7 +155,7 @@ class Supervisor:
                 task.cancel()
 
     async def _keep(self, place: _Place) -> None:
-        """Has a worker run in `place`, one after the other, until all is to end."""
+        """Keep a worker running in `place`, until all is to end."""
         backoff_s = 0.0
         while not self._stopping.is_set():
             began_ms = self._clock.monotonic_ms()
@@ -175,7 +182,7 @@ class Supervisor:
                 await asyncio.wait_for(self._stopping.wait(), backoff_s)
 
     async def _run_one(self, place: _Place) -> int:
-        """One process from its start to its end; its exit code."""
+        """Run one process from start to end. Return its exit code."""
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         pipe = asyncio.subprocess.PIPE
         # In a session of its own: Ctrl-C in the terminal reaches us alone, who end it in order.
@@ -229,7 +236,7 @@ class Supervisor:
             place.tell(state)
 
     async def _look(self) -> None:
-        """Notices workers that say nothing any more: what they would deal, others do."""
+        """Notice silent workers. Others dispatch their buckets."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             silent = self._registry.fall_silent(self._clock.monotonic_ms())
@@ -238,7 +245,7 @@ class Supervisor:
                 self._tell_all()
 
     async def _end_all(self, keeping: list[asyncio.Task[None]]) -> None:
-        """Has every worker drain, and kills those that do not end."""
+        """Let all workers drain, and kill those that do not end."""
         self._stopping.set()
         for place in self._places:
             if place.process is not None:
@@ -252,7 +259,7 @@ class Supervisor:
 
 
 def _message(line: bytes) -> dict[str, Any] | None:
-    """What a worker says; None for what is nothing of the kind."""
+    """Return what a worker says. None: it is no message."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):
@@ -261,7 +268,7 @@ def _message(line: bytes) -> dict[str, Any] | None:
 
 
 def _config_of(config: ServeConfig, at: int) -> ServeConfig:
-    """The settings of the worker at `at`: a name of its own, and the port for metrics that comes next."""
+    """Return the settings of the worker at `at`: a name of its own, and the next port for metrics."""
     metrics = config.metrics
     if metrics != "off":
         host, port = split_address(metrics)
@@ -271,7 +278,7 @@ def _config_of(config: ServeConfig, at: int) -> ServeConfig:
 
 @contextlib.contextmanager
 def _reserved(listen: str) -> Any:
-    """The address with its port, which nobody but workers of ours can have meanwhile. Raises OSError."""
+    """Hold the address, so that only workers of ours can have its port meanwhile. Raise OSError."""
     check_free(listen)
     host, port = split_address(listen)
     kind, *_, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -298,7 +305,7 @@ class WorkerProcess:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, supervisor_gone: Callable[[], None]) -> None:
-        """Hears and tells from now on. `supervisor_gone` is called once standard input ends."""
+        """Start to listen and to talk. `supervisor_gone` is called once standard input ends."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=LINE_BYTES)
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
@@ -306,7 +313,7 @@ class WorkerProcess:
         self._tasks = [loop.create_task(self._hear(reader, supervisor_gone)), loop.create_task(self._beat())]
 
     async def stop(self) -> None:
-        """Hears nothing more."""
+        """Listen no more."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -314,7 +321,7 @@ class WorkerProcess:
             self._out.close()
 
     def tell(self, message: Message) -> None:
-        """A line to the supervisor; lost when that has stopped reading, or is gone."""
+        """Send a line to the supervisor. It is lost if the supervisor does not read, or is gone."""
         if self._out is not None and self._out.get_write_buffer_size() < MOST_UNSENT_BYTES:
             self._out.write(json.dumps(message).encode() + b"\n")
 
@@ -337,7 +344,7 @@ class WorkerProcess:
 
 
 def settings_from_supervisor() -> ServeConfig:
-    """The first line of standard input. Raises ValueError for anything but a supervisor's."""
+    """Return the settings in the first line of standard input. Raise ValueError if it is not a supervisor's."""
     # Unbuffered, byte by byte: what comes behind the line is the event loop's to read.
     line = bytearray()
     descriptor = sys.stdin.fileno()
@@ -350,6 +357,6 @@ def settings_from_supervisor() -> ServeConfig:
 
 
 def settings_line(config: ServeConfig) -> bytes:
-    """What `settings_from_supervisor` reads."""
+    """Return the line for `settings_from_supervisor`."""
     said: dict[str, Any] = dataclasses.asdict(config)
     return json.dumps(said).encode() + b"\n"

@@ -1,1 +1,1 @@
-"""What a broker reports about itself: lateness and its causes, counts, consumers."""
+"""The broker's reports about itself: lateness and its causes, counts, consumers."""

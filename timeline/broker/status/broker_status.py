@@ -1,4 +1,4 @@
-"""How a broker stands: what its topics bear, how late deliveries were, who is connected. Answers status and Ping."""
+"""The status of a broker: load of its topics, lateness, consumers. Answers status and Ping."""
 
 from __future__ import annotations
 
@@ -35,15 +35,14 @@ HEALTH = {
     ConsumerHealth.STALLED: Health.STALLED,
     ConsumerHealth.SET_ASIDE: Health.SET_ASIDE,
 }
-"""Those that are on a roster; one that is gone is told of no more."""
+"""Health of consumers on a roster. Those that are gone are left out."""
 
 
 _UNCOUNTED = Depth()
 
 
 class StatusReporter:
-    """How one broker stands, without asking its store. `store_shown`: where the store is, in words that hold no
-    secret."""
+    """Status of one broker, without a call of its store. `store_shown`: where the store is, without secrets."""
 
     def __init__(
         self,
@@ -64,13 +63,13 @@ class StatusReporter:
         self._dealers, self._counts, self._cluster = dealers, counts, cluster
 
     def pong(self, ping: Ping) -> Pong:
-        """The answer to a Ping, with two readings of this broker's clock."""
+        """Answer a Ping, with two readings of this broker's clock."""
         clock, cluster = self._clock, self._cluster
         now = clock.now()
         return Pong(ping.sent_ms, now, clock.now(), cluster.name, self._version, cluster.addresses(), clock.step_ms)
 
     def answer(self, asked: StatusRequest, sees: Callable[[str], bool]) -> BrokerStatus:
-        """The answer to a StatusRequest: of topics that `sees` permits."""
+        """Answer a StatusRequest, for topics that `sees` permits."""
         dealers = [
             dealer
             for dealer in self._dealers
@@ -124,8 +123,7 @@ class StatusReporter:
 
 
 def _lateness(metrics: Metrics, topic: str, sees: Callable[[str], bool]) -> LatenessCounts:
-    """The histogram of lateness; topics past those that metrics show by name are summed under the name they have
-    there."""
+    """Return the histogram of lateness. Topics beyond those that metrics name are summed under one name."""
     histogram = metrics.lateness
     bounds_ms = [round(bound_s * 1000) for bound_s in histogram.bounds_s.tolist()] + [MAX_TIME_MS]
     found = {name: counts for name, counts in histogram.counts.items() if (not topic or name == topic) and sees(name)}
@@ -137,7 +135,7 @@ def _lateness(metrics: Metrics, topic: str, sees: Callable[[str], bool]) -> Late
 
 
 def _consumers(dealers: list[Dealer], limit: int, mono_ms: float) -> Consumers:
-    """At most `limit` of those connected: what is not well first, then who has most in hand."""
+    """Return at most `limit` connected consumers: unhealthy ones first, then those with most in flight."""
     connected = [
         (dealer.topic.name, one, HEALTH[health])
         for dealer in dealers
@@ -158,5 +156,5 @@ def _consumers(dealers: list[Dealer], limit: int, mono_ms: float) -> Consumers:
 
 
 def _longs(values: list[int]) -> Int64:
-    """Counts and times; cut to what a frame may say, since credit adds up without a limit."""
+    """Return counts and times, cut to what a frame may say: credit adds up without a limit."""
     return np.array([min(value, MAX_COUNT) for value in values], dtype=np.int64)

@@ -1,7 +1,7 @@
 """Counts for people, metrics and autoscalers: what the store has of each topic, and how a broker's consumers are.
 
-The store is asked at a bounded share of its time. What comes due within ten minutes is counted by the minute, and
-often; what lies beyond may be most of the store, and is counted as often as its cost allows. Topics take turns; those
+The store is asked for a bounded share of its time. Messages due within ten minutes are counted by the minute, and
+often. Later ones may be most of the store, so they are counted as often as their cost allows. Topics take turns; those
 without messages are looked at seldom.
 """
 
@@ -31,13 +31,15 @@ NEAR_MINUTES = 10
 EMPTY_COUNTED = 50
 """Topics without messages that one round counts, in turn."""
 EMPTY_SWEPT = 10
-"""The same of a sweep, which finds there what is remembered no longer, and dead letters past their retention."""
+"""The same of a sweep, which finds remembered ids that are over, and dead letters past their retention."""
 
 
 class TopicRounds:
-    """Topics, by uid, that a broker looks at again and again. Each round has those that may have messages, and
-    `at_once` of the others in turn, which may have got messages through another broker. So ten thousand empty topics
-    cost no more than fifty."""
+    """Topics, by uid, that a broker looks at again and again.
+
+    Each round has those that may have messages, and `at_once` of the others in turn, which another broker may have
+    filled. So ten thousand empty topics cost no more than fifty.
+    """
 
     def __init__(self, at_once: int) -> None:
         self._at_once = at_once
@@ -45,7 +47,7 @@ class TopicRounds:
         self._empty: OrderedDict[int, None] = OrderedDict()
 
     def add(self, uid: int, empty: bool) -> None:
-        """A topic that was not looked at yet. `empty`: it is taken for empty all the same."""
+        """Add a topic that was not looked at yet. `empty`: take it for empty all the same."""
         if empty:
             self._empty[uid] = None
         else:
@@ -57,20 +59,19 @@ class TopicRounds:
         self._empty.pop(uid, None)
 
     def begin(self) -> list[int]:
-        """The topics of the next round."""
+        """Return the topics of the next round."""
         turn = [self._empty.popitem(last=False)[0] for _ in range(min(self._at_once, len(self._empty)))]
         self._empty.update(dict.fromkeys(turn))
         return [*self._stocked, *turn]
 
     def empty(self, uid: int) -> None:
-        """The topic is taken for empty from now on. To be called before the look at it: what happens to it during the
-        look makes it `used` again."""
+        """Take the topic for empty. Call it before the look: changes during the look make it `used` again."""
         if uid in self._stocked:
             del self._stocked[uid]
             self._empty[uid] = None
 
     def used(self, uid: int) -> bool:
-        """The topic may have messages; whether it was taken for empty."""
+        """Note that the topic may have messages. Return whether it was taken for empty."""
         if uid not in self._empty:
             return False
         del self._empty[uid]
@@ -78,19 +79,19 @@ class TopicRounds:
         return True
 
     def is_empty(self, uid: int) -> bool:
-        """Whether the topic is taken for empty."""
+        """Return whether the topic is taken for empty."""
         return uid in self._empty
 
     def restart(self) -> None:
-        """The next round has every topic: what was known of some may be known to nobody now."""
+        """Put all topics into the next round, because knowledge of some may be lost."""
         self._stocked.update(self._empty)
         self._empty.clear()
 
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """What the store counted of a topic at `counted_ms`: messages nobody holds, due and to come, and when the next one
-    comes due (0: none is pending)."""
+    """The store's count of a topic at `counted_ms`: messages without a holder, due and to come. `next_due_ms`: 0 if
+    none is pending."""
 
     available: int = 0
     waiting: int = 0
@@ -100,8 +101,8 @@ class Depth:
 
 @dataclass(slots=True)
 class _Counted:
-    """Of one topic. `near`: what is due, then what comes due in each of the next minutes. `far`: what comes due within
-    the hour after them, within the day after that, and later."""
+    """Counts of one topic. `near`: what is due, then each of the next minutes. `far`: the rest of the hour, then of the
+    day, then later."""
 
     near: Int64 = field(default_factory=lambda: np.zeros(1 + NEAR_MINUTES, dtype=np.int64))
     far: Int64 = field(default_factory=lambda: np.zeros(3, dtype=np.int64))
@@ -110,8 +111,11 @@ class _Counted:
 
 
 class MessageCounts:
-    """Counts what the store has, and sets the gauges and `depths`, by topic's uid. `rounds`: the topics that it counts;
-    those without a living message are empty. `to_sweep` hears of topics that are found to have messages."""
+    """Counts the store's messages, and sets the gauges and `depths`, by topic's uid.
+
+    `rounds`: the topics that it counts; those without a living message are empty. `to_sweep` hears of topics that have
+    messages.
+    """
 
     def __init__(
         self,
@@ -126,26 +130,26 @@ class MessageCounts:
         self.rounds = TopicRounds(EMPTY_COUNTED)
         self.depths: dict[int, Depth] = {}
         self._counted: dict[int, _Counted] = {}
-        """What was counted of topics that are not empty."""
+        """Counts of topics that are not empty."""
 
     def add(self, topic: Topic, empty: bool) -> None:
-        """A topic that is here from now on; `empty`: it was made just now."""
+        """Add a topic. `empty`: it was made just now."""
         self.rounds.add(topic.uid, empty)
         if empty:
             self._tell(topic, _Counted(counted_ms=self._clock.now_ms()))
 
     def used(self, uid: int) -> None:
-        """Messages of the topic may have changed."""
+        """Note that messages of the topic may have changed."""
         if self._stocked(uid):
             self.depths.pop(uid, None)  # nothing, as counted: that is not known any more
 
     def _stocked(self, uid: int) -> bool:
-        """The topic may have messages from now on; whether it was taken for empty."""
+        """Note that the topic may have messages. Return whether it was taken for empty."""
         self._to_sweep.used(uid)
         return self.rounds.used(uid)
 
     def restart(self) -> None:
-        """A broker is gone, and with it what it knew of topics that were used through it: each is counted again."""
+        """Count each topic again: a broker is gone, and with it what it knew of topics used through it."""
         self.rounds.restart()
         depths = self.depths
         for uid in [uid for uid, depth in depths.items() if not depth.next_due_ms]:
@@ -158,15 +162,15 @@ class MessageCounts:
         self.depths.pop(uid, None)
 
     async def near(self) -> None:
-        """How much room is left. Then one turn of each topic: what is due, and what comes due within ten minutes."""
+        """Measure the room left. Then count, for each topic, what is due now and within ten minutes."""
         await self._turns([self._room, *(partial(self._near, uid) for uid in self.rounds.begin())])
 
     async def far(self) -> None:
-        """One turn of each topic: what comes due later than that."""
+        """Count, for each topic, what comes due later."""
         await self._turns([partial(self._far, uid) for uid in self._counted])
 
     async def _turns(self, counts: Sequence[Callable[[], Awaitable[None]]]) -> None:
-        """One after the other, whatever becomes of any. Raises the last trouble in the end."""
+        """Count one after the other, in spite of trouble. Raise the last trouble in the end."""
         trouble: StoreError | None = None
         for count in counts:
             started_ms = self._clock.monotonic_ms()
@@ -251,8 +255,8 @@ class MessageCounts:
 
 
 def _overdue_ms(topic: Topic, counted: _Counted) -> int:
-    """How long the earliest message that could have been delivered has been due. A pause holds up all; what somebody
-    held may have to wait for the topic's backoff first."""
+    """Return how long the earliest deliverable message has been due. A pause holds up all. Messages that had a holder
+    may wait for the topic's backoff first."""
     settings = topic.settings
     if not counted.next_due_ms or settings.paused:
         return 0
@@ -261,11 +265,11 @@ def _overdue_ms(topic: Topic, counted: _Counted) -> int:
 
 AILING = (ConsumerHealth.SILENT, ConsumerHealth.STALLED, ConsumerHealth.SET_ASIDE)
 TOPIC = 10
-"""A topic's gauges take as long as so many consumers."""
+"""A topic's gauges take as long as this many consumers."""
 
 
 class ConsumerCounts:
-    """How a broker's consumers are and what they have, looked up again and again."""
+    """Health and credit of a broker's consumers, looked up again and again."""
 
     def __init__(self, runtime: Runtime, dealers: Dealers) -> None:
         self._clock, self._metrics, self._dealers = runtime.clock, runtime.metrics, dealers
@@ -275,8 +279,7 @@ class ConsumerCounts:
         _Tally().show(self._metrics, topic.name)
 
     async def look(self, pace: CooperativePace) -> None:
-        """Have the membership told of consumers that fell silent or stalled, or are well again; set the gauges of all
-        of them."""
+        """Tell the membership which consumers fell silent, stalled or recovered. Set the gauges of all."""
         for dealer in self._dealers:
             await self._look_at(dealer, pace)
 
@@ -293,14 +296,14 @@ class ConsumerCounts:
 
 
 class _Tally:
-    """Of one topic's consumers."""
+    """Sums over one topic's consumers."""
 
     def __init__(self) -> None:
         self._ailing: Counter[ConsumerHealth] = Counter()
         self._healthy = self._in_flight = self._credit = 0
 
     def count(self, consumer: ConnectedConsumer, health: ConsumerHealth) -> None:
-        """One more, of this `health`."""
+        """Count one more, of this `health`."""
         self._in_flight += consumer.in_flight
         if health is ConsumerHealth.HEALTHY:
             self._healthy += 1
@@ -309,7 +312,7 @@ class _Tally:
             self._ailing[health] += 1
 
     def show(self, metrics: Metrics, topic: str) -> None:
-        """Sets the topic's gauges."""
+        """Set the topic's gauges."""
         metrics.topic_gauge("timeline_consumers", topic, self._healthy, ConsumerHealth.HEALTHY.value)
         for health in AILING:
             metrics.topic_gauge("timeline_consumers", topic, self._ailing[health], health.value)

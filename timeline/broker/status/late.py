@@ -1,4 +1,4 @@
-"""What is noted of each delivery: how late it was and why, and its trace."""
+"""Each delivery, as it is noted: its lateness and the cause, and its trace."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from timeline.model import Answers, LateCause, Status, Topic, decode_headers
 SPANS_KEPT = 256
 FLICKER_MS = 20
 COMING_BACK_MS = 5_000
-"""A broker that was down has its consumers back within so long; what waits for them meanwhile waits for the broker."""
+"""A restarted broker has its consumers back by then. Until then, messages wait for the broker."""
 _NO_CAUSES = np.zeros(0, dtype=np.uint8)
 
 
 class Spans:
-    """The latest times, each from and until, in which something hindered."""
+    """The latest spans of time, each from and until, in which something hindered."""
 
     def __init__(self) -> None:
         self._kept: deque[tuple[int, int]] = deque(maxlen=SPANS_KEPT)
 
     def add(self, since_ms: int, until_ms: int) -> None:
-        """One that is over. What only flickered counts as one, so that many do not push out the past."""
+        """Add a span that is over. Flickers are joined, so that they do not push out the past."""
         if until_ms <= since_ms:
             return
         if self._kept and since_ms - self._kept[-1][1] <= FLICKER_MS:
@@ -47,9 +47,11 @@ class Spans:
 
 
 class LatenessCauses:
-    """What kept a topic's dealer from dealing, and when: the latest spans of each cause. Those of two causes may
-    overlap. `store`: when the store was slow, which all topics of a broker share: a slow call of one holds up the
-    others, and of a thousand topics each must not have to tell all."""
+    """Causes that kept a topic's dealer from dealing, and when: the latest spans of each. Spans of two causes may
+    overlap.
+
+    `store`: when the store was slow. All topics of a broker share it, because a slow call of one holds up the others.
+    """
 
     def __init__(self, started_ms: int, store: Spans | None = None) -> None:
         self._spans: dict[LateCause, Spans] = {LateCause.STORE_SLOW: Spans() if store is None else store}
@@ -59,7 +61,7 @@ class LatenessCauses:
         self._back_ms: int | None = None
 
     def now(self, cause: LateCause | None, now_ms: int) -> None:
-        """From now on dealing is hindered by `cause`; None: by nothing."""
+        """From now on dealing is hindered by `cause`. None: by nothing."""
         if self._back_ms is None and cause is not LateCause.NO_CONSUMER:
             self._back_ms = min(now_ms, self.started_ms + COMING_BACK_MS)
         if cause is self._cause:
@@ -69,27 +71,27 @@ class LatenessCauses:
         self._cause, self._since_ms = cause, now_ms
 
     def jumped(self, before_ms: int, after_ms: int) -> None:
-        """The clock went from `before_ms` to `after_ms` in no time: nothing else can have hindered in between."""
+        """The clock went from `before_ms` to `after_ms` in no time. Nothing else can have hindered in between."""
         if self._cause is not None:
             self.span(self._cause, self._since_ms, before_ms)
         self._since_ms = after_ms
         self.span(LateCause.CLOCK, before_ms, after_ms)
 
     def span(self, cause: LateCause, since_ms: int, until_ms: int) -> None:
-        """A hindrance that is over."""
+        """Add a hindrance that is over."""
         spans = self._spans.get(cause)
         if spans is None:
             spans = self._spans[cause] = Spans()
         spans.add(since_ms, until_ms)
 
     def _latest(self, cause: LateCause, until_ms: int) -> Iterator[tuple[int, int]]:
-        """The spans of `cause` up to now, newest first."""
+        """Yield the spans of `cause` up to now, newest first."""
         if cause is self._cause:
             yield self._since_ms, until_ms
         yield from reversed(self._spans.get(cause, ()))
 
     def why(self, due_ms: Int64, pushed_ms: int) -> tuple[UInt8, Int64]:
-        """For each due, the cause that covered most of due..pushed, and how much; of two that covered as much, the
+        """Return for each due time the cause that covered most of due..pushed, and how much. Of two equal ones, the
         first in the order of `LateCause`."""
         causes = np.full(len(due_ms), LateCause.UNEXPLAINED, dtype=np.uint8)
         most = np.zeros(len(due_ms), dtype=np.int64)
@@ -109,8 +111,10 @@ class LatenessCauses:
         return causes, most
 
     def still(self, due_ms: int, now_ms: int) -> LateCause:
-        """What keeps a message that came due at `due_ms` and is not delivered yet: what hinders now, though something
-        else may have kept it for longer; else what did."""
+        """Return why a message that came due at `due_ms` is not delivered yet.
+
+        That is the present cause, even if another one kept it for longer; else the past one.
+        """
         back = due_ms >= self.started_ms or self._back_ms is not None or now_ms >= self.started_ms + COMING_BACK_MS
         if back and self._cause is not None:
             return self._cause
@@ -119,8 +123,10 @@ class LatenessCauses:
 
 
 class TopicLateness:
-    """One topic's lateness: into the histogram; what is late also into the ring, with its cause. `delivered`: pushed
-    since the topic is dealt here; `redelivered`: of these, leased again after a lease ran out."""
+    """One topic's lateness, for the histogram. Late deliveries go into the ring, with their cause.
+
+    `delivered`: pushed since the topic is dealt here. `redelivered`: those of them leased again after a lease ran out.
+    """
 
     def __init__(
         self,
@@ -156,7 +162,7 @@ class TopicLateness:
         self._traces.delivered(topic.name, consumer, batch, sent_ms)
 
     def _causes(self, batch: LeasedBatch, due_ms: Int64, sent_ms: int) -> UInt8:
-        """The cause of each: what took more than half of the delay, else what hindered the dealer for most of it."""
+        """Return the cause of each: what took more than half of the delay, else what hindered the dealer most."""
         late_ms = sent_ms - due_ms
         cause, covered_ms = self.causes.why(due_ms, sent_ms)
         if batch.stranded:  # what kept another broker from dealing it is not known here
@@ -170,13 +176,13 @@ class TopicLateness:
         return cause
 
     def still(self, due_ms: int, now_ms: int) -> LateCause:
-        """What keeps a message that came due at `due_ms` and is not delivered yet."""
+        """Return why a message that came due at `due_ms` is not delivered yet."""
         return self.causes.still(due_ms, now_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class LateOne:
-    """One late delivery; with no consumer: a message that is due and not delivered by `delivered_ms`, which is now."""
+    """One late delivery. With no consumer: a due message, not delivered by `delivered_ms`, which is now."""
 
     topic: bytes
     id: bytes
@@ -197,7 +203,7 @@ class _Batch:
 
 
 class LateRing:
-    """Late deliveries, newest last, at most `kept` of them; those forgotten are counted."""
+    """Late deliveries, newest last, at most `kept` of them. Forgotten ones are counted."""
 
     def __init__(self, kept: int) -> None:
         self._kept = kept
@@ -206,7 +212,7 @@ class LateRing:
         self.dropped = 0
 
     def add(self, topic_uid: int, consumer: bytes, ids: Ragged, due_ms: Int64, cause: UInt8, delivered_ms: int) -> None:
-        """Remembers a batch of late deliveries pushed together to one consumer."""
+        """Add a batch of late deliveries pushed together to one consumer."""
         over = len(ids) - self._kept
         if over > 0:
             self.dropped += over
@@ -219,8 +225,10 @@ class LateRing:
             self.dropped += len(gone.ids)
 
     def since(self, since_ms: int, topics: Mapping[int, str], id: bytes = b"", limit: int = 1_000) -> list[LateOne]:
-        """The newest `limit` delivered at or after `since_ms` on `topics` (names by uid: what was dropped has none any
-        more, though another topic may have it now), and of `id` where given; newest last."""
+        """Return the newest `limit` delivered at or after `since_ms`, newest last, on `topics`, and of `id` if given.
+
+        `topics`: names by uid. A dropped topic has no name any more, though another topic may have it now.
+        """
         chosen: list[LateOne] = []
         for batch in reversed(self._batches):
             if batch.delivered_ms < since_ms or len(chosen) >= limit:
@@ -237,13 +245,13 @@ class LateRing:
 
 
 MOST = 64
-"""Spans of one frame: a trace of a batch shows how it went, not each of its thousands."""
+"""Most spans of one frame: a trace of a batch shows how it went, not each of its thousands."""
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-([0-9a-f]{2})")
 
 
 class Traces:
-    """Spans of the broker called `broker`. Costs a look at the headers' bytes where messages have headers and the
-    process traces; else nothing."""
+    """Spans of the broker called `broker`, for messages with a sampled trace. The broker's process must have set up
+    OpenTelemetry (`opentelemetry-instrument timeline serve`). Without headers or a tracer it costs next to nothing."""
 
     def __init__(self, broker: str) -> None:
         self._broker = broker
@@ -257,7 +265,7 @@ class Traces:
             tracing.passed(by, f"store {topic}", context, begin_ms, end_ms, about)
 
     def delivered(self, topic: str, consumer: bytes, batch: LeasedBatch, sent_ms: int) -> None:
-        """`batch` is on the wire since `sent_ms`: a span from when each was due, as long as it was late."""
+        """`batch` is on the wire since `sent_ms`. Each span lasts from its due time, as long as it was late."""
         rows = batch.rows
         for by, at, context in self._traced(rows.headers):
             due_ms = min(int(batch.was_due_ms[at]), sent_ms)
@@ -269,7 +277,7 @@ class Traces:
             tracing.passed(by, f"deliver {topic}", context, due_ms, sent_ms, about)
 
     def _traced(self, headers: Ragged | None) -> list[tuple[Any, int, dict[str, str]]]:
-        """(tracer, place, trace context) of those whose trace is recorded."""
+        """Return (tracer, place, trace context) of messages whose trace is recorded."""
         if headers is None or not headers.nbytes or (by := tracing.tracer()) is None:
             return []
         listed = headers.tolist()
@@ -294,6 +302,6 @@ class Traces:
 
 
 def _sampled(traceparent: str) -> bool:
-    """Whether whoever began the trace records it."""
+    """Return whether the trace is recorded where it began."""
     found = _TRACEPARENT.fullmatch(traceparent)
     return found is not None and bool(int(found[1], 16) & 1)
