@@ -12,7 +12,7 @@ from tests.storage_plugins.sqlite_calls import puts
 from timeline.broker.api.consume import ConsumeStream
 from timeline.broker.api.streams import ClientStream, Streams
 from timeline.broker.api.topics import TopicAccess
-from timeline.broker.catalog import Catalog
+from timeline.broker.catalog import Catalog, Readiness
 from timeline.broker.cluster import ClusterHints
 from timeline.broker.dispatch.dealer import Dealer, Dealers
 from timeline.broker.dispatch.roster import Outboxes
@@ -20,7 +20,7 @@ from timeline.broker.fairness import LoopScheduler
 from timeline.broker.lanes.group_commit import Settling
 from timeline.broker.lanes.metered_store import MeteredStore
 from timeline.broker.limits import Limits
-from timeline.broker.runtime import Readiness, Runtime, Tasks
+from timeline.broker.runtime import Runtime, Tasks
 from timeline.broker.status.late import LatenessCauses, LateRing, TopicLateness, Traces
 from timeline.clock import Clock
 from timeline.columns import Ragged

@@ -1,4 +1,4 @@
-"""The catalog: topic records, cached. The store stays their authority."""
+"""The catalog, which has topic records cached (the store stays their authority), and whether the broker serves."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from timeline.clock import Clock
 from timeline.errors import Invalid
 from timeline.model import FIXED_SETTINGS, Topic, TopicSettings, check_topic_name
 from timeline.storage_plugins.contract import StoreError, TopicConflict
+from timeline.sync import Membership
 from timeline.wording import typed_name, typed_value
 
 log = logging.getLogger("timeline.broker")
@@ -268,3 +269,51 @@ def _known(given: Mapping[str, int | str | bool]) -> dict[str, Any]:
             hint = f"; did you mean {near[0]}?" if near else ""
             raise Invalid(f"a topic has no setting {name!r}{hint}")
     return dict(given)
+
+
+STARTING = "the broker is starting"
+JOINING = "the broker waits to join its cluster"
+
+
+class Readiness:
+    """Whether a broker serves now.
+
+    - `state`: why it does not serve, whatever its store says. Empty: it may.
+    - `quarantined`: why it does not go by its own clock. Empty: it does.
+    - `started_ms`: when it was started.
+    - `changed` is set whenever `not_ready` may have changed.
+    """
+
+    def __init__(self, store: MeteredStore, membership: Membership, changed: asyncio.Event) -> None:
+        self._store, self._membership = store, membership
+        self.changed = changed
+        self.state = STARTING
+        self.started_ms = 0
+        self.quarantined = ""
+
+    def say(self, state: str) -> None:
+        """Set `state`."""
+        self.state = state
+        self.changed.set()
+
+    @property
+    def _keeps_off(self) -> str:
+        if self.state == JOINING and self._membership.state.reason:
+            return f"{JOINING}: {self._membership.state.reason}"
+        return self.state or self.quarantined or self._store.refused
+
+    @property
+    def not_ready(self) -> str:
+        """Why it does not serve now. Empty: it does."""
+        if why := self._keeps_off:
+            return why
+        what = "takes no puts" if self._store.full else "is down"
+        return f"the store {what}: {self._store.down}" if self._store.down else ""
+
+    @property
+    def no_calls(self) -> str:
+        """Why it takes no calls. Empty: it does.
+
+        A store without room takes no puts, but it answers reads and takes calls that may free some.
+        """
+        return "" if self._store.full and not self._keeps_off else self.not_ready

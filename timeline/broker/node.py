@@ -17,7 +17,7 @@ from timeline.broker.api.mutate import MutateHandler
 from timeline.broker.api.produce import ProduceStream, PutHandler
 from timeline.broker.api.read import ReadHandler
 from timeline.broker.api.topics import TopicAccess
-from timeline.broker.catalog import Catalog
+from timeline.broker.catalog import JOINING, Catalog, Readiness
 from timeline.broker.clocks.offsets import Clocks
 from timeline.broker.cluster import ClusterHints, MembershipLog, PeerFactory
 from timeline.broker.dispatch.dealer import Dealer, Dealers
@@ -27,7 +27,7 @@ from timeline.broker.journal.events import Journal
 from timeline.broker.lanes.group_commit import Intake, Settling
 from timeline.broker.lanes.metered_store import MeteredStore
 from timeline.broker.limits import Limits
-from timeline.broker.runtime import FINISH_S, JOINING, Readiness, Runtime, Tasks
+from timeline.broker.runtime import FINISH_S, Runtime, Tasks
 from timeline.broker.status.broker_status import StatusReporter
 from timeline.broker.status.counts import EMPTY_SWEPT, ConsumerCounts, MessageCounts, TopicRounds
 from timeline.broker.status.late import LatenessCauses, LateRing, TopicLateness, Traces

@@ -1,7 +1,4 @@
-"""The runtime that all parts of a broker share, and whether the broker serves.
-
-No background task is forgotten, and none dies in silence.
-"""
+"""The runtime that all parts of a broker share. No background task is forgotten, and none dies in silence."""
 
 from __future__ import annotations
 
@@ -11,11 +8,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 from timeline.broker.fairness import LoopScheduler
-from timeline.broker.lanes.metered_store import MeteredStore
 from timeline.broker.limits import Limits
 from timeline.clock import Clock
 from timeline.metrics import Metrics
-from timeline.sync import Membership
 
 log = logging.getLogger("timeline.broker")
 FINISH_S = 5.0
@@ -89,51 +84,3 @@ class Runtime:
     metrics: Metrics
     tasks: Tasks
     scheduler: LoopScheduler
-
-
-STARTING = "the broker is starting"
-JOINING = "the broker waits to join its cluster"
-
-
-class Readiness:
-    """Whether a broker serves now.
-
-    - `state`: why it does not serve, whatever its store says. Empty: it may.
-    - `quarantined`: why it does not go by its own clock. Empty: it does.
-    - `started_ms`: when it was started.
-    - `changed` is set whenever `not_ready` may have changed.
-    """
-
-    def __init__(self, store: MeteredStore, membership: Membership, changed: asyncio.Event) -> None:
-        self._store, self._membership = store, membership
-        self.changed = changed
-        self.state = STARTING
-        self.started_ms = 0
-        self.quarantined = ""
-
-    def say(self, state: str) -> None:
-        """Set `state`."""
-        self.state = state
-        self.changed.set()
-
-    @property
-    def _keeps_off(self) -> str:
-        if self.state == JOINING and self._membership.state.reason:
-            return f"{JOINING}: {self._membership.state.reason}"
-        return self.state or self.quarantined or self._store.refused
-
-    @property
-    def not_ready(self) -> str:
-        """Why it does not serve now. Empty: it does."""
-        if why := self._keeps_off:
-            return why
-        what = "takes no puts" if self._store.full else "is down"
-        return f"the store {what}: {self._store.down}" if self._store.down else ""
-
-    @property
-    def no_calls(self) -> str:
-        """Why it takes no calls. Empty: it does.
-
-        A store without room takes no puts, but it answers reads and takes calls that may free some.
-        """
-        return "" if self._store.full and not self._keeps_off else self.not_ready

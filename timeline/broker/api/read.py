@@ -9,9 +9,10 @@ import numpy as np
 
 from timeline.broker.api.access import Deed, Principal
 from timeline.broker.api.topics import TopicAccess, Walk, opened, permit, sealed
+from timeline.broker.catalog import Readiness
 from timeline.broker.dispatch.dealer import Dealers
 from timeline.broker.lanes.metered_store import MeteredStore
-from timeline.broker.runtime import Readiness, Runtime
+from timeline.broker.runtime import Runtime
 from timeline.broker.status.late import LateOne, LateRing
 from timeline.columns import Ragged
 from timeline.errors import Invalid

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from timeline.broker.api.access import Deed, Principal
-from timeline.broker.catalog import Catalog
-from timeline.broker.runtime import Readiness
+from timeline.broker.catalog import Catalog, Readiness
 from timeline.errors import Invalid
 from timeline.model import Status, Topic
 from timeline.storage_plugins.contract import TopicConflict

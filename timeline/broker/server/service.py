@@ -22,11 +22,11 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from timeline.broker.catalog import Readiness
 from timeline.broker.journal.events import Journal
 from timeline.broker.journal.pipe import JournalPipe
 from timeline.broker.limits import Limits
 from timeline.broker.node import Node
-from timeline.broker.runtime import Readiness
 from timeline.broker.server.calls import GrpcPeerChannel, Handlers
 from timeline.broker.server.certificates import Certificates
 from timeline.broker.server.gatekeeper import LOOK_EVERY_S, Gatekeeper

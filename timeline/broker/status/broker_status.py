@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from timeline.broker.catalog import Catalog
+from timeline.broker.catalog import Catalog, Readiness
 from timeline.broker.cluster import ClusterHints
 from timeline.broker.dispatch.dealer import Dealer, Dealers
 from timeline.broker.dispatch.roster import ConsumerHealth
 from timeline.broker.lanes.metered_store import MeteredStore
-from timeline.broker.runtime import Readiness, Runtime
+from timeline.broker.runtime import Runtime
 from timeline.broker.status.counts import Depth, MessageCounts
 from timeline.columns import Int64, Ragged
 from timeline.metrics import Metrics
