@@ -10,12 +10,10 @@ import pytest
 from rich.console import Console
 
 from tests.demo.staged import StagedDay
-from timeline.demo.board import draw, shown
-from timeline.demo.conductor import Played
+from timeline.demo.board import BoardWatcher, LineWatcher, draw, shown, watcher
 from timeline.demo.picture import DayPicture, FlightStage, Tail, percentile
 from timeline.demo.plan import HISTORY_SUFFIX, DayPlan
-from timeline.demo.summary import summarize
-from timeline.demo.viewers import BoardWatcher, LineWatcher, tell, watcher
+from timeline.demo.summary import Played, summarize, tell
 from timeline.history import read_history
 
 

@@ -25,7 +25,7 @@ from tests.services import require_service
 from tests.storage_plugins.cockroach_stand_in import REAL
 from timeline.demo.flights import COLUMNS, Flight
 from timeline.demo.plan import HISTORY_SUFFIX
-from timeline.demo.servers import ETCD, REDIS, missing
+from timeline.demo.processes import ETCD, REDIS, missing
 
 pytestmark = pytest.mark.processes
 TIMELINE = (sys.executable, "-m", "timeline")

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.demo.staged import StagedDay
+from timeline.demo.picture import Spread
 from timeline.demo.plan import HISTORY_SUFFIX, LEASE_MS, DayPlan
-from timeline.demo.summary import Spread, Summary, summarize
+from timeline.demo.summary import Summary, summarize
 from timeline.history import Event, read_history
 
 

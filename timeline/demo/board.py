@@ -1,12 +1,14 @@
-"""The board: what a person at the terminal watches while the day goes by. Draws a `DayPicture`, changes nothing."""
+"""What people watch while the day goes by: a board over the whole terminal, or plain lines. It only reads."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 from rich.align import Align
 from rich.console import Console, Group, RenderableType
 from rich.layout import Layout
+from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -15,13 +17,17 @@ from rich.text import Text
 from timeline.demo.flights import AIRLINES, MINUTE_MS, city
 from timeline.demo.picture import DayPicture, Departure, FlightStage, GateView, Happening
 
+LINE_EVERY_MS = 5_000
+RARE = ("crash", "back", "up", "trouble")
+"""Happenings that plain lines show, and that stay longer on the board."""
+
 FRAME = "grey37"
 AMBER = "bold #ffc20e"
 LEAST_COLUMNS, LEAST_LINES = 76, 20
 """A smaller terminal gets plain lines."""
 WIDE_COLUMNS, SIDE_COLUMNS, AIRLINE_COLUMNS = 104, 46, 70
 GONE_FOR_MS = 1_200
-"""A flight that has left stays on the board for so long (real)."""
+"""How long a flight that has left stays on the board (real)."""
 LOAD_STEP_MIN, LOAD_STEPS = 20, 18
 BLOCKS = " ▁▂▃▄▅▆▇█"
 EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -45,13 +51,13 @@ _KINDS = {
 
 
 def fits(console: Console) -> bool:
-    """Whether the terminal is one to draw on and large enough."""
+    """Return whether the terminal can be drawn on and is large enough."""
     width, height = console.size
     return console.is_terminal and width >= LEAST_COLUMNS and height >= LEAST_LINES
 
 
 def draw(picture: DayPicture, now_ms: float, size: tuple[int, int]) -> RenderableType:
-    """The whole board for a terminal of `size` (columns, lines)."""
+    """Return the whole board for a terminal of `size` (columns, lines)."""
     width, height = size
     layout = Layout()
     layout.split_column(
@@ -64,7 +70,7 @@ def draw(picture: DayPicture, now_ms: float, size: tuple[int, int]) -> Renderabl
 
 
 def _wide(body: Layout, picture: DayPicture, now_ms: float, lines: int, columns: int) -> None:
-    """Departures and events on the left, gates, lateness and load on the right."""
+    """Show departures and events on the left; gates, lateness and load on the right."""
     gates_lines = max(len(picture.gates), 4) + 2
     events_lines = min(max(5, lines // 4), 9)
     body.split_row(Layout(name="left"), Layout(name="side", size=SIDE_COLUMNS))
@@ -80,7 +86,7 @@ def _wide(body: Layout, picture: DayPicture, now_ms: float, lines: int, columns:
 
 
 def _narrow(body: Layout, picture: DayPicture, now_ms: float, lines: int, columns: int) -> None:
-    """Departures above; events and gates below, lateness and load as a line."""
+    """Show departures above, events and gates below, lateness and load as a line."""
     gates_lines = max(len(picture.gates), 4) + 2
     body.split_column(
         Layout(_departures(picture, now_ms, lines - gates_lines - 4, columns >= AIRLINE_COLUMNS)),
@@ -94,12 +100,18 @@ def _panel(content: RenderableType, title: str) -> Panel:
     return Panel(content, title=f"[bold]{title}[/]", title_align="left", border_style=FRAME, padding=(0, 1))
 
 
+def _grid(*columns: str, apart: int = 0) -> Table:
+    """Return a grid over the whole width of `left`, `center` or `right` columns; `wide` ones share the rest."""
+    grid = Table.grid(expand=True, padding=(0, apart))
+    for column in columns:
+        side, _, wide = column.partition(" ")
+        grid.add_column(justify=side, ratio=1 if wide else None, no_wrap=True)  # type: ignore[arg-type]
+    return grid
+
+
 def _head(picture: DayPicture, now_ms: float, wide: bool) -> RenderableType:
     clock = picture.plan.clock
-    row = Table.grid(expand=True)
-    row.add_column(ratio=1)
-    row.add_column(justify="center")
-    row.add_column(ratio=1, justify="right")
+    row = _grid("left wide", "center", "right wide")
     row.add_row(
         Text.assemble(("✈  DEPARTURES ", AMBER), ("New York" + (" · EWR JFK LGA" if wide else ""), "grey70")),
         Text(f" {clock.text(clock.day(now_ms), seconds=clock.speed <= 60)} ", style="bold black on #ffc20e"),
@@ -112,23 +124,22 @@ def _head(picture: DayPicture, now_ms: float, wide: bool) -> RenderableType:
 
 
 def shown(picture: DayPicture, now_ms: float, lines: int) -> list[Departure]:
-    """The flights that stand on a board of `lines` lines: those that just left, those boarding, then the next ones."""
+    """Return the flights on a board of `lines` lines: those that just left, those boarding, then the next ones."""
     clock = picture.plan.clock
-    fresh = now_ms - GONE_FOR_MS
+    since_ms = now_ms - GONE_FOR_MS
     gone: list[Departure] = []
     here: list[Departure] = []
     for departure in picture.departures.values():
-        scheduled_ms = clock.real(departure.filing.flight.scheduled_ms)
-        over = departure.stage is FlightStage.DEPARTED
-        over |= departure.stage is FlightStage.CANCELLED and scheduled_ms < now_ms - GONE_FOR_MS
-        if not over:
+        if departure.stage is FlightStage.DEPARTED:
+            if departure.changed_ms >= since_ms:
+                gone.append(departure)
+        elif departure.stage is not FlightStage.CANCELLED or (
+            clock.real(departure.filing.flight.scheduled_ms) >= since_ms
+        ):
             here.append(departure)
-        elif departure.stage is FlightStage.DEPARTED and departure.changed_ms >= fresh:
-            gone.append(departure)
     gone.sort(key=lambda one: one.changed_ms)
     here.sort(key=lambda one: (one.due_ms, one.filing.flight.id))
-    just_left = gone[-max(2, lines // 4) :]
-    return [*just_left, *here][:lines]
+    return [*gone[-max(2, lines // 4) :], *here][:lines]
 
 
 def _departures(picture: DayPicture, now_ms: float, lines: int, airlines: bool = False) -> RenderableType:
@@ -158,17 +169,14 @@ def _status(picture: DayPicture, departure: Departure) -> Text:
         return Text(word, style=style)
     gate = picture.gates[departure.gate]
     if not gate.up or departure.filing.flight.number not in gate.boarding:
-        # Its gate crashed with it in hand: nobody else may have it until the lease has run out.
+        # Its gate crashed with it in flight. No other gate may have it until the lease has run out.
         return Text("LEASE RUNS OUT", style="bold cyan")
     again = " AGAIN" if departure.deliveries > 1 else ""
     return Text(departure.gate.replace("gate-", "GATE ") + again, style="bold cyan" if again else style)
 
 
 def _gates(picture: DayPicture) -> RenderableType:
-    table = Table.grid(expand=True, padding=(0, 1))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True, ratio=1, overflow="ellipsis")
-    table.add_column(no_wrap=True, justify="right")
+    table = _grid("left", "left wide", "right", apart=1)
     for _, gate in sorted(picture.gates.items()):
         table.add_row(*_gate(gate))
     if not picture.gates:
@@ -191,24 +199,19 @@ def _gate(gate: GateView) -> tuple[Text, Text, Text]:
 
 def _lateness(picture: DayPicture) -> RenderableType:
     now = picture.lateness()
-    row = Table.grid(expand=True)
-    for _ in range(3):
-        row.add_column(justify="center", ratio=1)
+    row = _grid("center wide", "center wide", "center wide")
     row.add_row(*(Text(name, style="grey58") for name in ("p50", "p99", "max")))
-    row.add_row(*(Text(f"{now[name]:.1f} ms", style="bold green") for name in ("p50", "p99", "max")))
-    recent = picture.lateness_ms[-300:]
-    bars = _histogram(recent, (1, 2, 3, 5, 10, 20, 50))
+    row.add_row(*(Text(f"{value:.1f} ms", style="bold green") for value in (now.p50, now.p99, now.max)))
+    bars = _histogram(picture.lateness_ms[-300:], (1, 2, 3, 5, 10, 20, 50))
     return _panel(Group(row, Text(), *bars), "Lateness: due to gate, real time")
 
 
 def _histogram(values: Sequence[float], edges: Sequence[float]) -> list[RenderableType]:
-    """Two lines: how the last deliveries spread over the edges (ms)."""
-    counts = [0] * (len(edges) + 1)
-    for value in values:
-        counts[sum(value >= edge for edge in edges)] += 1
-    most = max(counts) or 1
+    """Return two lines that show how the values spread over the edges (ms)."""
+    counts = Counter(sum(value >= edge for edge in edges) for value in values)
+    most = max(counts.values(), default=1)
     names = [f"<{edges[0]:g}", *(f"{edge:g}+" for edge in edges)]
-    cells = [f"{BLOCKS[-(-count * 8 // most)] * 3:^5}" for count in counts]
+    cells = [f"{BLOCKS[-(-counts[at] * 8 // most)] * 3:^5}" for at in range(len(names))]
     return [
         Align.center(Text("".join(cells), style="green")),
         Align.center(Text("".join(f"{name:^5}" for name in names), style="grey50")),
@@ -216,13 +219,13 @@ def _histogram(values: Sequence[float], edges: Sequence[float]) -> list[Renderab
 
 
 def _measures(picture: DayPicture, now_ms: float) -> RenderableType:
-    """Lateness and load ahead in one line."""
+    """Show lateness and load ahead in one line."""
     late = picture.lateness()
     loads = picture.load_ahead(now_ms, LOAD_STEP_MIN * MINUTE_MS / picture.plan.clock.speed, LOAD_STEPS)
     most = max(*loads, 10)
     return Text.assemble(
         (" late ", "grey58"),
-        (f"p50 {late['p50']:.1f}  p99 {late['p99']:.1f}  max {late['max']:.1f} ms", "bold green"),
+        (f"p50 {late.p50:.1f}  p99 {late.p99:.1f}  max {late.max:.1f} ms", "bold green"),
         (f"   load ahead, {LOAD_STEPS * LOAD_STEP_MIN // 60} h ", "grey58"),
         ("".join(BLOCKS[-(-load * 8 // most)] for load in loads), "#ffc20e"),
         (f" {sum(loads)}", "bold"),
@@ -234,10 +237,7 @@ def _load(picture: DayPicture, now_ms: float, lines: int) -> RenderableType:
     step_ms = LOAD_STEP_MIN * MINUTE_MS / clock.speed
     loads = picture.load_ahead(now_ms, step_ms, min(lines, LOAD_STEPS))
     most = max(*loads, 10)
-    table = Table.grid(expand=True, padding=(0, 1))
-    table.add_column(no_wrap=True)
-    table.add_column(ratio=1)
-    table.add_column(no_wrap=True, justify="right")
+    table = _grid("left", "left wide", "right", apart=1)
     for step, load in enumerate(loads):
         table.add_row(
             Text(clock.text(clock.day(now_ms + step * step_ms)), style="grey62"),
@@ -248,15 +248,15 @@ def _load(picture: DayPicture, now_ms: float, lines: int) -> RenderableType:
 
 
 def _bar(share: float, columns: int) -> str:
-    """A bar that fills `share` of so many columns, to an eighth of one."""
+    """Return a bar that fills `share` of the columns, to an eighth of one."""
     eighths = round(share * columns * 8)
     return "█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()
 
 
 def _events(picture: DayPicture, lines: int) -> RenderableType:
     recent = list(picture.happenings)
-    # A crash and what came back from it are rare and worth reading: they stay a little among the many delays.
-    rare = [one for one in recent[-60:] if one.kind in ("crash", "back", "up", "trouble")][-max(1, lines // 2) :]
+    # A crash and its consequences are rare and worth reading, so they stay a little among the many delays.
+    rare = [one for one in recent[-60:] if one.kind in RARE][-max(1, lines // 2) :]
     often = [one for one in recent if one not in rare][-(lines - len(rare)) :] if lines > len(rare) else []
     ordered = sorted([*rare, *often], key=lambda one: one.real_ms)
     return _panel(Group(*(_event(picture, one) for one in ordered)), "What happens")
@@ -282,11 +282,67 @@ def _progress(picture: DayPicture) -> RenderableType:
         (f"  leases back {counts['leases_back']}", "cyan"),
         (f"  of {total} ", "grey58"),
     )
-    row = Table.grid(expand=True)
-    row.add_column(no_wrap=True)
-    row.add_column(ratio=1)
-    row.add_column(no_wrap=True, justify="right")
-    row.add_row(
-        said, ProgressBar(total=total, completed=picture.settled), Text(f" {100 * picture.settled // total} % ")
-    )
+    bar = ProgressBar(total=total, completed=picture.settled)
+    row = _grid("left", "left wide", "right")
+    row.add_row(said, bar, Text(f" {100 * picture.settled // total} % "))
     return row
+
+
+class BoardWatcher:
+    """Draws the board over the whole terminal. Its context leaves the terminal as it was."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, screen=True, auto_refresh=False)
+
+    def __enter__(self) -> BoardWatcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def say(self, text: str) -> None:
+        self._console.print(Text(text, style="grey58"))
+
+    def watch(self, picture: DayPicture, now_ms: float) -> None:
+        self._live.start()
+        self._live.update(draw(picture, now_ms, self._console.size), refresh=True)
+
+
+class LineWatcher:
+    """Writes a line every few seconds, and one for each rare happening. `write` takes a line."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._said_ms = 0.0
+        self._happened = 0
+
+    def __enter__(self) -> LineWatcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave nothing behind."""
+
+    def say(self, text: str) -> None:
+        self._write(text)
+
+    def watch(self, picture: DayPicture, now_ms: float) -> None:
+        clock, counts = picture.plan.clock, picture.counts
+        new = min(picture.happened - self._happened, len(picture.happenings))
+        self._happened = picture.happened
+        for happening in list(picture.happenings)[-new:] if new else []:
+            if happening.kind in RARE:
+                self._write(f"{clock.text(clock.day(happening.real_ms))}  {happening.text}")
+        if now_ms - self._said_ms >= LINE_EVERY_MS or picture.done:
+            self._said_ms = now_ms
+            late = picture.lateness()
+            self._write(
+                f"{clock.text(clock.day(now_ms))}  put {counts['put']}, moved {counts['moved']}, cancelled "
+                f"{counts['cancelled']}, departed {counts['departed']} of {len(picture.departures)}; "
+                f"late by p50 {late.p50:.1f}, p99 {late.p99:.1f}, max {late.max:.1f} ms"
+            )
+
+
+def watcher(board: bool, console: Console, write: Callable[[str], None]) -> BoardWatcher | LineWatcher:
+    """Return the board if it is wanted and the terminal has room for it, else plain lines."""
+    return BoardWatcher(console) if board and fits(console) else LineWatcher(write)

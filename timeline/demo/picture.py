@@ -1,23 +1,24 @@
-"""The live picture of a day, drawn from the processes' histories while they grow.
+"""The live picture of a day, from the processes' histories while they grow.
 
-Whoever looks at the demo sees what the histories say and nothing else; the final summary reads the same files.
+The demo shows only what the histories say. The final summary reads the same files.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from timeline.demo.plan import DayPlan, Filing
+from timeline.demo.plan import HISTORY_SUFFIX, DayPlan, Filing
 
 EVENTS_KEPT = 200
 PRESUMED_AFTER_MS = 3_000
-"""How long after its lease ran out a departure whose ack has no answer is taken for gone."""
+"""How long after its lease ended a departure whose ack has no answer counts as gone."""
 
 
 class FlightStage(StrEnum):
@@ -33,7 +34,7 @@ class FlightStage(StrEnum):
 
 @dataclass(slots=True)
 class Departure:
-    """A flight as the board knows it. `due_ms`: real; `gate`: who has or had it; `deliveries`: leases so far."""
+    """A flight as the board knows it. `due_ms`: real. `gate`: which one has or had it. `deliveries`: leases so far."""
 
     filing: Filing
     stage: FlightStage = FlightStage.PLANNED
@@ -42,13 +43,15 @@ class Departure:
     deliveries: int = 0
     changed_ms: float = 0.0
 
+    def enter(self, stage: FlightStage, wall_ms: float) -> None:
+        self.stage, self.changed_ms = stage, wall_ms
+
 
 @dataclass(slots=True)
 class GateView:
-    """A gate as the board knows it. `boarding`: flights in hand, oldest first."""
+    """A gate as the board knows it. `boarding`: flights in flight, oldest first."""
 
     name: str
-    consumer: str = ""
     up: bool = False
     boarding: list[str] = field(default_factory=list)
     departed: int = 0
@@ -57,13 +60,13 @@ class GateView:
 
     @property
     def title(self) -> str:
-        """As people call it: `Gate 1`."""
+        """Return its name for people, such as `Gate 1`."""
         return self.name.replace("gate-", "Gate ")
 
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """A line for the events list: when (real ms), what kind (`delay cancel crash back up trouble`), words."""
+    """A line for the events list: its real time, its kind (`delay cancel crash back up trouble`), and its text."""
 
     real_ms: float
     kind: str
@@ -71,14 +74,14 @@ class Happening:
 
 
 class Tail:
-    """Reads whole new lines of a file that another process writes; it need not exist yet."""
+    """Reads whole new lines of a file that another process writes, and that may not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._offset = 0
 
     def lines(self) -> Iterator[bytes]:
-        """The lines that have been completed since the last call."""
+        """Return the lines that were completed since the last call."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
@@ -91,15 +94,40 @@ class Tail:
 
 
 def lateness_of(arguments: dict[str, Any], wall_ms: float) -> float:
-    """Milliseconds from the time that was asked for to the hand-over to the gate's code."""
+    """Return the milliseconds from the time that was asked for to the hand-over to the gate's code."""
     return wall_ms - float(arguments["scheduled_ms"])
 
 
 def percentile(ordered: list[float], share: float) -> float:
-    """The value below or at which `share` of the ascending values lie (nearest rank); 0 when there are none."""
+    """Return the value below or at which `share` of the ascending values lie (nearest rank); 0 without values."""
     if not ordered:
         return 0.0
-    return ordered[min(len(ordered) - 1, max(0, int(-(-share * len(ordered) // 1)) - 1))]
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Percentiles of a lateness, in milliseconds of real time."""
+
+    count: int
+    p50: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        ordered = sorted(values)
+        return cls(len(ordered), *(percentile(ordered, share) for share in (0.5, 0.99, 1.0)))
+
+    def as_json(self) -> dict[str, float]:
+        return {"p50": round(self.p50, 3), "p99": round(self.p99, 3), "max": round(self.max, 3)}
+
+    def __str__(self) -> str:
+        return f"p50 {self.p50:.1f} ms, p99 {self.p99:.1f} ms, max {self.max:.1f} ms"
+
+
+def _each(values: Any) -> list[dict[str, Any]]:
+    return values if isinstance(values, list) else [values]
 
 
 class DayPicture:
@@ -127,35 +155,31 @@ class DayPicture:
         }
 
     def refresh(self) -> None:
-        """Reads what the histories have got since the last call."""
+        """Read what was added to the histories since the last call."""
         new: list[tuple[float, Path, dict[str, Any]]] = []
-        for path in self.folder.glob("*.history.jsonl"):
-            tail = self._tails.setdefault(path, Tail(path))
-            for line in tail.lines():
+        for path in self.folder.glob(f"*{HISTORY_SUFFIX}"):
+            for line in self._tails.setdefault(path, Tail(path)).lines():
                 value = json.loads(line)
                 new.append((value.get("returned", value.get("invoked")), path, value))
-        # What one process did after another must be seen after it: a gate comes back after its crash.
+        # The order of events across processes matters: a gate comes back after its crash.
         for _, path, value in sorted(new, key=lambda one: one[0]):
             self._take(path, value)
 
     def presume(self, now_ms: float) -> None:
-        """What a gate had asked to ack when it crashed, and nobody was handed since though its lease has long run out,
-        has left: only the answer was lost. (The last scan shows whether that is so.)"""
-        asked = {
-            one["id"]
-            for call in self._calls.values()
-            if call["operation"] == "ack"
-            for one in ([call["arguments"]] if isinstance(call["arguments"], dict) else call["arguments"])
-        }
+        """Count departures as gone whose gate crashed during the ack, if none came back long after the lease.
+
+        Only the ack's answer was lost then. The last scan shows whether that is true.
+        """
         long_ago_ms = now_ms - self.plan.lease_ms - PRESUMED_AFTER_MS
-        for id in asked:
-            departure = self.departures[id]
-            if departure.stage is FlightStage.BOARDING and departure.changed_ms < long_ago_ms:
-                self._left(departure, now_ms)
+        for call in self._calls.values():
+            for one in _each(call["arguments"]) if call["operation"] == "ack" else ():
+                departure = self.departures[one["id"]]
+                if departure.stage is FlightStage.BOARDING and departure.changed_ms < long_ago_ms:
+                    self._left(departure, now_ms)
 
     @property
     def settled(self) -> int:
-        """How many flights have departed or are cancelled."""
+        """Return how many flights have departed or are cancelled."""
         return self.counts["departed"] + self.counts["cancelled"]
 
     @property
@@ -163,7 +187,7 @@ class DayPicture:
         return self.settled >= len(self.departures)
 
     def load_ahead(self, now_ms: float, step_ms: float, steps: int) -> list[int]:
-        """How many flights on the timeline come due in each of the next `steps` steps (real ms)."""
+        """Return how many flights on the timeline are due in each of the next `steps` steps (real ms)."""
         counts = [0] * steps
         for departure in self.departures.values():
             if departure.stage in (FlightStage.ON_TIME, FlightStage.DELAYED):
@@ -172,14 +196,9 @@ class DayPicture:
                     counts[step] += 1
         return counts
 
-    def lateness(self) -> dict[str, float]:
-        """p50, p99 and max of first deliveries so far, ms."""
-        ordered = sorted(self.lateness_ms)
-        return {
-            "p50": percentile(ordered, 0.50),
-            "p99": percentile(ordered, 0.99),
-            "max": ordered[-1] if ordered else 0.0,
-        }
+    def lateness(self) -> Spread:
+        """Return the lateness of first deliveries so far."""
+        return Spread.of(self.lateness_ms)
 
     def _take(self, path: Path, line: dict[str, Any]) -> None:
         if "operation" not in line:
@@ -190,8 +209,7 @@ class DayPicture:
             return
         if line["operation"] not in self._takes:
             return
-        arguments = line["arguments"]
-        each = arguments if isinstance(arguments, list) else [arguments]
+        each = _each(line["arguments"])
         outcomes = line["outcome"] if isinstance(line["outcome"], list) else [line["outcome"]] * len(each)
         wall_ms = line["wall_ms"] + line.get("at", 0.0)
         for one, outcome in zip(each, outcomes, strict=True):
@@ -201,13 +219,13 @@ class DayPicture:
                 self.say(wall_ms, "trouble", f"{line['operation']} of {one.get('id', '')} answered {outcome}")
 
     def _put(self, values: dict[str, Any], wall_ms: float) -> None:
-        departure = self.departures[values["id"]]
-        departure.stage, departure.changed_ms = FlightStage.ON_TIME, wall_ms
+        self.departures[values["id"]].enter(FlightStage.ON_TIME, wall_ms)
         self.counts["put"] += 1
 
     def _moved(self, values: dict[str, Any], wall_ms: float) -> None:
         departure = self.departures[values["id"]]
-        departure.stage, departure.due_ms, departure.changed_ms = FlightStage.DELAYED, values["due_ms"], wall_ms
+        departure.enter(FlightStage.DELAYED, wall_ms)
+        departure.due_ms = values["due_ms"]
         self.counts["moved"] += 1
         flight = departure.filing.flight
         until = self.plan.clock.text(flight.leaves_ms)
@@ -215,7 +233,7 @@ class DayPicture:
 
     def _cancelled(self, values: dict[str, Any], wall_ms: float) -> None:
         departure = self.departures[values["id"]]
-        departure.stage, departure.changed_ms = FlightStage.CANCELLED, wall_ms
+        departure.enter(FlightStage.CANCELLED, wall_ms)
         self.counts["cancelled"] += 1
         self.say(wall_ms, "cancel", f"{departure.filing.flight.number} to {departure.filing.flight.dest} cancelled")
 
@@ -225,8 +243,8 @@ class DayPicture:
         gate.boarding.append(number)
         gate.last = number
         self.counts["departed"] -= departure.stage is FlightStage.DEPARTED
-        departure.stage, departure.gate, departure.changed_ms = FlightStage.BOARDING, gate.name, wall_ms
-        departure.deliveries = values["deliveries"]
+        departure.enter(FlightStage.BOARDING, wall_ms)
+        departure.gate, departure.deliveries = gate.name, values["deliveries"]
         if values["deliveries"] == 1:
             self.lateness_ms.append(lateness_of(values, wall_ms))
             return
@@ -244,13 +262,13 @@ class DayPicture:
 
     def _left(self, departure: Departure, wall_ms: float) -> None:
         self.counts["departed"] += departure.stage is not FlightStage.DEPARTED
-        departure.stage, departure.changed_ms = FlightStage.DEPARTED, wall_ms
+        departure.enter(FlightStage.DEPARTED, wall_ms)
 
     def _opened(self, values: dict[str, Any], wall_ms: float) -> None:
         gate = self._gate(values["consumer"])
         if gate.crashes:
             self.say(wall_ms, "up", f"{gate.title} is open again")
-        gate.consumer, gate.up, gate.boarding = values["consumer"], True, []
+        gate.up, gate.boarding = True, []
 
     def _fault(self, values: dict[str, Any], wall_ms: float) -> None:
         gate = self._gate(values["consumer"])
@@ -265,6 +283,6 @@ class DayPicture:
         return self.gates.setdefault(name, GateView(name))
 
     def say(self, real_ms: float, kind: str, text: str) -> None:
-        """A line for the events list."""
+        """Add a line to the events list."""
         self.happenings.append(Happening(real_ms, kind, text))
         self.happened += 1

@@ -1,13 +1,14 @@
 """The processes that play a day: feeders, which put, move and cancel departures, and gates, which take them.
 
 The conductor starts each as `python -m timeline.demo.roles ROLE FOLDER NUMBER …` with pipes. It prints `ready` once it
-could begin, reads the plan when it is told `go`, and ends on SIGTERM, or by itself when the conductor is gone (its
-standard input ends), so that nothing outlives a demo.
+could begin, and reads the plan when it gets `go`. It ends on SIGTERM, or when the conductor is gone (its standard input
+ends), so that no process outlives a demo.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import sys
@@ -20,20 +21,21 @@ from typing import Any
 
 import timeline
 from timeline.clock import Clock
-from timeline.demo.plan import CREDIT, GO, HISTORY_SUFFIX, PLAN, READY, Crash, DayPlan, Filing, gate_name, read_plan
+from timeline.demo.plan import CREDIT, HISTORY_SUFFIX, PLAN, DayPlan, Filing, gate_name, read_plan
+from timeline.demo.processes import GO, READY
 from timeline.errors import TimelineError
 from timeline.history import OK, HistoryFile, outcome_of
 from timeline.model import encode_headers, payload_sum
 
 OBSERVE_EVERY_S = 0.25
 TOGETHER_MS = 20
-"""Departures of an airline that are to be put within so long go in one call."""
+"""Departures of an airline within this time go in one call."""
 SESSION = 1
 """Each life of a gate is a consumer of its own and has one session."""
 
 
 class Role:
-    """A process of the demo that has been told to begin. `stopping` is set on SIGTERM."""
+    """A process of the demo that has begun. `stopping` is set on SIGTERM."""
 
     def __init__(self, folder: Path, name: str, plan: DayPlan, clock: Clock, stopping: asyncio.Event) -> None:
         self.plan = plan
@@ -42,7 +44,7 @@ class Role:
         self.history = HistoryFile(folder / f"{name}{HISTORY_SUFFIX}", name, clock)
 
     async def until(self, real_ms: float) -> bool:
-        """Returns at `real_ms`, or when told to stop; whether it may go on."""
+        """Wait until `real_ms`, or for SIGTERM. Return whether the process may go on."""
         wait_s = (real_ms - self.clock.now()) / 1000
         if wait_s > 0:
             try:
@@ -51,25 +53,27 @@ class Role:
                 return True
         return not self.stopping.is_set()
 
-    async def noted(self, operation: str, values: dict[str, Any], asked: Awaitable[timeline.Receipt | None]) -> bool:
-        """Awaits one call on one message and notes it before and after; whether it was answered OK."""
+    async def noted(self, operation: str, values: dict[str, Any], asked: Awaitable[timeline.Receipt | None]) -> None:
+        """Await one call on one message, and note it before and after."""
         call = self.history.call(operation, values)
         try:
             answer = await asked
         except TimelineError as error:
             self.history.answer(call, outcome_of(error.code), {"status": error.code, "why": str(error)})
-            done = False
         else:
-            told = {} if answer is None else {"version": answer.version, "due_ms": answer.due_ms}
-            self.history.answer(call, OK, {"status": "OK", **told})
-            done = True
+            more = {} if answer is None else {"version": answer.version, "due_ms": answer.due_ms}
+            self.history.answer(call, OK, {"status": "OK", **more})
         self.history.flush()
-        return done
+
+    def note(self, operation: str, values: dict[str, Any]) -> None:
+        """Note something that happens now, so that even a SIGKILL leaves it readable."""
+        self.history.note(operation, values)
+        self.history.flush()
 
 
 @asynccontextmanager
 async def begun(folder: Path, name: str) -> AsyncIterator[Role]:
-    """Says that this process is ready, waits for the word, and gives the role it plays."""
+    """Print that this process is ready, wait for `go`, and yield the role that it plays."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stopping.set)
@@ -90,14 +94,14 @@ async def begun(folder: Path, name: str) -> AsyncIterator[Role]:
 
 
 async def _observe(clock: Clock) -> None:
-    """Keeps this process's clock with the machine's, as the broker does with its own."""
+    """Let this process's clock follow the machine's, as the broker's does."""
     while True:
         await asyncio.sleep(OBSERVE_EVERY_S)
         clock.observe()
 
 
 async def _orphaned(words: asyncio.StreamReader) -> None:
-    """Ends the process at once when the conductor has died."""
+    """End the process at once when the conductor has died."""
     while await words.read(1024):
         pass
     os._exit(1)
@@ -105,28 +109,29 @@ async def _orphaned(words: asyncio.StreamReader) -> None:
 
 async def feed(folder: Path, number: int) -> None:
     """Play feeder `number` (from 0): the producers of some airlines."""
-    async with begun(folder, f"feeder-{number + 1}") as role:
-        carriers = role.plan.carriers[number]
-        async with timeline.connect(role.plan.address) as client, asyncio.TaskGroup() as group:
-            for carrier in carriers:
-                producer = client.producer(role.plan.topic, group=carrier)
-                group.create_task(Airline(role, producer, carrier).work())
+    async with (
+        begun(folder, f"feeder-{number + 1}") as role,
+        timeline.connect(role.plan.address) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        for carrier in role.plan.carriers[number]:
+            group.create_task(Airline(role, client.producer(role.plan.topic, group=carrier), carrier).work())
 
 
 class Airline:
-    """One airline's producer and what it has to do today: puts departures ahead of their time, then moves or cancels
-    each when the airline announces that."""
+    """One airline's producer. It puts departures ahead of their time, and moves or cancels each when announced."""
 
     def __init__(self, role: Role, producer: timeline.Producer, carrier: str) -> None:
         self.role = role
         self.producer = producer
         self.carrier = carrier
-        self.filings = [filing for filing in role.plan.filings if filing.flight.carrier == carrier]
 
     async def work(self) -> None:
-        """All of the day: puts in order of time, each followed by its notice."""
+        """Put all of the day in order of time, each followed by its notice."""
+        filings = [filing for filing in self.role.plan.filings if filing.flight.carrier == self.carrier]
+        filings.sort(key=lambda filing: (filing.put_ms, filing.flight.id))
         async with self.producer, asyncio.TaskGroup() as notices:
-            for _, together in groupby(self._in_order(), key=lambda filing: filing.put_ms // TOGETHER_MS):
+            for _, together in groupby(filings, key=lambda filing: filing.put_ms // TOGETHER_MS):
                 batch = list(together)
                 if not await self.role.until(batch[-1].put_ms):
                     return
@@ -134,9 +139,6 @@ class Airline:
                 for filing in batch:
                     if filing.notice_ms:
                         notices.create_task(self._notice(filing))
-
-    def _in_order(self) -> list[Filing]:
-        return sorted(self.filings, key=lambda filing: (filing.put_ms, filing.flight.id))
 
     async def _put(self, batch: list[Filing]) -> None:
         messages, notes = [], []
@@ -151,8 +153,8 @@ class Airline:
         except TimelineError as error:
             history.answer(call, outcome_of(error.code), [{"status": error.code, "why": str(error)}] * len(batch))
         else:
-            told = [{"status": str(one.status), "version": one.version, "due_ms": one.due_ms} for one in receipts]
-            history.answer(call, [outcome_of(str(one.status)) for one in receipts], told)
+            results = [{"status": str(one.status), "version": one.version, "due_ms": one.due_ms} for one in receipts]
+            history.answer(call, [outcome_of(str(one.status)) for one in receipts], results)
         history.flush()
 
     async def _notice(self, filing: Filing) -> None:
@@ -170,81 +172,51 @@ class Airline:
 
 
 async def board(folder: Path, number: int, life: int) -> None:
-    """Play gate `number` (from 0) in its `life` (from 1): a consumer, which may crash."""
+    """Play gate `number` (from 0) in its `life` (from 1): a consumer that boards departures when they are due.
+
+    It acknowledges them when they have left. On SIGTERM it takes no more, and lets those that board leave. In some
+    lives it kills itself with departures in flight, and their leases have to come back.
+    """
     name = gate_name(number, life)
     async with begun(folder, name) as role:
-        crashes = [crash for crash in role.plan.crashes if crash.gate == number]
-        crash = crashes[life - 1] if life <= len(crashes) else None
-        async with timeline.connect(role.plan.address) as client:
-            lease = timedelta(milliseconds=role.plan.lease_ms)
-            async with client.consumer(role.plan.topic, id=name, lease=lease, credit=CREDIT) as consumer:
-                await Gate(role, consumer, name, crash).work()
+        plan = role.plan
+        crashes = [crash.after_ms for crash in plan.crashes if crash.gate == number]
+        crash_ms = crashes[life - 1] if life <= len(crashes) else math.inf
+        mine = {"topic": plan.topic, "consumer": name, "session": SESSION}
+
+        async def leave(delivery: timeline.Delivery, about: dict[str, Any]) -> None:
+            await asyncio.sleep(plan.boarding_ms / 1000)
+            await role.noted("ack", about, delivery.ack())
+
+        async def stop_when_told() -> None:
+            await role.stopping.wait()
+            consumer.stop_taking()
+
+        lease = timedelta(milliseconds=plan.lease_ms)
+        async with (
+            timeline.connect(plan.address) as client,
+            client.consumer(plan.topic, id=name, lease=lease, credit=CREDIT) as consumer,
+        ):
+            role.note("consume", {**mine, "credit": CREDIT})
+            stopping = asyncio.create_task(stop_when_told())
+            async with asyncio.TaskGroup() as boarding:
+                async for delivery in consumer:
+                    about = {**mine, "id": delivery.id, "birth": delivery.token.birth, "version": delivery.version}
+                    role.note("receive", {**about, **_received(delivery)})
+                    if role.clock.now() >= crash_ms:
+                        role.note("fault", {"what": "crash", "consumer": name})
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    boarding.create_task(leave(delivery, about))
+            stopping.cancel()
 
 
-class Gate:
-    """One life of a gate: boards departures when they come due, and acks them when they have left. Now and then one
-    crashes with departures in hand, as kill -9 would have it, and their leases have to come back."""
-
-    def __init__(self, role: Role, consumer: timeline.Consumer, name: str, crash: Crash | None) -> None:
-        self.role = role
-        self.consumer = consumer
-        self.name = name
-        self.crash = crash
-
-    async def work(self) -> None:
-        """Takes departures until told to stop, then lets those that board leave."""
-        values = {"topic": self.role.plan.topic, "consumer": self.name, "session": SESSION, "credit": CREDIT}
-        self.role.history.note("consume", values)
-        self.role.history.flush()
-        stopping = asyncio.create_task(self._stop_when_told())
-        async with asyncio.TaskGroup() as boarding:
-            async for delivery in self.consumer:
-                self._note_received(delivery)
-                self._crash_when_planned()
-                boarding.create_task(self._board(delivery))
-        stopping.cancel()
-
-    async def _stop_when_told(self) -> None:
-        await self.role.stopping.wait()
-        self.consumer.stop_taking()
-
-    async def _board(self, delivery: timeline.Delivery) -> None:
-        await asyncio.sleep(self.role.plan.boarding_ms / 1000)
-        await self.role.noted("ack", self._about(delivery), delivery.ack())
-
-    def _note_received(self, delivery: timeline.Delivery) -> None:
-        headers = encode_headers(delivery.headers) if delivery.headers else b""
-        values = {
-            **self._about(delivery),
-            "due_ms": delivery.due_ms,
-            "scheduled_ms": delivery.scheduled_ms,
-            "lease_until_ms": delivery.lease_until_ms,
-            "sum": payload_sum(delivery.payload, headers),
-            "deliveries": delivery.deliveries,
-        }
-        self.role.history.note("receive", values)
-        self.role.history.flush()
-
-    def _about(self, delivery: timeline.Delivery) -> dict[str, Any]:
-        return {
-            "topic": self.role.plan.topic,
-            "id": delivery.id,
-            "consumer": self.name,
-            "session": SESSION,
-            "birth": delivery.token.birth,
-            "version": delivery.version,
-        }
-
-    def _crash_when_planned(self) -> None:
-        """Dies on the spot, as by kill -9, with at least the departure that has just come in hand."""
-        if self.crash is not None and self.role.clock.now() >= self.crash.after_ms:
-            self.role.history.note("fault", {"what": "crash", "consumer": self.name})
-            self.role.history.flush()
-            os.kill(os.getpid(), signal.SIGKILL)
+def _received(delivery: timeline.Delivery) -> dict[str, Any]:
+    headers = encode_headers(delivery.headers) if delivery.headers else b""
+    times = {name: getattr(delivery, name) for name in ("due_ms", "scheduled_ms", "lease_until_ms")}
+    return {**times, "sum": payload_sum(delivery.payload, headers), "deliveries": delivery.deliveries}
 
 
 def main() -> None:
-    """Read the arguments and play that role."""
     role, folder, *numbers = sys.argv[1:]
     roles: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {"feeder": feed, "gate": board}
     asyncio.run(roles[role](Path(folder), *map(int, numbers)))

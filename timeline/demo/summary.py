@@ -1,45 +1,31 @@
-"""What a day came to: the processes' histories and the last scan, through the history checker, against the data."""
+"""The result of a day: the processes' histories and the last scan, checked against the data, and shown to people."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
-from timeline.demo.picture import lateness_of, percentile
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from timeline.demo.picture import Spread, lateness_of
 from timeline.demo.plan import DayPlan
 from timeline.history import Event, check
 
 LIVENESS_MARGIN_MS = 10_000
-"""Beyond a lease, how long a departure may wait while gates have credit before it counts as stranded."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Percentiles of a lateness, milliseconds of real time."""
-
-    count: int
-    p50: float
-    p99: float
-    max: float
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> Spread:
-        ordered = sorted(values)
-        most = ordered[-1] if ordered else 0.0
-        return cls(len(ordered), percentile(ordered, 0.50), percentile(ordered, 0.99), most)
-
-    def as_json(self) -> dict[str, float]:
-        return {"p50": round(self.p50, 3), "p99": round(self.p99, 3), "max": round(self.max, 3)}
+"""How long beyond a lease a departure may wait for gates with credit before it counts as stranded."""
 
 
 @dataclass(slots=True)
 class Summary:
-    """The result of a demo. Counts are distinct departures but for `crashes`, `leases_back` (deliveries of a message
-    whose earlier lease had run out) and `redelivered` (of those, the ones that a gate's code had seen before).
+    """The result of a demo. Counts are distinct departures, except `crashes`, `leases_back` and `redelivered`.
 
-    `lateness`: of first deliveries; `redelivery_lateness`: of those after a lease had run out, both from the time asked
-    for to the gate's code. `off`: a sentence for everything that is not as it must be; empty: the day went well.
+    `leases_back`: deliveries of a message whose earlier lease had run out. `redelivered`: those of them that a gate's
+    code had seen before. `lateness` is that of first deliveries, `redelivery_lateness` that of later ones. Both last
+    from the time asked for to the gate's code. `off`: a sentence for everything that is wrong; empty if all went well.
     """
 
     put: int
@@ -62,12 +48,22 @@ class Summary:
         return not self.off
 
     def as_json(self) -> dict[str, Any]:
-        """The keys of `timeline demo --json`."""
-        told: dict[str, Any] = {}
-        for each in fields(self):
-            value = getattr(self, each.name)
-            told |= {f"{each.name}_ms": value.as_json()} if isinstance(value, Spread) else {each.name: value}
-        return told | {"ok": self.well}
+        """Return the keys of `timeline demo --json`."""
+        found = asdict(self) | {"ok": self.well}
+        for name in ("lateness", "redelivery_lateness"):
+            del found[name]
+            found[f"{name}_ms"] = getattr(self, name).as_json()
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A day that was played. `folder`: its files, or None. `killed`: the killed broker of a cluster, if any."""
+
+    summary: Summary
+    plan: DayPlan
+    folder: Path | None
+    killed: str = ""
 
 
 def summarize(
@@ -77,12 +73,15 @@ def summarize(
     end_wall_ms: float,
     troubles: Sequence[str] = (),
 ) -> Summary:
-    """Judges a day. `events`: all processes' histories; `rows`: the last scan, as the checker takes it; `troubles`:
-    what the conductor noticed about the processes themselves."""
+    """Judge a day.
+
+    `events`: all processes' histories. `rows`: the last scan, in the checker's form. `troubles`: what the conductor
+    noticed about the processes.
+    """
     verdict = check(
         events,
         rows,
-        # One machine, one clock: nothing may be early by any amount.
+        # One machine has one clock: no delivery may be early by any amount.
         clock_bound_ms=0.0,
         liveness_bound_ms=plan.lease_ms + LIVENESS_MARGIN_MS,
         end_wall_ms=end_wall_ms,
@@ -112,18 +111,12 @@ def summarize(
 
 
 def data_of(plan: DayPlan) -> dict[str, int]:
-    """What a day comes to, by the data: the counts of a Summary on which nothing is off."""
+    """Return the counts of a Summary that agrees with the data."""
     flights = [filing.flight for filing in plan.filings]
-    cancelled = sum(flight.cancelled for flight in flights)
-    return {
-        "put": len(flights),
-        "moved": sum(flight.late for flight in flights),
-        "cancelled": cancelled,
-        "delivered": len(flights) - cancelled,
-        "early": 0,
-        "lost": 0,
-        "doubled": 0,
-    }
+    put, cancelled = len(flights), sum(flight.cancelled for flight in flights)
+    moved = sum(flight.late for flight in flights)
+    never = {"early": 0, "lost": 0, "doubled": 0}
+    return {"put": put, "moved": moved, "cancelled": cancelled, "delivered": put - cancelled, **never}
 
 
 def _done(events: Iterable[Event], operation: str) -> set[str]:
@@ -131,7 +124,7 @@ def _done(events: Iterable[Event], operation: str) -> set[str]:
 
 
 def _off(summary: Summary, plan: DayPlan, rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What the totals show, next to the data's own."""
+    """Return where the totals differ from the data."""
     data = data_of(plan)
     found = {name: getattr(summary, name) for name in data}
     off = [f"{name} is {found[name]}, the data say {asked}" for name, asked in data.items() if found[name] != asked]
@@ -149,7 +142,7 @@ def _off(summary: Summary, plan: DayPlan, rows: Sequence[dict[str, Any]]) -> lis
 def _off_by_flight(
     plan: DayPlan, events: Sequence[Event], delivered: set[str], rows: Sequence[dict[str, Any]]
 ) -> list[str]:
-    """What single flights show: the right ones went out, at the times that the data say."""
+    """Return where single flights differ: which went out, and at which time."""
     flown = {filing.flight.id for filing in plan.filings if not filing.flight.cancelled}
     kept = {row["id"] for row in rows}
     # A gate that crashes between its ack and the answer leaves an ack that may have counted.
@@ -168,3 +161,34 @@ def _off_by_flight(
         "departures went out and are gone though no gate acked them": unsettled,
     }
     return [f"{len(ids)} {words}: {', '.join(sorted(ids)[:3])}" for words, ids in sets.items() if ids]
+
+
+def tell(played: Played, console: Console) -> None:
+    """Print the summary for people."""
+    summary, plan = played.summary, played.plan
+    console.print(
+        Text.assemble(
+            (f"New York's departures of {plan.day:%A %d %B %Y}", "bold"),
+            (f" at {plan.clock.speed:g}× real time, from the processes' histories and a last scan", "grey58"),
+        ),
+        soft_wrap=True,
+    )
+    table = Table("", "went", "data", "", box=None, pad_edge=False, header_style="grey58")
+    table.columns[1].justify = table.columns[2].justify = "right"
+    for name, asked in data_of(plan).items():
+        found = getattr(summary, name)
+        table.add_row(name, str(found), str(asked), "[green]✓" if found == asked else "[bold red]✕")
+    console.print(table)
+    back = summary.redelivery_lateness
+    late = f", handed out again {back} after their time" if back.count else ""
+    lines = [
+        (f"lateness   {summary.lateness}, {summary.lateness.count} first deliveries", ""),
+        (f"crashes    {summary.crashes} gates crashed, {summary.leases_back} leases ran out and came back{late}", ""),
+        *([(f"cluster    {played.killed} was killed half-way, the other one went on", "")] if played.killed else []),
+        *((f"off: {sentence}", "bold red") for sentence in summary.off),
+        *((violation, "red") for violation in summary.violations[:5]),
+    ]
+    if played.folder is not None:
+        lines.append((f"histories, logs and store are kept in {played.folder}", "grey58"))
+    for line, style in lines:
+        console.print(Text(line, style=style) if style else line, soft_wrap=True)

@@ -11,11 +11,12 @@ import click
 from timeline.cli.app import INTERRUPTED, REFUSED, SOME_FAILED, Failed, say
 from timeline.cli.options.values import Url
 from timeline.cli.terminal.output import Screen, print_json
+from timeline.demo.board import watcher
 from timeline.demo.conductor import DemoOptions, conduct
 from timeline.demo.flights import DEFAULT_DAY, parse_day
 from timeline.demo.plan import DEFAULT_SPEED
 from timeline.demo.processes import CannotPlay
-from timeline.demo.viewers import tell, watcher
+from timeline.demo.summary import tell
 from timeline.storage_plugins import make_store
 
 

@@ -38,8 +38,7 @@ from timeline.cli.app import REFUSED, SOME_FAILED, Failed, Suggesting, say
 from timeline.cli.options.values import DURATION, Url
 from timeline.cli.terminal.output import print_json, print_table
 from timeline.cli.terminal.progress import Progress
-from timeline.demo.processes import CannotPlay, DemoProcesses
-from timeline.demo.servers import ETCD, REDIS, missing, start_etcd, start_redis
+from timeline.demo.processes import ETCD, REDIS, CannotPlay, DemoProcesses, missing, start_etcd, start_redis
 
 FOLDER = click.Path(exists=True, file_okay=False, writable=True, path_type=Path)
 BROKERS = click.IntRange(1, 64)
