@@ -193,7 +193,7 @@ def test_figures_of_the_readme_are_those_of_performance() -> None:
     measured = _rows((ROOT / "design-docs" / "performance.md").read_text(encoding="utf-8"))
     _, _, shown = README.read_text(encoding="utf-8").partition("<!-- figures:")
     rows = _rows(shown.partition("\n\n")[0])[2:]
-    assert len(rows) >= 5
+    assert len(rows) >= 3
     for what, figure, command in rows:
         told = [row[2] for row in measured if len(row) >= 3 and row[1] == command]
         assert any(figure in said for said in told), (

@@ -1,4 +1,4 @@
-"""A reader who knows nothing, given only the README: types what it says in three terminals, and gets what it says."""
+"""A reader types what the README and the tutorial say, in three terminals, and gets what they say."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents.pages import README, Block, blocks
+from tests.documents.pages import DOCS, README, Block, blocks
 from tests.documents.stage import ADDRESS, Served, commands, serving
 
 pytestmark = pytest.mark.processes
@@ -63,8 +63,26 @@ def _typed(served: Served, block: Block) -> str:
     return done.stdout
 
 
-def test_a_reader_produces_moves_cancels_consumes_and_asks_why(tmp_path: Path) -> None:
+def test_the_example_of_the_readme_runs_and_its_commands_answer(tmp_path: Path) -> None:
     told = blocks(README)
+    (example,) = [block for block in told if block.language == "python"]
+    (look,) = [block for block in told if block.language == "sh" and block.runs]
+    with serving(tmp_path) as served:
+        hello = _written(served, "hello.py", example)
+        process = subprocess.Popen(
+            [sys.executable, "-u", str(hello)], env=served.environment, stdout=subprocess.PIPE, text=True
+        )
+        with process:
+            try:
+                assert _heard(process).startswith("drink some water late by 0:00:")
+            finally:
+                process.kill()
+        said = _typed(served, look)
+        assert "lonely put" in said and "lonely cancelled" in said
+
+
+def test_a_reader_produces_moves_cancels_consumes_and_asks_why(tmp_path: Path) -> None:
+    told = blocks(DOCS / "tutorial.md")
     producing, consuming = [block for block in told if block.language == "python"][:2]
     first, second = [block for block in told if block.language == "sh" and block.runs][:2]
     with serving(tmp_path) as served:
