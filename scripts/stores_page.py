@@ -129,7 +129,7 @@ def page() -> str:
         "one suite that `timeline check-store` runs. What differs is here.",
         table(("store", "pick it when"), ([row.name, row.told.pick] for row in rows)),
         f"More of each: {' · '.join(more)}. Large payloads lie [apart](payloads.md) on any of them; "
-        "[`timeline copy`](operate.md#move-house) takes topics from one to another.",
+        "[`timeline copy`](operate.md#move-to-another-store) takes topics from one to another.",
         "## What each declares",
         "Before it has seen a server, set up as recommended. When it opens one whose settings promise less, it "
         "declares less, and `timeline serve` warns.",
