@@ -13,6 +13,7 @@ import click
 import pytest
 
 import timeline
+from scripts import reference_pages
 from tests.documents.pages import DOCS, NEEDLESS, PAGES, README, REFERENCE, ROOT, blocks, first_words, table_names
 from timeline import config, errors
 from timeline.cli.app import COMMANDS, cli
@@ -129,14 +130,15 @@ def test_defaults_of_topics_are_what_the_page_says() -> None:
     assert plain.max_payload_bytes == config.MIB and not plain.paused
 
 
+@pytest.mark.parametrize("page", reference_pages.PAGES, ids=lambda page: page.stem)
+def test_the_written_references_are_current(page: Path) -> None:
+    assert page.read_text(encoding="utf-8") == reference_pages.written(page), "run: make docs"
+
+
 def test_every_command_is_documented() -> None:
-    page = REFERENCE / "commands.md"
-    text = page.read_text(encoding="utf-8")
-    headings = re.findall(r"^##+ (.+)$", text, re.MULTILINE)
-    names = [name for name, _ in commands()]
-    assert sorted(headings) == sorted(names), "docs/reference/commands.md: each command has a heading, and none is gone"
-    assert re.findall(r"^timeline (.+) --help$", text, re.MULTILINE) == headings, "a {help} block under each heading"
-    assert set(COMMANDS) <= table_names(page), "docs/reference/commands.md: each command stands in the table, too"
+    text = (REFERENCE / "commands.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^##+ (.+)$", text, re.MULTILINE)) == sorted(name for name, _ in commands())
+    assert set(COMMANDS) <= table_names(REFERENCE / "commands.md")
 
 
 def test_every_command_has_help_with_an_example_and_its_options_a_sentence() -> None:
@@ -153,8 +155,7 @@ def test_every_command_has_help_with_an_example_and_its_options_a_sentence() -> 
 
 def test_every_public_name_is_in_the_reference() -> None:
     text = (REFERENCE / "api.md").read_text(encoding="utf-8")
-    documented = set(re.findall(r"^\.\. auto\w+:: (\w+)(?:\(\))?$", text, re.MULTILINE))
-    assert documented == set(timeline.__all__)
+    assert set(re.findall(r"^### (\w+)$", text, re.MULTILINE)) >= set(timeline.__all__)
 
 
 def test_every_page_is_in_the_table_of_contents_and_every_block_says_its_language() -> None:
@@ -258,11 +259,6 @@ def test_wherever_stores_are_listed_all_of_them_are() -> None:
     schemes = ("sqlite://", "redis://", "postgresql://", "mysql://", "cockroachdb://", "cassandra://", "memory://")
     assert not [scheme for scheme in schemes if scheme not in store] and "stores.md" in store
     assert "stores.md" in ours and "stores.md" in (DOCS / "operate.md").read_text("utf-8")[:300]
-
-
-def test_pages_that_are_filled_in_say_so_where_they_are_not() -> None:
-    for page in ("commands", "api"):
-        assert "`make docs`" in (REFERENCE / f"{page}.md").read_text(encoding="utf-8")[:300]
 
 
 def test_every_example_says_how_long_it_takes() -> None:

@@ -18,7 +18,7 @@ DOCS = ROOT / "docs"
 README = ROOT / "README.md"
 PAGES = sorted(DOCS.glob("*.md"))
 REFERENCE = DOCS / "reference"
-NEEDLESS = {"text", "help", "toctree", "eval-rst", "image", "figure"}
+NEEDLESS = {"text", "toctree", "mermaid"}
 """Languages of blocks that are nothing to run: output, and what the generator itself checks."""
 
 _BLOCK = re.compile(
