@@ -187,19 +187,23 @@ def prose(text: str | None) -> str:
     """Return a docstring as Markdown: indented examples become blocks of Python."""
     lines: list[str] = []
     code: list[str] = []
-    for line in [*inspect.cleandoc(text or "").splitlines(), ""]:
+
+    def end_of_code() -> None:
+        if code:
+            shown = "\n".join(code).rstrip()
+            body = "\n    ..." if shown.endswith(":") else ""
+            lines.append(f"<!-- compiled only: an example -->\n```python\n{shown}{body}\n```\n")
+            code.clear()
+
+    for line in inspect.cleandoc(text or "").splitlines():
         if line.startswith("    ") and (code or not lines or not lines[-1]):
             code.append(line[4:])
         elif code and not line:
             code.append("")
         else:
-            if code:
-                lines += ["<!-- compiled only: an example -->", "```python", *"\n".join(code).rstrip().splitlines()]
-                lines += ["```", ""]
-                code = []
+            end_of_code()
             lines.append(line)
-    if code:
-        lines += ["<!-- compiled only: an example -->", "```python", *"\n".join(code).rstrip().splitlines(), "```"]
+    end_of_code()
     return "\n".join(lines).strip()
 
 

@@ -125,14 +125,14 @@ def page() -> str:
     parts = [
         "<!-- Written by scripts/stores_page.py from docs/stores.toml and what plugins declare: change those. -->\n"
         "# Pick a store",
-        "Take what you already operate and back up: the meaning of every call is the same on each, held to it by the "
-        "one suite that `timeline check-store` runs. What differs is here.",
-        table(("store", "pick it when"), ([row.name, row.told.pick] for row in rows)),
-        f"More of each: {' · '.join(more)}. Large payloads lie [apart](payloads.md) on any of them; "
-        "[`timeline copy`](operate.md#move-to-another-store) takes topics from one to another.",
-        "## What each declares",
-        "Before it has seen a server, set up as recommended. When it opens one whose settings promise less, it "
-        "declares less, and `timeline serve` warns.",
+        "Take the database that you already operate and back up. Every call means the same on each store. One suite "
+        "proves it, which `timeline check-store` runs. This page lists the differences.",
+        table(("store", "use it if"), ([row.name, row.told.pick] for row in rows)),
+        f"More of each: {' · '.join(more)}. Any of them can [offload](payloads.md) large "
+        "payloads. [`timeline copy`](operate.md#move-to-another-store) copies topics from one to another.",
+        "## Declared properties",
+        "This is for a server that is set up as recommended. If a server's settings promise less, the store declares "
+        "less, and `timeline serve` warns.",
         table(
             (
                 "store",
@@ -148,21 +148,21 @@ def page() -> str:
         "## What may be lost",
         table(("store", "of what was acknowledged"), ([row.name, row.told.loses] for row in rows)),
         "## How fast, and how large",
-        "On two cores shared by producer, broker, store and consumer, 100-byte payloads, 16-byte random ids; each by "
-        "`timeline bench`, which measures the same on your machine. *Cycle*: put, due, leased, pushed, acknowledged. "
-        "*Lateness*: at 1,000/s, from due to the consumer's code. *Bytes*: of a pending message beside its payload, "
-        "headers and id.",
+        "Producer, broker, store and consumer share two cores. Payloads have 100 bytes, ids 16 random bytes. "
+        "`timeline bench` measures the same on your machine. *Cycle*: produced, due, leased, pushed, acknowledged. "
+        "*Lateness*: from the due time to the consumer's code, at 1,000/s. *Bytes*: of a pending message, beside its "
+        "payload, headers and id.",
         table(
             ("store", "cycle", "with 1 M pending", "lateness p50 / p99", "bytes", "settings", "what bounds it"),
             map(_figures, rows),
         ),
-        "## Limits, and what was tested",
+        "## Limits and tested versions",
         table(("store", "to know", "tested on"), ([row.name, row.told.limits, row.told.tested] for row in rows)),
     ]
     if laptop:
         parts += [
             "## Try it on a laptop",
-            "`compose.yaml` in the repository starts each, bound to loopback, set up as recommended:",
+            "`compose.yaml` in the repository starts each one on loopback, set up as recommended:",
             "<!-- not run: it needs a container engine -->\n```sh\n"
             + "\n".join(
                 f"docker compose --profile {row.scheme} up -d --wait\nTIMELINE_STORE='{row.told.url}' timeline serve"

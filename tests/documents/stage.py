@@ -22,6 +22,7 @@ from unittest import mock
 
 import click
 
+import timeline
 from tests.documents.pages import ROOT, Block
 from timeline.cli.app import cli, run
 
@@ -92,8 +93,8 @@ class Stage:
 
     async def close(self) -> None:
         """Closes the page's client, where the page did not come so far."""
-        if "tl" in self.namespace:
-            await self.namespace["tl"].aclose()
+        if isinstance(client := self.namespace.get("tl"), timeline.Timeline):
+            await client.aclose()
 
     async def _python(self, block: Block) -> None:
         code = compiled(block, self.served.listen, self.served.metrics)
