@@ -24,7 +24,8 @@ _OR_ONE = dict.fromkeys(("at", "in_", "expires", "tags", "headers"), ", or one f
 class Batch:
     """Many messages as columns, without an object a message.
 
-        Batch(payloads=[b"a", b"b"], at=[t1, t2])          Batch(payloads=column, in_="15m", ids=ids)
+        Batch(payloads=[b"a", b"b"], at=[t1, t2])
+        Batch(payloads=column, in_="15m", ids=ids)
 
     `payloads`: a list of bytes, a `Ragged`, a numpy array of dtype object or `V…`, or an Arrow array of binary. Arrays
     of dtype `S…` are refused: numpy drops NULs at the end of each item. Ids and tags have no NULs, and may be such
