@@ -1,5 +1,7 @@
-"""What `timeline bench` runs: one scenario a file, each an async function of its settings that answers a `BenchReport`.
+"""`timeline bench`: speed and lateness on this machine, beside the store alone and beside peers.
 
-`processes.py` starts brokers and peers in processes of their own on free ports and ends them by their id; `load.py`
-makes honest load (random ids over all buckets); `figures.py` is what a measurement says of itself.
+`scenarios` are the measurements, `suite` all of them in one invocation, `plots` their curves. `load` puts honest load:
+random ids over all buckets. `ledger` checks that each id comes once and on time. `stores` has the topic of a
+measurement, and the messages that wait in it. `processes` starts brokers and peers on free ports, and ends them by id.
+`figures` are the report. `peers` run beside a scenario.
 """

@@ -1,4 +1,4 @@
-"""What a measurement reports: figures by name, their targets, and the machine."""
+"""The report of a measurement: figures by name, their targets, and the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must still come: each id that was put is handed out once, with its own payload, never before its due time."""
+"""The check of every measurement: each id comes once, with its own payload, never before its due time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,27 @@ import numpy.typing as npt
 
 import timeline
 from timeline.bench.figures import latencies
-from timeline.bench.load import ID_BYTES, ids_of
+from timeline.bench.load import ID_BYTES, batch_at, ids_of
 from timeline.bench.processes import CannotMeasure
+from timeline.clock import Clock
 from timeline.columns import Ragged
 from timeline.driver.delivery import DeliveryBatch
 from timeline.errors import TimelineError
 
 STALLED_S = 60.0
 """If nothing is put, delivered or settled for this long, what is missing is lost."""
+
+
+Put = Callable[[timeline.Batch], Awaitable[object]]
+
+
+def by(producer: timeline.Producer) -> Put:
+    """Return a call that puts a batch with `producer`, and raises if any of it is refused."""
+
+    async def put(batch: timeline.Batch) -> None:
+        (await producer.produce_many(batch, timeout="60s")).raise_failed()
+
+    return put
 
 
 class Arrivals:
@@ -60,6 +73,7 @@ class Ledger:
         self.finished = asyncio.Event()
         self._waiting: set[bytes] = set()
         self._room = asyncio.Event()
+        self._clock = Clock()
 
     async def admit(self, ids: list[bytes]) -> None:
         """Note ids that are put next. Wait while too many are in flight."""
@@ -102,10 +116,12 @@ class Ledger:
         self.wrong.append(f"acks failed: {error}")
         self.settle(count, count)
 
-    async def put_batch(self, producer: timeline.Producer, batch: timeline.Batch, given: Any = None) -> None:
-        """Note a batch and put it, in the form `given` if there is one."""
-        await self.admit(ids_of(batch))
-        (await producer.produce_many(batch if given is None else given, timeout="60s")).raise_failed()
+    async def put_each(self, sizes: Iterable[int], size_bytes: int, put: Put, at_ms: int = 0) -> None:
+        """Call `put` with batches of these sizes, due at `at_ms` or at once. Several tasks may share the sizes."""
+        for size in sizes:
+            batch = batch_at(size, at_ms or self._clock.now_ms(), size_bytes)
+            await self.admit(ids_of(batch))
+            await put(batch)
 
     async def take(self, consumer: timeline.Consumer, now: Callable[[], float]) -> None:
         """Take batches. Acknowledge each without waiting for the answer before the next."""

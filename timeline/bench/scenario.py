@@ -35,7 +35,7 @@ def setting(
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What to run, and on which store."""
+    """A measurement, and its store."""
 
     name: ClassVar[str]
     store: str = "memory://"
@@ -60,7 +60,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What most scenarios need: a broker, a clock that follows the machine's, a client, and a topic."""
+    """A broker, a client and a topic for a scenario. `clock` follows the machine's."""
 
     own: OwnTopic
     child: Measured

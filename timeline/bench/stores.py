@@ -82,8 +82,7 @@ async def opened(url: str) -> AsyncIterator[Store]:
 async def own_topic(url: str, scenario: str) -> AsyncIterator[OwnTopic]:
     """Yield a topic name, not created yet. Drop all topics that begin with it at the end.
 
-    Whoever has the store open must have closed it by then. Raises CannotMeasure if the store cannot be opened, or keeps
-    a topic.
+    The store must be closed elsewhere by then. Raises CannotMeasure if the store cannot be opened, or keeps a topic.
     """
     name = f"bench-{scenario}-{os.urandom(NAME_BYTES).hex()}"
     try:
@@ -122,7 +121,7 @@ async def create_in(store: Store, name: str, **settings: Any) -> Topic:
     return await store.create_topic(Topic(name, uid, TopicSettings(**settings), 1, Clock().now_ms()))
 
 
-def puts_of(batch: timeline.Batch, now_ms: int) -> Puts:
+def puts_of(batch: timeline.Batch) -> Puts:
     """Return a batch with absolute due times as the columns that a broker hands to a store."""
     count = len(batch)
     assert batch.ids is not None
@@ -167,7 +166,7 @@ async def fill_open(
 
 
 async def _put(store: Store, topic: Topic, batch: timeline.Batch, now_ms: int) -> None:
-    answers = await store.put(topic, now_ms, puts_of(batch, now_ms))
+    answers = await store.put(topic, now_ms, puts_of(batch))
     if (answers.status != Status.OK.code).any():
         raise CannotMeasure("the store refused some of the pending messages")
 

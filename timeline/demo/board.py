@@ -1,4 +1,4 @@
-"""What people watch while the day goes by: a board over the whole terminal, or plain lines. It only reads."""
+"""The demo on a terminal: a board over the whole screen, or plain lines. It only reads the picture."""
 
 from __future__ import annotations
 

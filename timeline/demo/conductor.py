@@ -59,7 +59,7 @@ REMEMBER = "1h"
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What a person asks of a demo.
+    """The options of a demo.
 
     `store`: a URL; empty for an SQLite file of its own, or for a Redis of its own with `cluster`. `cluster`: two
     brokers over three members of etcd. `keep`: leave the folder with histories, logs and store behind.
@@ -74,7 +74,7 @@ class DemoOptions:
 
 
 class Viewer(Protocol):
-    """What shows the day: a board, or plain lines."""
+    """A board, or plain lines."""
 
     def watch(self, picture: DayPicture, now_ms: float) -> None:
         """Show the picture; called about ten times per second."""

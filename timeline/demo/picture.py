@@ -131,7 +131,7 @@ def _each(values: Any) -> list[dict[str, Any]]:
 
 
 class DayPicture:
-    """What the histories say so far. `refresh` reads on."""
+    """The histories' contents so far. `refresh` reads on."""
 
     def __init__(self, plan: DayPlan, folder: Path) -> None:
         self.plan = plan

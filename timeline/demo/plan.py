@@ -83,7 +83,7 @@ class Crash:
 
 @dataclass(frozen=True, slots=True)
 class Filing:
-    """What a feeder does with a flight. All times are real milliseconds UTC; 0 is never.
+    """The work of a feeder for one flight. All times are real milliseconds UTC; 0 is never.
 
     It puts the flight at `put_ms` for `due_ms`. At `notice_ms` it moves it to `moved_ms`, or cancels it.
     """
@@ -102,7 +102,7 @@ class Filing:
 
 @dataclass(frozen=True, slots=True)
 class DayPlan:
-    """What the processes of a demo share. `carriers`: for each feeder, the carriers that it works for."""
+    """A day as all processes of a demo play it. `carriers`: for each feeder, the carriers that it works for."""
 
     day: dt.date
     clock: DayClock

@@ -2,7 +2,7 @@
 
 A cluster has three members of etcd and, unless a store is given, a Redis. They use free ports of this machine, and keep
 their data in the demo's folder. `python -m timeline.demo.processes PROGRAM …` runs one of them, or a broker with
-`serve …`. It ends that when it is told to, or when the conductor is gone (its standard input ends).
+`serve …`. It ends that on SIGTERM, or when the conductor is gone (its standard input ends).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from timeline.child import Child, free_ports
 from timeline.errors import TimelineError
 
 READY, GO = "ready", "go"
-"""What a process says once it could begin, and the conductor's answer."""
+"""The line of a process that could begin, and the conductor's answer."""
 START_S = 30.0
 """How long a process may take until it is ready."""
 MEMBERS = 3

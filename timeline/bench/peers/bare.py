@@ -1,4 +1,4 @@
-"""What the store can do alone, and what gRPC makes late alone.
+"""The bounds of a measurement: the speed of the bare store, and the lateness of bare gRPC.
 
 The bare store runs its own put, lease_due and settle in the shape of the cycle, without broker or wire. A bare push is
 a process that writes a frame at each due time, and this one, which reads them. It has the rate, open loop, clock and
@@ -13,26 +13,19 @@ import gc
 import json
 from collections.abc import AsyncIterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import grpc.aio
 
+import timeline
 from timeline.bench.figures import BenchReport, latencies, worst
 from timeline.bench.ledger import Ledger
-from timeline.bench.load import (
-    Told,
-    batch_at,
-    batch_sizes,
-    meant_of,
-    observed,
-    paced,
-    payload_of,
-    random_numbers,
-)
+from timeline.bench.load import Told, batch_sizes, meant_of, observed, paced, payload_of, random_numbers
 from timeline.bench.processes import started_module, within
 from timeline.bench.scenario import Stopwatch, cpu_s_of_self
 from timeline.bench.scenarios.lateness import BEGIN_MS, PATIENCE_S, LatenessScenario
-from timeline.bench.scenarios.throughput import WINDOW_BATCHES, CycleScenario
+from timeline.bench.scenarios.throughput import WINDOW_BATCHES, CycleScenario, measured
 from timeline.bench.stores import create_in, fill_open, opened, own_topic, puts_of
 from timeline.broker.server.process import new_loop
 from timeline.clock import Clock
@@ -52,12 +45,9 @@ async def run_bare(asked: CycleScenario, told: Told | None = None) -> BenchRepor
         topic = await create_in(store, own.name, buckets=asked.buckets)
         if asked.pending:
             await fill_open(store, topic, asked.pending, asked.payload_bytes, told)
-        if asked.warm_up:
-            await _turn(store, topic, asked, min(asked.warm_up, asked.messages))
-        watch = Stopwatch(cpu=cpu_s_of_self)
-        ledger = await _turn(store, topic, asked, asked.messages)
-        figures = watch.figures(asked.messages)
-        return BenchReport("bare store", asdict(asked), figures, wrong=ledger.verdict(), store=own.store)
+        report = await measured("bare store", asked, partial(_turn, store, topic, asked), cpu=cpu_s_of_self)
+        report.store = own.store
+        return report
 
 
 async def _turn(store: Store, topic: Topic, asked: CycleScenario, messages: int) -> Ledger:
@@ -66,15 +56,11 @@ async def _turn(store: Store, topic: Topic, asked: CycleScenario, messages: int)
     stored = asyncio.Semaphore(0)
     clock = Clock()
 
-    async def put() -> None:
-        for size in batch_sizes(messages, asked.batch):
-            now_ms = clock.now_ms()
-            puts = puts_of(batch_at(size, now_ms, asked.payload_bytes), now_ms)
-            await ledger.admit(puts.ids.tolist())
-            answers = await store.put(topic, now_ms, puts)
-            if answers.status.any():
-                ledger.wrong.append("a put was refused")
-            stored.release()
+    async def put(batch: timeline.Batch) -> None:
+        answers = await store.put(topic, clock.now_ms(), puts_of(batch))
+        if answers.status.any():
+            ledger.wrong.append("a put was refused")
+        stored.release()
 
     async def consume() -> None:
         while True:
@@ -88,7 +74,8 @@ async def _turn(store: Store, topic: Topic, asked: CycleScenario, messages: int)
             answers = await store.settle(topic, clock.now_ms(), acks)
             ledger.settle(len(answers), int((answers.status != Status.OK.code).sum()))
 
-    await ledger.through(put(), consume())
+    puts = ledger.put_each(batch_sizes(messages, asked.batch), asked.payload_bytes, put)
+    await ledger.through(puts, consume())
     return ledger
 
 

@@ -1,9 +1,9 @@
 """The peer beanstalkd, with the three commands of the same work (put without delay → reserve → delete), pipelined.
 
 One connection puts, another reserves and deletes. Neither waits for an answer before its next command. The payloads are
-those of the cycle, and each is checked to come out once. beanstalkd has no due times finer than a second, no ids of the
-producer's own, no moving, no cancelling by id or tag. Without `-b` it keeps nothing. With it and without `-f 0`, it
-answers before the disk has the message.
+those of the cycle, and each is checked to come out once. beanstalkd has no due times finer than a second, and no ids of
+the producer's own. It cannot move a job, or cancel by id or tag. Without `-b` it keeps nothing. With it and without
+`-f 0`, it answers before the disk has the message.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ import re
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import timeline
 from timeline.bench.figures import BenchReport
 from timeline.bench.ledger import Ledger
-from timeline.bench.load import ID_BYTES, batch_at, batch_sizes, ids_of
+from timeline.bench.load import ID_BYTES, batch_sizes
 from timeline.bench.processes import CannotMeasure, Measured, started
-from timeline.bench.scenario import Stopwatch, cpu_s_of_self
-from timeline.bench.scenarios.throughput import WINDOW_BATCHES, CycleScenario
+from timeline.bench.scenario import cpu_s_of_self
+from timeline.bench.scenarios.throughput import WINDOW_BATCHES, CycleScenario, measured
 from timeline.child import free_ports
-from timeline.clock import Clock
 
 KINDS = {
     "memory": "keeps nothing",
@@ -95,8 +96,9 @@ class _Putter(_Connection):
         self.wrong: list[str] = []
         self._missing = 0
 
-    async def put(self, payloads: list[bytes]) -> None:
+    async def put(self, batch: timeline.Batch) -> None:
         """Put all without a delay. Return when all are answered."""
+        payloads = batch.payloads.tolist()
         head = b"put 0 0 60 %d\r\n"
         self.answered.clear()
         self._missing += len(payloads)
@@ -165,12 +167,10 @@ async def run_beanstalkd(asked: CycleScenario, kind: str, folder: Path) -> Bench
     if kind == "fsync":  # a sync each is so slow that fewer messages show as much
         asked = replace(asked, messages=min(asked.messages, SYNCED_MESSAGES), warm_up=0)
     async with running(kind, folder) as (child, port):
-        if asked.warm_up:
-            await _turn(asked, port, min(asked.warm_up, asked.messages))
-        watch = Stopwatch(server_cpu=child.cpu_s, client_cpu=cpu_s_of_self)
-        ledger = await _turn(asked, port, asked.messages)
-        figures = watch.figures(asked.messages)
-    return BenchReport(f"beanstalkd {kind}", asdict(asked), figures, wrong=ledger.verdict(), notes=[KINDS[kind]])
+        cpu = {"server_cpu": child.cpu_s, "client_cpu": cpu_s_of_self}
+        report = await measured(f"beanstalkd {kind}", asked, partial(_turn, asked, port), **cpu)
+    report.notes.append(KINDS[kind])
+    return report
 
 
 async def _turn(asked: CycleScenario, port: int, messages: int) -> Ledger:
@@ -178,16 +178,9 @@ async def _turn(asked: CycleScenario, port: int, messages: int) -> Ledger:
     ledger = Ledger(messages, WINDOW_BATCHES * asked.batch)
     putting, putter = await loop.create_connection(_Putter, "127.0.0.1", port)
     working, worker = await loop.create_connection(lambda: _Worker(ledger, asked.payload_bytes), "127.0.0.1", port)
-
-    async def put() -> None:
-        clock = Clock()
-        for size in batch_sizes(messages, asked.batch):
-            batch = batch_at(size, clock.now_ms(), asked.payload_bytes)
-            await ledger.admit(ids_of(batch))
-            await putter.put(batch.payloads.tolist())
-
+    puts = ledger.put_each(batch_sizes(messages, asked.batch), asked.payload_bytes, putter.put)
     try:
-        await ledger.through(put(), putter.lost, worker.lost)
+        await ledger.through(puts, putter.lost, worker.lost)
     finally:
         putting.close()
         working.close()

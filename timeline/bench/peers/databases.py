@@ -1,7 +1,7 @@
 """Peers that live in a database beside Timeline's store: Celery on Redis and pgqueuer on PostgreSQL.
 
 Each does the cycle's work as its own documentation describes, in two processes: one puts, the other works. Puts go in
-batches, or from several threads where there is no call for many. What is put is due at once. The worker's code writes
+batches, or from several threads where there is no call for many. Messages are due at once. The worker's code writes
 the id in each payload, which is checked here. A turn ends when the database has nothing left of it, so that every
 acknowledgement counts. Everything lies under a name of its own, and is removed at the end.
 """
@@ -14,18 +14,18 @@ import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import timeline
 from timeline.bench.figures import BenchReport
 from timeline.bench.ledger import Ledger
-from timeline.bench.load import batch_at, batch_sizes, ids_of
+from timeline.bench.load import batch_sizes
 from timeline.bench.peers import DROP, DROPPED, LEFT
 from timeline.bench.processes import CannotMeasure, Measured, started_module
-from timeline.bench.scenario import Stopwatch
-from timeline.bench.scenarios.throughput import WINDOW_BATCHES, CycleScenario
+from timeline.bench.scenarios.throughput import WINDOW_BATCHES, CycleScenario, measured
 from timeline.bench.stores import NAME_BYTES, scheme
-from timeline.clock import Clock
 
 LOOK_AGAIN_S = 0.005
 READ_BYTES = 1 << 16
@@ -72,12 +72,10 @@ async def run_peer(asked: CycleScenario, name: str, folder: Path) -> BenchReport
     if missing:
         raise CannotMeasure(f"--peer {name} needs {' and '.join(missing)}: pip install 'timeline[peers]'")
     async with _running(name, peer, asked.store, folder) as (putter, worker):
-        if asked.warm_up:
-            await _turn(asked, putter, worker, min(asked.warm_up, asked.messages))
-        watch = Stopwatch(putter_cpu=putter.cpu_s, worker_cpu=worker.cpu_s)
-        ledger = await _turn(asked, putter, worker, asked.messages)
-        figures = watch.figures(asked.messages)
-    return BenchReport(name, asdict(asked), figures, wrong=ledger.verdict(), notes=[peer.less])
+        cpu = {"putter_cpu": putter.cpu_s, "worker_cpu": worker.cpu_s}
+        report = await measured(name, asked, partial(_turn, asked, putter, worker), **cpu)
+    report.notes.append(peer.less)
+    return report
 
 
 @asynccontextmanager
@@ -102,15 +100,12 @@ async def _running(name: str, peer: PeerSystem, url: str, folder: Path) -> Async
 async def _turn(asked: CycleScenario, putter: Measured, worker: Measured, messages: int) -> Ledger:
     ledger = Ledger(messages, WINDOW_BATCHES * asked.batch)
 
-    async def put() -> None:
-        clock = Clock()
-        for size in batch_sizes(messages, asked.batch):
-            batch = batch_at(size, clock.now_ms(), asked.payload_bytes)
-            await ledger.admit(ids_of(batch))
-            await putter.tell(json.dumps([payload.decode() for payload in batch.payloads]))
-            await putter.line()
+    async def put(batch: timeline.Batch) -> None:
+        await putter.tell(json.dumps([payload.decode() for payload in batch.payloads]))
+        await putter.line()
 
-    await ledger.through(put(), _read_ids(worker, ledger))
+    puts = ledger.put_each(batch_sizes(messages, asked.batch), asked.payload_bytes, put)
+    await ledger.through(puts, _read_ids(worker, ledger))
     if not ledger.verdict():
         await putter.tell(LEFT)
         while int(await putter.line()):

@@ -21,7 +21,7 @@ from typing import Any
 
 import timeline
 from timeline.bench.figures import BenchReport, Target, latencies
-from timeline.bench.ledger import Arrivals, Ledger
+from timeline.bench.ledger import Arrivals, Ledger, by
 from timeline.bench.load import Told, batch_at, batch_sizes, ids_of, observed
 from timeline.bench.processes import TICKS_PER_S, CannotMeasure, Profile, cpu_s, resident_bytes, serving, within
 from timeline.bench.scenario import Scenario, Stopwatch, cpu_s_of_self, setting
@@ -219,13 +219,8 @@ class ClusterScenario(Scenario):
         self, group: Brokers, topic: str, messages: int, ledger: Ledger, due_ms: int = 0
     ) -> list[Awaitable[None]]:
         """Return a task per client that puts its part in batches, due at `due_ms`, or at once."""
-        sizes = batch_sizes(messages, BATCH)
-
-        async def put(producer: timeline.Producer) -> None:
-            for size in sizes:
-                await ledger.put_batch(producer, batch_at(size, due_ms or group.clock.now_ms(), self.payload_bytes))
-
-        return [put(client.producer(topic)) for client in group.clients]
+        sizes, producers = batch_sizes(messages, BATCH), [client.producer(topic) for client in group.clients]
+        return [ledger.put_each(sizes, self.payload_bytes, by(producer), due_ms) for producer in producers]
 
     async def _burst(self, group: Brokers, topic: str) -> tuple[Ledger, dict[str, float]]:
         """Measure a hot instant, from its due time until the last ack is answered."""

@@ -1,4 +1,4 @@
-"""What holding messages costs: a broker's memory, large payloads that nobody needs, and a restart."""
+"""The cost of held messages: a broker's memory, large payloads that are not read, and a restart."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class _Timer:
     async def timed(self, what: str, size: str, call: Awaitable[object]) -> None:
         """Await `call` and note its time.
 
-        Rests before it. What the last call left to do after its answer, such as a payload to delete, is not counted.
+        Rests before it, so that work after the last call's answer, such as a payload to delete, is not counted.
         """
         await asyncio.sleep(REST_S)
         start_ms = self._clock.monotonic_ms()

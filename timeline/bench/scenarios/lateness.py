@@ -1,6 +1,6 @@
-"""How late: from due until handed to the consumer's code, at a steady rate, beside many others, and in a burst.
+"""Lateness, from due until handed to the consumer's code: at a steady rate, beside many others, and in a burst.
 
-Three processes: broker, feeder, and this one, the consumer. Due times are fixed beforehand (an open loop). Times are
+There are three processes: broker, feeder, and this consumer. Due times are fixed beforehand (an open loop). Times are
 read on the consumer process's clock. Of several runs the worst counts.
 """
 
@@ -17,8 +17,8 @@ from typing import Any
 
 import timeline
 from timeline.bench.figures import BenchReport, Target, latencies, worst
-from timeline.bench.ledger import Arrivals, Ledger
-from timeline.bench.load import NOW, TAG, Told, batch_at, batch_sizes, meant_of
+from timeline.bench.ledger import Arrivals, Ledger, by
+from timeline.bench.load import NOW, TAG, Told, batch_sizes, meant_of
 from timeline.bench.processes import CannotMeasure, Measured, Profile, disk_stalled_s, started_module, within
 from timeline.bench.scenario import Scenario, Setup, Stopwatch, set_up, setting
 from timeline.bench.stores import commit_ms, own_topic, scheme
@@ -398,9 +398,8 @@ class BurstScenario(Scenario):
                 topic = f"{setup.topic}-{attempt}"
                 await setup.client.create_topic(topic)
                 due_ms = setup.clock.now_ms() + lead_ms
-                ledger, producer = Ledger(self.messages, self.messages), setup.client.producer(topic)
-                for size in batch_sizes(self.messages, BURST_BATCH):
-                    await ledger.put_batch(producer, batch_at(size, due_ms, self.payload_bytes))
+                ledger, sizes = Ledger(self.messages, self.messages), batch_sizes(self.messages, BURST_BATCH)
+                await ledger.put_each(sizes, self.payload_bytes, by(setup.client.producer(topic)), due_ms)
                 if setup.clock.now_ms() < due_ms - 500:
                     return await self._drain(setup, topic, due_ms, ledger)
                 lead_ms *= 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -20,7 +20,6 @@ from timeline.bench.load import FILL_BATCH, PENDING_FROM_MS, Told, batch_at, bat
 from timeline.bench.processes import CannotMeasure, Profile, started_module, within
 from timeline.bench.scenario import Scenario, Setup, Stopwatch, cpu_s_of_self, set_up, setting
 from timeline.bench.stores import scheme
-from timeline.clock import Clock
 from timeline.driver.consumer import Consumer
 from timeline.driver.delivery import Delivery
 from timeline.errors import TimelineError
@@ -97,21 +96,34 @@ class CycleScenario(Scenario):
         ledger = Ledger(messages, window)
         credit_bytes = max(64 * 1024 * 1024, window * self.payload_bytes)
         consumer = setup.client.consumer(setup.topic, credit=min(window, 1_000_000), credit_bytes=credit_bytes)
-        sizes = batch_sizes(messages, self.batch)
-        producer, clock = setup.producer(), Clock()
+        sizes, producer = batch_sizes(messages, self.batch), setup.producer()
 
-        async def put() -> None:
-            for size in sizes:
-                batch = batch_at(size, clock.now_ms(), self.payload_bytes)
-                await ledger.put_batch(producer, batch, None if self.api == "batch" else _messages(batch))
+        async def put(batch: timeline.Batch) -> None:
+            given = batch if self.api == "batch" else _messages(batch)
+            (await producer.produce_many(given, timeout="60s")).raise_failed()
 
+        puts = [ledger.put_each(sizes, self.payload_bytes, put) for _ in range(PUT_TASKS)]
         try:
-            await ledger.through(_WORK[self.api](consumer, ledger), *(put() for _ in range(PUT_TASKS)))
+            await ledger.through(_WORK[self.api](consumer, ledger), *puts)
         finally:
             await consumer.aclose()
         if consumer.stats.settle_errors:
             ledger.wrong.append(f"{consumer.stats.settle_errors} acks failed")
         return ledger
+
+
+async def measured(
+    what: str, asked: CycleScenario, turn: Callable[[int], Awaitable[Ledger]], **cpu: Callable[[], float]
+) -> BenchReport:
+    """Do the work of a cycle by `turn`, first with uncounted messages.
+
+    Report the rate of `what`, and the processor time that `cpu` counts.
+    """
+    if warm := min(asked.warm_up, asked.messages):
+        await turn(warm)
+    watch = Stopwatch(**cpu)
+    ledger = await turn(asked.messages)
+    return BenchReport(what, asdict(asked), watch.figures(asked.messages), wrong=ledger.verdict())
 
 
 def _messages(batch: timeline.Batch) -> list[timeline.Message]:
