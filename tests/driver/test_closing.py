@@ -149,3 +149,23 @@ def test_only_a_broker_that_drains_hears_more_and_that_once(reason: LeavingReaso
     assert not stream.hears
     stream.farewell = True  # it answers what this side said, and reads on
     assert stream.hears
+
+
+async def test_calls_after_a_close_say_what_was_closed_and_what_to_open_again(broker: Broker) -> None:
+    async with timeline.connect(broker.address, timeout="10s") as tl:
+        await tl.create_topic("t")
+        p, c = tl.producer("t"), tl.consumer("t", id="w")
+        await p.produce(b"", in_=0)
+        delivery = await c.take()
+        assert delivery is not None
+        await p.aclose()
+        await c.aclose()
+        for call, said in ((p.produce(b"", in_=0), "tl.producer"), (p.move("m", in_=0), "tl.producer")):
+            with pytest.raises(timeline.Closed, match=said):
+                await call
+        with pytest.raises(timeline.Closed, match="the consumer was closed"):
+            await delivery.ack()
+        other = tl.producer("t")
+    for call in (p.produce(b"", in_=0), other.produce(b"", in_=0), other.cancel_many(["m"]), delivery.ack()):
+        with pytest.raises(timeline.Closed, match=r"the client was closed\. Connect again"):
+            await call

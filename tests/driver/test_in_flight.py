@@ -78,7 +78,7 @@ def test_part_of_a_load_is_a_batch_too() -> None:
 def _settle(in_flight: InFlight, request: int, frame: DeliveredFrame, *at: int) -> tuple[int, int]:
     """Sends a settle; answers the credit that rides with it."""
     where = np.array(at)
-    in_flight.settle(frame, where)
+    frame.mark(where, SETTLING)
     return in_flight.credit.board(request, SettledPlaces([(frame, where)]))
 
 
@@ -102,7 +102,7 @@ def test_credit_rides_once_with_the_settle_and_is_given_back_when_that_counts() 
     in_flight.finish_one(frame, 2)
     assert in_flight.credit.room() == (9, 990) and not in_flight.credit.owed
     assert in_flight.tokens(0.0)[0].tolist() == [b"m3"]
-    in_flight.settle(frame, np.array([3]))
+    frame.mark(np.array([3]), SETTLING)
     in_flight.finish(frame, np.array([3]))
     assert in_flight.credit.take_owed() == (1, 10)
     assert in_flight.frames == [] and in_flight.credit.room() == (10, 1_000)
@@ -183,7 +183,7 @@ def test_tokens_that_a_hello_has_no_room_for_are_lost_here_and_what_waits_goes_f
     in_flight.next(0.0)
     in_flight.sweep(60.0)
     in_flight.next(0.0), in_flight.next(0.0), in_flight.next(0.0)
-    in_flight.settle(held, np.array([1]))
+    held.mark(np.array([1]), SETTLING)
     assert in_flight.tokens(60.0)[0].tolist() == [b"h0", b"h2", b"h1", b"g0", b"w0", b"w1", b"w2"]
     ids, births, versions = in_flight.tokens(60.0, most=5)
     assert ids.tolist() == [b"h0", b"h2", b"h1", b"g0", b"w0"] and len(births) == len(versions) == 5
@@ -266,7 +266,7 @@ class HandMachine(RuleBasedStateMachine):
     def settle(self, pick: object) -> None:
         for frame in self.frames:
             at = frame.where(HANDED)[: pick.randrange(3)]  # type: ignore[attr-defined]
-            self.in_flight.settle(frame, np.concatenate([at, at]))
+            frame.mark(np.concatenate([at, at]), SETTLING)
 
     @rule(pick=st.randoms(use_true_random=False))
     def take_back(self, pick: object) -> None:

@@ -15,7 +15,7 @@ import timeline
 from timeline import Batch
 from timeline.driver.consume.settler import Settler, _framed
 from timeline.driver.consumer import Consumer
-from timeline.driver.produce.request_batch import RequestBatch
+from timeline.driver.produce.request_queue import RequestBatch
 from timeline.model import Operation
 
 HANDLERS = 300

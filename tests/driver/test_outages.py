@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
 
@@ -18,15 +19,15 @@ from timeline.broker.limits import Limits
 from timeline.clock import Clock
 from timeline.driver.client import Timeline
 from timeline.driver.consume.broker_clock import BrokerClock
-from timeline.driver.consume.in_flight import DONE, HANDED, InFlight
+from timeline.driver.consume.in_flight import DONE, HANDED, SETTLING, InFlight
 from timeline.driver.consume.session import QUIET_TIMEOUT_MS, ConsumerSession, Subscription
-from timeline.driver.consume.settler import Settler
+from timeline.driver.consume.settler import ACK, Settler
 from timeline.driver.transport.channel import Channel
 from timeline.driver.transport.client_context import ClientContext
 from timeline.driver.transport.grpc_transport import GrpcTransport
 from timeline.driver.transport.probe import NoConnection, ProbeResult
 from timeline.errors import TimelineError
-from timeline.model import Answers, Operation, Status
+from timeline.model import Answers, Status
 from timeline.storage_plugins.contract import StoreUnavailable
 from timeline.wire import Fault, Mutate, Mutated, TransportError, Welcome, decode_as, encode
 
@@ -43,6 +44,34 @@ class _Nobody(GrpcTransport):
 
     async def ready(self, timeout_s: float) -> None:
         raise NoConnection.at(self.address, ProbeResult.NOBODY)
+
+
+class _SpeaksTls(GrpcTransport):
+    """An address whose broker speaks TLS, which a client without it never reaches."""
+
+    async def ready(self, timeout_s: float) -> None:
+        raise NoConnection.at(self.address, ProbeResult.TLS)
+
+    async def unary_stream(self, method: str, frame: bytes, timeout_s: float | None) -> AsyncGenerator[bytes, None]:
+        await self.ready(1.0)
+        yield b""
+
+
+async def _scanned(tl: Timeline) -> list[timeline.StoredMessage]:
+    return [message async for message in tl.scan("t")]
+
+
+async def test_errors_of_all_calls_say_that_a_failure_lasts_and_what_was_found() -> None:
+    async with Timeline("a:1", "50ms", transport_factory=_SpeaksTls) as tl:
+        p = tl.producer("t")
+        calls: list[Any] = [
+            p.produce(b"", in_=0), p.produce_many([timeline.Message(b"", in_=0)]), p.move("m", in_=0), p.cancel("m"),
+            p.move_many(["m", "n"], in_=0), p.purge("m"), p.cancel_tag("x"), _scanned(tl), tl.topics(),
+        ]  # fmt: skip
+        for call in calls:
+            with pytest.raises(timeline.Unavailable) as told:
+                await call
+            assert told.value.lasting and told.value.found == ("TLS",), told.value
 
 
 async def test_a_change_that_was_never_sent_is_unavailable() -> None:
@@ -188,8 +217,8 @@ def test_leases_and_deadlines_end_though_no_broker_is_there() -> None:
 
     async def work() -> None:
         session.start()
-        settler.unawaited([(frame, np.array([0]))], Operation.ACK, timeout_ms=QUIET_TIMEOUT_MS)
-        in_flight.settle(frame, np.array([0]))
+        settler.unawaited([(frame, np.array([0]))], ACK, timeout_ms=QUIET_TIMEOUT_MS)
+        frame.mark(np.array([0]), SETTLING)
         await Timer(loop).wait(4.0)
         assert (in_flight.stats.lost, list(frame.lost)) == (1, [0, 1, 0]) and not told
         await Timer(loop).wait(QUIET_TIMEOUT_MS / 1_000.0)

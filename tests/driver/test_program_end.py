@@ -130,6 +130,47 @@ def test_a_forked_child_sends_nothing_of_its_parents(served: str, how: str) -> N
     assert _left(served) == (3 if how == "forks" else 0)
 
 
+FORKED = """
+import asyncio, os, sys, timeline
+
+address, how = sys.argv[1:]
+
+async def put(p, id):
+    assert (await p.produce(b"", in_="1h", id=id)).ok
+
+if how == "async":
+    tl = timeline.connect(address, timeout="20s")
+    p = tl.producer("t")
+    runner = asyncio.Runner()
+    runner.run(put(p, "parent"))
+else:
+    tl = timeline.connect_sync(address, timeout="20s")
+    p = tl.producer("t")
+    assert p.produce(b"", in_="1h", id="parent").ok
+
+if child := os.fork():
+    _, status = os.waitpid(child, 0)
+    print(os.waitstatus_to_exitcode(status))
+    os._exit(0)
+if how == "async":
+    asyncio.Runner().run(put(p, "child"))
+else:
+    assert p.produce(b"", in_="1h", id="child").ok
+sys.exit(0)
+"""
+
+
+@pytest.mark.parametrize("how", ["async", "sync"])
+def test_a_forked_child_that_has_used_the_client_exits_in_order(served: str, how: str) -> None:
+    """It does not close the client, and lets the interpreter end: what it keeps of its parent's gRPC stands no end in
+    the way, and no crash."""
+    with timeline.connect_sync(served, timeout="10s") as tl:
+        tl.create_topic("t")
+    done = subprocess.run([sys.executable, "-c", FORKED, served, how], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+    assert _left(served) == 2
+
+
 def test_acks_that_cannot_be_sent_are_counted(served: str) -> None:
     done = _run(served, "closed loop")
     assert done.returncode == 0

@@ -10,24 +10,25 @@ import pytest
 
 from timeline.clock import Clock
 from timeline.columns import Ragged
-from timeline.driver.produce.produce_stream import build_puts, cuts_of
-from timeline.driver.produce.request_batch import BatchCall, RequestBatch, judge
-from timeline.driver.produce.request_queue import RequestQueue
+from timeline.driver.produce.produce_stream import build_puts
+from timeline.driver.produce.request_queue import BatchCall, RequestBatch, RequestQueue, cuts_of, judge
 from timeline.errors import Invalid, Unavailable
 from timeline.model import Answers, Operation, Status
 from timeline.wire import PutFlag
 
 
-def _batch(operation: Operation, count: int, clock: Clock, unsure: bool = False) -> RequestBatch:
-    columns = {"ids": Ragged.of([b"%d" % n for n in range(count)]), "birth": np.arange(1, count + 1, dtype=np.uint64)}
-    many = BatchCall(count, 1_000.0, clock, str)
-    batch = RequestBatch(columns, operation, many, None, 10 * count, unsure=unsure)
-    many.adopt(batch)
-    return batch
-
-
 def _queue() -> RequestQueue:
-    return RequestQueue(build_puts, Clock(), random.Random(1), lambda: Unavailable("nobody is there"))
+    return RequestQueue(build_puts, Clock(), random.Random(1), _nobody)
+
+
+def _nobody() -> Unavailable:
+    return Unavailable("nobody is there")
+
+
+def _batch(operation: Operation, count: int, queue: RequestQueue | None = None, unsure: bool = False) -> RequestBatch:
+    columns = {"ids": Ragged.of([b"%d" % n for n in range(count)]), "birth": np.arange(1, count + 1, dtype=np.uint64)}
+    many = BatchCall(queue or _queue(), count, 1_000.0)
+    return RequestBatch(columns, operation, many, None, 10 * count, unsure=unsure)
 
 
 def _answers(*statuses: Status, repeat: int = 0, settled: int = 0) -> Answers:
@@ -60,10 +61,10 @@ def _answers(*statuses: Status, repeat: int = 0, settled: int = 0) -> Answers:
 def test_an_own_unknown_is_settled_by_the_repeated_call(
     operation: Operation, unsure: bool, status: Status, repeat: int, settled: int, final: Status
 ) -> None:
-    batch = _batch(operation, 1, Clock(), unsure)
-    judged = judge(batch, _answers(status, repeat=repeat, settled=settled))
-    assert not judged.again
-    assert Status.of(int(judged.final.status[0])) is final
+    batch = _batch(operation, 1, unsure=unsure)
+    _, judged, again = judge(batch, _answers(status, repeat=repeat, settled=settled))
+    assert not again
+    assert Status.of(int(judged.status[0])) is final
 
 
 @pytest.mark.parametrize(
@@ -82,25 +83,27 @@ def test_an_own_unknown_is_settled_by_the_repeated_call(
 def test_a_repeat_that_came_too_late_for_its_expiry_says_nothing_of_the_first_sending(
     flags: PutFlag, due_ms: int, expires_ms: int, unsure: bool, final: Status
 ) -> None:
-    batch = _batch(Operation.PUT, 2, Clock(), unsure)
+    batch = _batch(Operation.PUT, 2, unsure=unsure)
     batch.columns |= {"flags": np.full(2, flags, np.uint8), "expires_ms": np.full(2, expires_ms, np.int64)}
     batch.columns["time_ms"] = np.full(2, due_ms, np.int64)
-    judged = judge(batch, _answers(Status.INVALID, Status.OK))
-    assert not judged.again
-    assert [Status.of(code) for code in judged.final.status.tolist()] == [final, Status.OK]
+    _, judged, again = judge(batch, _answers(Status.INVALID, Status.OK))
+    assert not again
+    assert [Status.of(code) for code in judged.status.tolist()] == [final, Status.OK]
 
 
 def test_what_may_be_repeated_goes_again_and_the_rest_is_final() -> None:
-    batch = _batch(Operation.PUT, 5, Clock())
-    judged = judge(batch, _answers(Status.OK, Status.THROTTLED, Status.UNKNOWN, Status.EXISTS, Status.UNAVAILABLE))
-    assert judged.done is not None and judged.done.tolist() == [0, 3]
-    assert [(part.columns["ids"].tolist(), part.unsure) for part in judged.again] == [
+    batch = _batch(Operation.PUT, 5)
+    answers = _answers(Status.OK, Status.THROTTLED, Status.UNKNOWN, Status.EXISTS, Status.UNAVAILABLE)
+    done, final, again = judge(batch, answers, 20)
+    assert done is not None and done.tolist() == [0, 3] and len(final) == 2
+    assert [(part.columns["ids"].tolist(), part.unsure) for part in again] == [
         ([b"1"], False),
         ([b"4"], False),
         ([b"2"], True),
     ]
-    assert [Status.of(part.overdue().status) for part in judged.again] == ["THROTTLED", "UNAVAILABLE", "UNKNOWN"]
-    assert judged.again[2].columns["birth"].tolist() == [3]
+    assert [Status.of(part.overdue(_nobody).status) for part in again] == ["THROTTLED", "UNAVAILABLE", "UNKNOWN"]
+    assert [part.overdue(_nobody).retry_after_ms for part in again] == [20, 20, 0]
+    assert again[2].columns["birth"].tolist() == [3]
 
 
 def _entry(id: bytes) -> tuple[object, ...]:
@@ -182,14 +185,14 @@ async def test_calls_that_were_given_up_while_nothing_could_be_sent_leave_nothin
 
 
 async def test_a_line_that_cannot_send_forgets_what_nobody_waits_for_and_keeps_the_rest() -> None:
-    queue, clock = _queue(), Clock()
+    queue = _queue()
     waiting = asyncio.ensure_future(queue.single(_entry(b"waits"), 100, 60_000))
     await queue.work.wait()
     cancelled = asyncio.ensure_future(queue.single(_entry(b"m"), 100, 60_000))
     await asyncio.sleep(0)
     cancelled.cancel()
     await asyncio.wait({cancelled})
-    given_up, wanted = _batch(Operation.PUT, 3, clock), _batch(Operation.PUT, 2, clock)
+    given_up, wanted = _batch(Operation.PUT, 3, queue), _batch(Operation.PUT, 2, queue)
     queue.add(given_up)
     queue.add(wanted)
     given_up.sink.answer(given_up, None, _answers(*[Status.UNAVAILABLE] * 3))
@@ -209,8 +212,8 @@ def test_frames_are_cut_at_their_aim() -> None:
 
 
 async def test_a_batch_whose_caller_was_cancelled_is_not_sent() -> None:
-    queue, clock = _queue(), Clock()
-    waits, rests = _batch(Operation.PUT, 3, clock), _batch(Operation.PUT, 2, clock)
+    queue = _queue()
+    waits, rests = _batch(Operation.PUT, 3, queue), _batch(Operation.PUT, 2, queue)
     callers = [asyncio.ensure_future(batch.sink.finished()) for batch in (waits, rests)]  # type: ignore[attr-defined]
     queue.add(rests)
     taken = queue.next()

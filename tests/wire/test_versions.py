@@ -16,7 +16,7 @@ from tests.wire.examination import examine
 from tests.wire.generated import accessors
 from tests.wire.sameness import same
 from tests.wire.samples import answers, late_list, produce, settle, standing, topic_list
-from timeline.driver.produce.request_batch import error_of
+from timeline.driver.receipts import error_of
 from timeline.model import LateCause, LeavingReason, Status
 from timeline.wire import (
     MAJOR,

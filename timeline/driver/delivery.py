@@ -1,6 +1,6 @@
-"""What a consumer is handed, a delivery or a batch of them that keeps its columns; and who holds their leases.
+"""Deliveries, single and in batches that keep their columns, and the consumer that holds their leases.
 
-Both are views on a frame (`consume/in_flight.py`): nothing is copied out of it until somebody asks for it.
+Both are views on a frame (`consume/in_flight.py`): a field is copied out of it when it is asked for.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from timeline.columns import Bools, Indexes, Int64, Ragged, UInt32
 from timeline.driver.consume.broker_clock import BrokerClock
 from timeline.driver.consume.in_flight import DONE, HANDED, DeliveredFrame, InFlight, Stats
 from timeline.driver.consume.session import ConsumerSession, Subscription
-from timeline.driver.consume.settler import Settler, bury_reason, release_reason, release_time, weakly
-from timeline.driver.message import Headers, Ids, Randomness, about
-from timeline.driver.produce.request_batch import OK, MessageAnswer, error_of
-from timeline.driver.receipts import Receipts
+from timeline.driver.consume.settler import ACK, Settler, SettleRequest, bury_of, release_of, weakly
+from timeline.driver.message import Headers, Randomness, about
+from timeline.driver.receipts import OK, MessageAnswer, Receipts, error_of
 from timeline.driver.times import Duration, When, as_datetime, duration_ms
 from timeline.driver.transport.client_context import FORKED, ClientContext
 from timeline.errors import Closed, Invalid, LeaseLost, TimelineError
@@ -33,11 +32,11 @@ from timeline.model import Operation, decode_headers
 log = logging.getLogger("timeline.driver")
 
 Only: TypeAlias = Sequence[int] | Indexes | Bools | None
-"""Which messages of a batch: their places in it, or a mask; None: all."""
+"""Messages of a batch: their places in it, or a mask. None: all."""
 
 
 class Token(NamedTuple):
-    """What fences a delivery's settles. Opaque: keep it, compare it, read nothing into it."""
+    """The fencing token of a delivery. Opaque: keep it and compare it, but do not interpret it."""
 
     id: str
     birth: int
@@ -59,12 +58,12 @@ class Delivered:
 
     @property
     def payload(self) -> bytes:
-        """What the producer put."""
+        """The payload, as the producer put it."""
         return self._frame.columns.payloads[self._index]
 
     @property
     def payload_view(self) -> memoryview:
-        """The same without a copy; it keeps the whole frame alive."""
+        """The payload without a copy. It keeps the whole frame alive."""
         return self._frame.columns.payloads.view(self._index)
 
     @property
@@ -75,18 +74,18 @@ class Delivered:
 
     @property
     def tag(self) -> str | None:
-        """Its tag, None when it has none."""
+        """Its tag, None if it has none."""
         column = self._frame.columns.tags
         return (column[self._index].decode() or None) if column is not None else None
 
     @property
     def due_ms(self) -> int:
-        """When it came due, milliseconds UTC: what was scheduled, or, delivered again, when its last lease ran out."""
+        """When it came due, milliseconds UTC: the scheduled time, or the end of the last lease of a redelivery."""
         return int(self._frame.columns.due_ms[self._index])
 
     @property
     def due(self) -> datetime:
-        """The same as an aware datetime in UTC."""
+        """When it came due, an aware datetime in UTC."""
         return as_datetime(self.due_ms)
 
     @property
@@ -96,17 +95,17 @@ class Delivered:
 
     @property
     def scheduled(self) -> datetime:
-        """The same as an aware datetime in UTC."""
+        """The due time that a person asked for, an aware datetime in UTC."""
         return as_datetime(self.scheduled_ms)
 
     @property
     def lateness(self) -> timedelta:
-        """From due until it was handed to this code, on this process's clock."""
+        """Time from due until this code got it, on this process's clock."""
         return timedelta(milliseconds=self._handed_ms - self.due_ms)
 
     @property
     def deliveries(self) -> int:
-        """How often it was leased, this time included."""
+        """The number of its leases, this one included."""
         return int(self._frame.columns.deliveries[self._index])
 
     @property
@@ -116,12 +115,12 @@ class Delivered:
 
     @property
     def lease_until_ms(self) -> int:
-        """When the lease ends, as last extended; milliseconds UTC on the broker's clock."""
+        """When the lease ends, milliseconds UTC on the broker's clock. Extensions are included."""
         return int(self._frame.until_ms[self._index])
 
     @property
     def lease_until(self) -> datetime:
-        """The same as an aware datetime in UTC."""
+        """When the lease ends, an aware datetime in UTC."""
         return as_datetime(self.lease_until_ms)
 
     @property
@@ -131,16 +130,18 @@ class Delivered:
 
     @property
     def lost(self) -> bool:
-        """Whether the lease has ended, or somebody else is known to have the message: stop working on it. Once it is
-        settled, whether it was lost by then: there is no lease to lose any more."""
+        """Whether the lease has ended, or another consumer is known to have the message: stop working on it. After a
+        settle: whether the lease was lost before."""
         if self._frame.lost[self._index] or self._frame.state[self._index] == DONE:
             return bool(self._frame.lost[self._index])
         return bool(self._frame.end_ms[self._index] <= self._consumer.monotonic_ms())
 
     def span(self, expected: tuple[type[BaseException], ...] = ()) -> AbstractContextManager[Any]:
-        """`with d.span():` a span of OpenTelemetry around the handling of this message, in the trace that it was put
-        in; nothing where the program has no tracer provider. `c.run` does it by itself. `expected`: exceptions that say
-        no error."""
+        """Return a context manager for an OpenTelemetry span around the handling of this message: `with d.span(): …`.
+
+        The span belongs to the trace in which the message was put. It is nothing if the program has no tracer provider.
+        `c.run` uses it by itself. `expected`: exceptions that are no error.
+        """
         by = tracing.tracer()
         if by is None:
             return nullcontext()
@@ -159,31 +160,33 @@ class Delivered:
 class Delivery(Delivered):
     """One message, leased to this consumer until `lease_until`.
 
-    Settle it with one of `ack`, `release`, `bury`, which return after the broker's answer or raise it: Fenced when
-    somebody else has leased it since, NotFound when it is gone (cancelled, or settled before), Unavailable, Unknown.
-    An ack after the lease ran out still counts if nobody has touched the message since.
+    Settle it with `ack`, `release` or `bury`. They return after the broker's answer, or raise it: Fenced if another
+    consumer has leased it since, NotFound if it is gone (cancelled, or settled before), Unavailable, Unknown. An ack
+    after the lease ran out still counts if the message has not changed since.
     """
 
     __slots__ = ()
 
     async def ack(self, *, timeout: Duration | None = None) -> None:
-        """It is done: the message is deleted."""
-        await self._consumer.settle_one(self._frame, self._index, Operation.ACK, timeout=timeout)
+        """Acknowledge the message: it is done, and is deleted."""
+        await self._consumer.settle_one(self._frame, self._index, ACK, timeout)
 
     def ack_soon(self) -> None:
-        """The same without waiting: goes within 20 ms, with others, or with the next settle that is awaited; a failure
-        goes to `consumer.on_settle_error`. At the end of a program that does not close its client, it is still sent."""
+        """Acknowledge without waiting. The ack is sent within 20 ms, together with others.
+
+        A failure goes to `consumer.on_settle_error`. The ack is also sent when the program ends without closing its
+        client.
+        """
         self._consumer.ack_soon(self._frame, self._index)
 
     async def extend(self, more: Duration | None = None, *, timeout: Duration | None = None) -> datetime:
-        """The lease lasts at least `more` from now (the consumer's lease by default), at most the topic's max_lease.
-        Answers its new end. Raises LeaseLost when it has ended already."""
+        """Extend the lease to at least `more` from now (default: the consumer's lease), at most the topic's max_lease.
+        Return its new end. Raise LeaseLost if it has ended already."""
         with about(self.id):
-            more_ms = self._consumer.more_ms(more)
+            asked = self._consumer.extension(more)
         if self.lost:
             raise LeaseLost("", id=self.id)
-        settle = self._consumer.settle_one
-        return as_datetime((await settle(self._frame, self._index, Operation.EXTEND, more_ms, timeout=timeout)).due_ms)
+        return as_datetime((await self._consumer.settle_one(self._frame, self._index, asked, timeout)).due_ms)
 
     async def release(
         self,
@@ -193,16 +196,16 @@ class Delivery(Delivered):
         reason: str = "",
         timeout: Duration | None = None,
     ) -> None:
-        """Gives it back, due again at once, `in_` a while from the broker's now, or `at` a time."""
+        """Return the message to the timeline: due at once, after `in_` from the broker's now, or at the time `at`."""
         with about(self.id):
-            asked = *release_time(in_, at), release_reason(reason)
-        await self._consumer.settle_one(self._frame, self._index, Operation.RELEASE, *asked, timeout=timeout)
+            asked = release_of(in_, at, reason)
+        await self._consumer.settle_one(self._frame, self._index, asked, timeout)
 
     async def bury(self, reason: str, *, timeout: Duration | None = None) -> None:
-        """Makes it a dead letter with a reason (≤ 1 KiB)."""
+        """Make it a dead letter with a reason (≤ 1 KiB)."""
         with about(self.id):
-            said = bury_reason(reason)
-        await self._consumer.settle_one(self._frame, self._index, Operation.BURY, reason=said, timeout=timeout)
+            asked = bury_of(reason)
+        await self._consumer.settle_one(self._frame, self._index, asked, timeout)
 
 
 class Deliveries:
@@ -223,12 +226,12 @@ class Deliveries:
 
     @property
     def headers(self) -> Headers:
-        """Headers, one dict per message, decoded when it is asked for: `b.headers[0]`."""
+        """Headers, one dict per message, decoded on access: `b.headers[0]`."""
         return Headers(self._optional(self._frame.columns.headers))
 
     @property
     def tags(self) -> Ragged:
-        """Tags, as a column of bytes (UTF-8); empty where there is none."""
+        """Tags, as a column of bytes (UTF-8). Empty: no tag."""
         return self._optional(self._frame.columns.tags)
 
     @property
@@ -238,7 +241,7 @@ class Deliveries:
 
     @property
     def scheduled_ms(self) -> Int64:
-        """The due that a person asked for."""
+        """The due times that a person asked for, milliseconds UTC."""
         return self._numbers(self._frame.columns.scheduled_ms)
 
     @property
@@ -248,28 +251,28 @@ class Deliveries:
 
     @property
     def deliveries(self) -> UInt32:
-        """How often each was leased."""
+        """The number of leases of each."""
         column = self._frame.columns.deliveries
         return column if self._at is None else column[self._at]
 
     @property
     def lease_until_ms(self) -> Int64:
-        """When each lease ends, on the broker's clock."""
+        """When each lease ends, milliseconds UTC on the broker's clock."""
         return self._numbers(self._frame.until_ms)
 
     @property
     def handed_ms(self) -> float:
-        """When the batch was handed out: milliseconds UTC on this process's clock."""
+        """When this code got the batch, milliseconds UTC on this process's clock."""
         return self._handed_ms
 
     @property
     def leased_ms(self) -> int:
-        """When the broker's store call that leased them returned, on the broker's clock."""
+        """When the store call that leased them returned, milliseconds UTC on the broker's clock."""
         return self._frame.columns.leased_ms
 
     @property
     def pushed_ms(self) -> int:
-        """When the broker made their frame, on its clock."""
+        """When the broker made their frame, milliseconds UTC on its clock."""
         return self._frame.columns.pushed_ms
 
     def __len__(self) -> int:
@@ -292,7 +295,7 @@ class Deliveries:
         return place if self._at is None else int(self._at[place])
 
     def indexes(self, only: Only) -> Indexes:
-        """Indexes into the frame of the messages that `only` names."""
+        """Return the messages `only` as indexes into the frame."""
         if only is None:
             return np.arange(len(self._frame)) if self._at is None else self._at
         asked = np.asarray(only).reshape(-1)
@@ -312,11 +315,11 @@ class Deliveries:
 
 
 class DeliveryBatch(Deliveries, Sequence[Delivery]):
-    """Deliveries that arrived together: a sequence of `Delivery`, made when asked for, and their columns.
+    """Deliveries that arrived together: a sequence of `Delivery`, made on access, and their columns.
 
-    Settle all of them or some, by their places or by a mask: `await b.ack()`, `await b.ack(only=[0, 2])`,
-    `await b.ack(only=b.deliveries == 1)`. Answers Receipts in the order asked for; a message that cannot be settled
-    fails alone (`.failed`). Raises only when the call itself failed.
+    Settle all of them, or some by their places or by a mask: `await b.ack()`, `await b.ack(only=[0, 2])`,
+    `await b.ack(only=b.deliveries == 1)`. Return Receipts in that order. A message that cannot be settled fails alone
+    (`.failed`). Raise only if the call itself failed.
     """
 
     @overload
@@ -330,11 +333,11 @@ class DeliveryBatch(Deliveries, Sequence[Delivery]):
         return Delivery(self._consumer, self._frame, self._index(index), self._handed_ms)
 
     async def ack(self, only: Only = None, *, timeout: Duration | None = None) -> Receipts:
-        """They are done: the messages are deleted."""
-        return await self._consumer.settle_many(self._frame, self.indexes(only), Operation.ACK, timeout=timeout)
+        """Acknowledge the messages: they are done, and are deleted."""
+        return await self._consumer.settle_many(self._frame, self.indexes(only), ACK, timeout)
 
     def ack_soon(self, only: Only = None) -> None:
-        """The same without waiting; failures go to `consumer.on_settle_error`."""
+        """Acknowledge without waiting. Failures go to `consumer.on_settle_error`."""
         self._consumer.ack_all_soon(self._frame, self.indexes(only))
 
     async def extend(
@@ -344,9 +347,9 @@ class DeliveryBatch(Deliveries, Sequence[Delivery]):
         *,
         timeout: Duration | None = None,
     ) -> Receipts:
-        """The leases last at least `more` from now."""
-        at, more_ms = self.indexes(only), self._consumer.more_ms(more)
-        return await self._consumer.settle_many(self._frame, at, Operation.EXTEND, more_ms, timeout=timeout)
+        """Extend the leases to at least `more` from now (default: the consumer's lease)."""
+        at, asked = self.indexes(only), self._consumer.extension(more)
+        return await self._consumer.settle_many(self._frame, at, asked, timeout)
 
     async def release(
         self,
@@ -357,43 +360,23 @@ class DeliveryBatch(Deliveries, Sequence[Delivery]):
         reason: str = "",
         timeout: Duration | None = None,
     ) -> Receipts:
-        """Gives them back, due again at once, `in_` a while from now, or `at` a time."""
-        where, asked = self.indexes(only), (*release_time(in_, at), release_reason(reason))
-        return await self._consumer.settle_many(self._frame, where, Operation.RELEASE, *asked, timeout=timeout)
+        """Return the messages to the timeline: due at once, after `in_` from now, or at the time `at`."""
+        where, asked = self.indexes(only), release_of(in_, at, reason)
+        return await self._consumer.settle_many(self._frame, where, asked, timeout)
 
     async def bury(self, reason: str, only: Only = None, *, timeout: Duration | None = None) -> Receipts:
-        """Makes them dead letters."""
-        at, said = self.indexes(only), bury_reason(reason)
-        return await self._consumer.settle_many(self._frame, at, Operation.BURY, reason=said, timeout=timeout)
+        """Make the messages dead letters with a reason (≤ 1 KiB)."""
+        return await self._consumer.settle_many(self._frame, self.indexes(only), bury_of(reason), timeout)
 
 
 CREDIT_MESSAGES = 100
-
-
-class ConsumerId:
-    """What a consumer is called: as asked, or, where nobody asked, by a name that is made, and in a forked child made
-    anew: under its parent's, the two would supersede each other."""
-
-    def __init__(self, asked: str | None, ids: Ids) -> None:
-        self._asked, self._ids = asked, ids
-        self._pid, self._made = 0, ""
-
-    @property
-    def text(self) -> str:
-        """What it is in this process."""
-        if self._asked is not None:
-            return self._asked
-        if self._pid != os.getpid():
-            self._made = f"consumer-{self._ids.make().decode()}"
-            self._pid = os.getpid()  # last: another thread that sees it takes what was made
-        return self._made
 
 
 class LeaseHolder:
     """The part of a consumer that its deliveries and its handlers use. See `Consumer`."""
 
     closed = True
-    """Until it is made: one that could not be has nothing to end."""
+    """Until `__init__` is done: a consumer that could not be made has nothing to end."""
 
     def __init__(
         self,
@@ -404,7 +387,8 @@ class LeaseHolder:
         credit: int | None,
         credit_bytes: int,
     ) -> None:
-        self.topic, self._id = topic, ConsumerId(id, context.ids)
+        self.topic, self._id_asked = topic, id
+        self._id_made, self._id_pid = "", 0
         self.closed = False
         self._context = context
         self._lease_ms = lease_ms
@@ -425,21 +409,26 @@ class LeaseHolder:
 
     @property
     def id(self) -> str:
-        """Its name; one that was made is another in a forked child."""
-        return self._id.text
+        """Its name. A made name is another one in a forked child: the two would supersede each other."""
+        if self._id_asked is not None:
+            return self._id_asked
+        if self._id_pid != os.getpid():
+            self._id_made = f"consumer-{self._context.ids.make().decode()}"
+            self._id_pid = os.getpid()  # last: another thread that sees it takes the name that was made
+        return self._id_made
 
     @property
     def stats(self) -> Stats:
-        """Counters since it was made."""
+        """Counters since the consumer was made."""
         return self._in_flight.stats
 
     @property
     def lease_ms(self) -> float:
-        """What its leases last."""
+        """How long its leases last, ms."""
         return self._session.lease_ms
 
     def monotonic_ms(self) -> float:
-        """The monotonic clock that its leases are held against."""
+        """Return the monotonic time by which its leases end."""
         return self._context.clock.monotonic_ms()
 
     async def __aenter__(self) -> Self:
@@ -451,8 +440,10 @@ class LeaseHolder:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Sends what is still to be settled, hands back what nobody took, and leaves. What your code has stays leased
-        until its lease ends."""
+        """Send the last settles, return the buffered messages unseen, and leave.
+
+        Messages in your code stay leased until their leases end.
+        """
         if self.closed:
             return
         self.closed = True
@@ -461,18 +452,18 @@ class LeaseHolder:
             await self._session.stop(self._context.timeout_ms)
 
     def __del__(self) -> None:
-        """One that was never closed and that nobody holds any more, nor anything that it delivered: what it would keep
-        and extend for nobody goes back."""
+        """Return the messages of a consumer that was never closed, if neither it nor its deliveries are used any
+        more."""
         if not self.closed and self._epoch == self._context.epoch and self._context.here:
             self._context.part(self._session)
 
     def open(self, credit: int | None = None) -> None:
-        """Connects in the background, as the first use does. `credit`: what to use when none was asked for."""
+        """Connect in the background, as the first use does. `credit`: the default if no credit was asked for."""
         if self.closed:
-            raise Closed("the consumer was closed: make another with tl.consumer(…)")
+            raise self._context.closed_error("the consumer was closed. Make another with tl.consumer(…)")
         self._context.check()
         if self._epoch != self._context.epoch:
-            # First use, or a child process: what the parent has in hand is the parent's.
+            # First use, or a child process: messages in the parent's hands are the parent's.
             self._epoch = self._context.epoch
             self._context.leave_behind(self._session, self._settler)
             self._event = asyncio.Event()
@@ -480,7 +471,7 @@ class LeaseHolder:
         self._session.start()
 
     def stop_taking(self) -> None:
-        """Hands back what nobody took, and takes nothing more; what is in hand can still be settled."""
+        """Take nothing more, and return the buffered messages unseen. Messages in your code can still be settled."""
         self._session.stop_taking()
         self._event.set()
 
@@ -498,11 +489,13 @@ class LeaseHolder:
             stopped.cancel()
 
     def _settle_failed(self, frame: DeliveredFrame, index: int, error: TimelineError) -> None:
-        """A settle that nobody waits for was refused."""
+        """Report an unawaited settle that was refused."""
 
     def _check_open(self) -> None:
         if self.closed:
-            raise Closed("the consumer was closed: what it had in hand comes back when its leases end")
+            raise self._context.closed_error(
+                "the consumer was closed. Its messages are delivered again when their leases end"
+            )
         self._context.check()
         if self._epoch != self._context.epoch:
             raise Closed(FORKED)
@@ -512,17 +505,12 @@ class LeaseHolder:
         self,
         frame: DeliveredFrame,
         index: int,
-        operation: Operation,
-        time_ms: int = 0,
-        flags: int = 0,
-        reason: bytes = b"",
-        *,
+        asked: SettleRequest,
         timeout: Duration | None,
     ) -> MessageAnswer:
-        """Settle or extend one message. Raise what the broker has against it."""
+        """Settle or extend one message. Raise the broker's refusal."""
         self._check_open()
-        patience_ms = self._context.patience_ms(timeout)
-        answer = await self._settler.one(frame, index, operation, time_ms, flags, reason, patience_ms)
+        answer = await self._settler.one(frame, index, asked, self._context.patience_ms(timeout))
         if answer.status != OK:
             raise error_of(answer.status, frame.columns.ids[index].decode(), answer.detail, trouble=answer.trouble)
         return answer
@@ -531,17 +519,12 @@ class LeaseHolder:
         self,
         frame: DeliveredFrame,
         at: Indexes,
-        operation: Operation,
-        time_ms: int = 0,
-        flags: int = 0,
-        reason: bytes = b"",
-        *,
+        asked: SettleRequest,
         timeout: Duration | None,
     ) -> Receipts:
         """Settle or extend the messages `at` of a frame."""
         self._check_open()
-        patience_ms = self._context.patience_ms(timeout)
-        answers = await self._settler.many(frame, at, operation, time_ms, flags, reason, patience_ms)
+        answers = await self._settler.many(frame, at, asked, self._context.patience_ms(timeout))
         whole = len(at) == len(frame) and bool((at == np.arange(len(frame))).all())
         return Receipts(frame.columns.ids if whole else frame.columns.ids.take(at), answers)
 
@@ -555,9 +538,10 @@ class LeaseHolder:
         self._check_open()
         self._settler.soon_all(frame, at)
 
-    def more_ms(self, more: Duration | None) -> int:
-        """Return for how long an extension asks."""
-        return int(self.lease_ms) if more is None else duration_ms(more, "more", least_ms=1)
+    def extension(self, more: Duration | None) -> SettleRequest:
+        """Return the request for an extension by `more` (None: the consumer's lease)."""
+        more_ms = int(self.lease_ms) if more is None else duration_ms(more, "more", least_ms=1)
+        return SettleRequest(Operation.EXTEND, more_ms)
 
     @property
     def random(self) -> Randomness:
@@ -565,15 +549,15 @@ class LeaseHolder:
         return self._context.random
 
     def extend_at_ms(self, d: Delivered) -> float:
-        """When (monotonic) its lease is to be extended: a third of a lease from now, and no later than at half of what
-        is left. That is less where it has waited in the buffer while no broker was there to extend it."""
+        """Return when (monotonic) to extend its lease: a third of a lease from now, or at half of the time left, if that
+        is sooner. Less is left if it waited in the buffer while no broker could extend it."""
         now_ms, third_ms = self.monotonic_ms(), self.lease_ms / 3
         if d._frame.earliest_ms - now_ms < 2 * third_ms:
             third_ms = max(0.0, min(third_ms, (float(d._frame.end_ms[d._index]) - now_ms) / 2))
         return now_ms + third_ms
 
     def extend_unawaited(self, deliveries: Iterable[Delivered]) -> None:
-        """Extend leases without waiting, together: the outcome shows in each `d.lost` and `d.lease_until`."""
+        """Extend leases together without waiting. Each `d.lost` and `d.lease_until` shows the outcome."""
         self._check_open()
         parts: dict[DeliveredFrame, list[int]] = {}
         for d in deliveries:
@@ -581,17 +565,17 @@ class LeaseHolder:
         self._settler.extend([(frame, np.array(at)) for frame, at in parts.items()], self.lease_ms)
 
     def patience_s(self, d: Delivered) -> float:
-        """Return how long a settle is worth trying that no user's code waits for: while its lease lasts, and at least
-        as long as the client's timeout."""
+        """Return how long to try a settle for which no user's code waits: while its lease lasts, and at least for the
+        client's timeout."""
         left_ms = float(d._frame.end_ms[d._index]) - self.monotonic_ms()
         return max(self._context.timeout_ms, left_ms) / 1000.0
 
     def holds(self, d: Delivered) -> bool:
-        """Whether a delivery is with this code, and not settled yet."""
+        """Return whether the user's code has a delivery, and has not settled it yet."""
         return d._frame.state[d._index] == HANDED
 
     def settle_failed(self, d: Delivered, error: TimelineError) -> None:
-        """Count and tell a settle that nobody waited for."""
+        """Count and report a failed settle for which no caller waited."""
         self.stats.settle_errors += 1
         log.warning("%r was not settled: %s", d.id, error)
         self._settle_failed(d._frame, d._index, error)

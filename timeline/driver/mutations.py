@@ -1,4 +1,4 @@
-"""What a producer does to messages that are there: move, cancel, revive, purge; one, many, or all of a tag."""
+"""Changes to messages that are stored: move, cancel, revive, purge. One message, many, or all of a tag."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ import logging
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from timeline.columns import Int64, Ragged
+from timeline.columns import Int64
 from timeline.driver.batch import durations, encode_ids, instants
 from timeline.driver.message import about, asked_time, encode_id, encode_tag
-from timeline.driver.produce.request_batch import BatchCall, Columns, RequestBatch, refusal_of, sound
-from timeline.driver.produce.request_queue import QueueRunner, RequestQueue
-from timeline.driver.receipts import Receipt, Receipts, receipt_of
+from timeline.driver.produce.request_queue import (
+    BatchCall,
+    Columns,
+    QueueRunner,
+    RequestBatch,
+    RequestQueue,
+    columns_of,
+)
+from timeline.driver.receipts import UNAVAILABLE, MessageAnswer, Receipt, Receipts, receipt_of
 from timeline.driver.times import Duration, When, duration_ms, instant_ms, shift_ms
 from timeline.driver.transport.channel import AttemptState, Deadline
 from timeline.driver.transport.client_context import ClientContext
@@ -36,7 +41,7 @@ SPARE_MS = 50.0
 
 
 class MutateCalls(QueueRunner):
-    """The queue of one operation of a producer: batches go as Mutate calls."""
+    """The queue of one operation of a producer. Its batches go as Mutate calls."""
 
     def __init__(self, context: ClientContext, topic: str, group: str, operation: Operation) -> None:
         self._context, self._topic, self._group, self._operation = context, topic, group, operation
@@ -44,16 +49,7 @@ class MutateCalls(QueueRunner):
         super().__init__(queue, f"mutating {topic}", f"the changes of {topic}")
 
     def _build(self, entries: Sequence[Any]) -> tuple[Columns, Operation]:
-        count = len(entries)
-        ids, times, flags, versions, ops = zip(*entries, strict=True)
-        columns: Columns = {
-            "ids": Ragged.of(list(ids)),
-            "time_ms": np.fromiter(times, np.int64, count),
-            "flags": np.fromiter(flags, np.uint8, count),
-            "if_version": np.fromiter(versions, np.int64, count),
-            "op": np.fromiter(ops, np.uint64, count),
-        }
-        return columns, self._operation
+        return columns_of(Mutate, zip(*entries, strict=True)), self._operation
 
     async def carry(self) -> None:
         queue = self.queue
@@ -62,7 +58,7 @@ class MutateCalls(QueueRunner):
             queue.work.clear()
             while len(self._under_way) < CALLS_OUTSTANDING and (taken := queue.next()) is not None:
                 request, batch = taken
-                batch.outstanding = False  # until it is sent, which the channel says
+                batch.outstanding = False  # the channel says when it is sent
                 task = asyncio.get_running_loop().create_task(self._call(request, batch))
                 self._under_way.add(task)
                 task.add_done_callback(self._ended)
@@ -76,28 +72,28 @@ class MutateCalls(QueueRunner):
         try:
             data = await self._asked(batch)
         except (Invalid, NotFound, Forbidden) as bad:
-            queue.refused(request, refusal_of(len(batch), Status(bad.code), bad.reason))
+            queue.refused(request, Status(bad.code), bad.reason)
             return
         except TimelineError as trouble:
-            batch.verdict_detail = trouble.reason
+            batch.verdict = MessageAnswer(UNAVAILABLE, detail=trouble.reason, trouble=trouble)
             queue.back(request, sent=False)
             return
-        except Exception as error:  # a mistake of ours: whoever calls must not wait for it until the deadline
+        except Exception as error:  # a mistake of ours: callers must not wait until the deadline
             log.exception("a change of %s failed", self._topic)
             batch.unsure = batch.unsure or batch.outstanding
-            queue.refused(request, refusal_of(len(batch), Status.UNAVAILABLE, f"the producer failed: {error!r}"))
+            queue.refused(request, Status.UNAVAILABLE, f"the producer failed: {error!r}")
             return
         try:
             mutated = decode_as(data, Mutated)
             queue.answer(request, mutated.answers, mutated.retry_after_ms)
         except Invalid as bad:
             log.error("a broker sent what cannot be read: %s", bad.reason)
-            batch.unsure = True  # it was asked, and what came of it is not known
+            batch.unsure = True  # the broker may have done it
             queue.back(request, sent=False)
 
     async def _asked(self, batch: RequestBatch) -> bytes:
         context = self._context
-        # A little before the callers give up, so that they learn whether it was ever sent.
+        # End a little before the callers give up, so that they learn whether it was sent.
         spare_ms = min(SPARE_MS, (batch.sink.deadline_ms - context.clock.monotonic_ms()) / 4)
         deadline = Deadline(context.clock, batch.sink.deadline_ms - spare_ms)
 
@@ -108,16 +104,13 @@ class MutateCalls(QueueRunner):
         return await context.channel.unary("Mutate", frame, deadline, batch, writes=True)
 
 
-FRAME_IDS = 10_000
-
-
 Asked: TypeAlias = dict[str, Any]
-"""What a call by tag asks for, by name: a walk that goes on must ask for the same."""
+"""The arguments of a call by tag, by name. A call that resumes must have the same."""
 TOKEN_OF = "timeline-tag-1"
 MAX_TOKEN_BYTES = 65_536
-"""A token that is longer, packed or unpacked, is none: it has a cursor, a tag and names, each of a few KiB at most."""
+"""Longer text, packed or unpacked, is no token: its cursor, tag and names have a few KiB at most."""
 NO_TOKEN = (
-    "this is no resume token: it is damaged, or not whole. Give it as it was printed: `progress.resume` in Python, "
+    "this is no resume token: it is damaged or cut off. Give it as it was printed: `progress.resume` in Python, "
     "after --resume in a shell"
 )
 OPERATIONS_BY_TAG = {Operation.MOVE: "move", Operation.CANCEL: "cancel"}
@@ -125,11 +118,11 @@ OPERATIONS_BY_TAG = {Operation.MOVE: "move", Operation.CANCEL: "cancel"}
 
 @dataclass(slots=True)
 class TagProgress:
-    """How far a call by tag has come. `counts`: messages by status. `finished`: the walk is over. `total`: how many
-    messages of the tag were there at the start; counted for a cancel only, else 0.
+    """How far a call by tag has come. `counts`: messages by status. `finished`: the call is done. `total`: messages of
+    the tag at the start, counted for a cancel only, else 0.
 
-    Handed to `progress=`, and to be found in the `progress` of an error. A walk that broke off goes on with `resume=`,
-    which takes it or its token `.resume`.
+    `progress=` receives it, and an error has it as `error.progress`. A call that broke off continues with `resume=`,
+    which takes this object or its token `.resume`.
     """
 
     counts: dict[Status, int] = field(default_factory=dict)
@@ -143,17 +136,17 @@ class TagProgress:
 
     @property
     def changed(self) -> int:
-        """Messages that were moved or cancelled so far; of a dry run: those that would be."""
+        """Messages moved or cancelled so far. In a dry run: those that would be."""
         return self.counts.get(Status.OK, 0)
 
     @property
     def done(self) -> int:
-        """Messages met so far, whatever became of them: also those that were refused."""
+        """Messages processed so far, refused ones included."""
         return sum(self.counts.values())
 
     @property
     def resume(self) -> str:
-        """A token that goes on from here, also in another process, at another broker, hours later. One line of text."""
+        """A token to continue from here, on one line. It works in another process, at another broker, hours later."""
         told = {
             "is": TOKEN_OF,
             "asked": self.asked,
@@ -170,7 +163,7 @@ class TagProgress:
 
     @classmethod
     def of(cls, resume: TagProgress | str) -> TagProgress:
-        """A copy of what `resume=` was given, a token read. Raises Invalid."""
+        """Return a copy of a TagProgress, or read a token. Raise Invalid for anything else."""
         if isinstance(resume, TagProgress):
             return resume.copy()
         if not isinstance(resume, str):
@@ -192,17 +185,17 @@ class TagProgress:
         return progress
 
     def _plausible(self) -> bool:
-        """Return whether each value has the type and the range of one that a walk told."""
+        """Return whether each value has a type and range that a call may have."""
         numbers = (*self.counts.values(), self.op, self.started_ms, self.at_ms, self.total)
         in_range = all(type(number) is int and 0 <= number < 2**64 for number in numbers)
         return in_range and type(self.finished) is bool and type(self.asked) is dict
 
     def copy(self) -> TagProgress:
-        """As it is now; what comes later does not change it."""
+        """Return a copy as of now."""
         return replace(self, counts=dict(self.counts))
 
     def check(self, asked: Asked) -> None:
-        """Raises Invalid unless the walk asked for the same as the call that goes on with it."""
+        """Raise Invalid unless the resumed call has the same arguments."""
         for name, now in asked.items():
             before = self.asked.get(name)
             if before != now:
@@ -213,10 +206,10 @@ class TagProgress:
 
 
 class MutationCalls:
-    """The part of a producer that changes messages that are there. See `Producer`."""
+    """The part of a producer that changes stored messages. See `Producer`."""
 
     closed = True
-    """Until it is made: one that could not be has nothing to end."""
+    """Until `__init__` is done: a producer that could not be made has nothing to end."""
 
     def __init__(self, context: ClientContext, topic: str, group: str) -> None:
         self.topic, self.group = topic, group
@@ -226,18 +219,7 @@ class MutationCalls:
         self._calls: dict[Operation, MutateCalls] = {}
 
     def _start(self) -> None:
-        raise AssertionError("a Producer says how it starts")
-
-    def _renew(self) -> None:
-        self._calls = {}
-
-    async def _mutating_idle(self) -> None:
-        for calls in self._calls.values():
-            await calls.queue.idle()
-
-    async def _stop_mutating(self) -> None:
-        for calls in self._calls.values():
-            await calls.stop()
+        raise NotImplementedError
 
     def _queue(self, operation: Operation) -> RequestQueue:
         calls = self._calls.get(operation)
@@ -255,26 +237,27 @@ class MutationCalls:
         if_version: int | None = None,
         timeout: Duration | None = None,
     ) -> Receipt:
-        """Moves a message to another due. `if_version`: only when it stands at that version, else Fenced.
+        """Move a message to another due time. `if_version`: only if the message has that version, else raise Fenced.
 
-        Raises NotFound, Forbidden (another group's), Fenced, Leased (a consumer has it), Dead, Expired, Invalid,
-        Throttled, Unavailable, Unknown, Closed.
+        Raise NotFound, Forbidden (another group's), Fenced, Leased (a consumer has it), Dead, Expired, Invalid,
+        Throttled, Unavailable, Unknown or Closed.
         """
         self._start()
         with about(id):
             time_ms, relative = asked_time(at, in_)
-        flags = MutateFlag.IN if relative else MutateFlag(0)
-        return await self._one(Operation.MOVE, id, time_ms, flags, if_version, timeout)
+        return await self._one(Operation.MOVE, id, time_ms, _in_flag(relative), if_version, timeout)
 
     async def cancel(
         self, id: str, *, leased: bool = False, if_version: int | None = None, timeout: Duration | None = None
     ) -> Receipt:
-        """Deletes a message that is not leased; `leased=True`: also one that a consumer has, whose settle then answers
-        NOT_FOUND. Raises like `move`; Unknown also when the message is gone after an answer was lost: it was
-        cancelled, or delivered first."""
+        """Delete a message that is not leased. `leased=True`: also one that a consumer has; its settle then answers
+        NOT_FOUND.
+
+        Raise like `move`. Unknown is also raised if the message is gone after an answer was lost: it was cancelled, or
+        delivered first.
+        """
         self._start()
-        flags = MutateFlag.LEASED if leased else MutateFlag(0)
-        return await self._one(Operation.CANCEL, id, 0, flags, if_version, timeout)
+        return await self._one(Operation.CANCEL, id, 0, _leased_flag(leased), if_version, timeout)
 
     async def _one(
         self,
@@ -299,23 +282,15 @@ class MutationCalls:
         in_: Duration | Sequence[Duration] | None = None,
         timeout: Duration | None = None,
     ) -> Receipts:
-        """Move many messages, to one due or to one each (a list, or an integer array of milliseconds UTC). Returns
-        receipts in the order of `ids`; an id or a time that is out of range is INVALID, and the others are moved."""
-        self._start()
-        bad = Judgement()
-        encoded = encode_ids(ids, bad)
-        times, relative = _times(at, in_, len(encoded), bad)
-        flags = MutateFlag.IN if relative else MutateFlag(0)
-        return await self._many(Operation.MOVE, encoded, times, flags, bad, timeout)
+        """Move many messages, to one due time or to one each (a list, or an integer array of milliseconds UTC). Return
+        receipts in the order of `ids`. An id or a time out of range is INVALID; the others are moved."""
+        return await self._many(Operation.MOVE, ids, (at, in_), timeout=timeout)
 
     async def cancel_many(
         self, ids: Iterable[str] | Iterable[bytes], *, leased: bool = False, timeout: Duration | None = None
     ) -> Receipts:
-        """Cancel many messages. Returns receipts in the order of `ids`."""
-        self._start()
-        flags = MutateFlag.LEASED if leased else MutateFlag(0)
-        bad = Judgement()
-        return await self._many(Operation.CANCEL, encode_ids(ids, bad), None, flags, bad, timeout)
+        """Cancel many messages. Return receipts in the order of `ids`."""
+        return await self._many(Operation.CANCEL, ids, flags=_leased_flag(leased), timeout=timeout)
 
     async def revive(
         self,
@@ -325,52 +300,45 @@ class MutationCalls:
         in_: Duration | None = None,
         timeout: Duration | None = None,
     ) -> Receipts:
-        """Puts dead letters back on the timeline, with their deliveries counted from 0 again."""
-        self._start()
-        bad = Judgement()
-        encoded = encode_ids([ids] if isinstance(ids, str) else ids, bad)
-        times, relative = _times(at, in_, len(encoded), bad)
-        flags = MutateFlag.IN if relative else MutateFlag(0)
-        return await self._many(Operation.REVIVE, encoded, times, flags, bad, timeout)
+        """Put dead letters back on the timeline. Their deliveries count from 0 again."""
+        listed = [ids] if isinstance(ids, str) else ids
+        return await self._many(Operation.REVIVE, listed, (at, in_), timeout=timeout)
 
     async def purge(self, ids: str | Iterable[str] | Iterable[bytes], *, timeout: Duration | None = None) -> Receipts:
-        """Deletes dead letters for good."""
-        self._start()
-        bad = Judgement()
-        encoded = encode_ids([ids] if isinstance(ids, str) else ids, bad)
-        return await self._many(Operation.PURGE, encoded, None, MutateFlag(0), bad, timeout)
+        """Delete dead letters for good."""
+        return await self._many(Operation.PURGE, [ids] if isinstance(ids, str) else ids, timeout=timeout)
 
     async def _many(
         self,
         operation: Operation,
-        ids: Ragged,
-        times: Any,
-        flags: MutateFlag,
-        bad: Judgement,
+        ids: Any,
+        when: tuple[Any, Any] | None = None,
+        *,
+        flags: MutateFlag = MutateFlag(0),
         timeout: Duration | None,
     ) -> Receipts:
-        count = len(ids)
-        many = BatchCall(count, self._context.patience_ms(timeout), self._context.clock, self._context.trouble)
+        """Change many messages. `when`: `at=` and `in_=`, if the operation has a time."""
+        self._start()
+        bad = Judgement()
+        encoded = encode_ids(ids, bad)
+        count = len(encoded)
+        times = np.zeros(count, dtype=np.int64)
+        if when is not None:
+            times, relative = _times(*when, count, bad)
+            flags |= _in_flag(relative)
+        queue = self._queue(operation)
+        many = BatchCall(queue, count, self._context.patience_ms(timeout), bad)
         columns: Columns = {
-            "ids": ids,
-            "time_ms": np.zeros(count, dtype=np.int64) if times is None else times,
+            "ids": encoded,
+            "time_ms": times,
             "flags": np.full(count, int(flags), dtype=np.uint8),
             "if_version": np.zeros(count, dtype=np.int64),
             "op": self._context.ids.numbers(count),
         }
-        if bad:
-            many.refuse(bad)
-        columns, places = sound(columns, count, bad)
-        queue = self._queue(operation)
-        for start in range(0, len(places), FRAME_IDS):
-            part = slice(start, start + FRAME_IDS)
-            cut = {name: column[part] for name, column in columns.items()}
-            positions = places[part]
-            size = cut["ids"].nbytes + ID_OVERHEAD_BYTES * len(positions)
-            queue.add(RequestBatch(cut, operation, many, positions, size))
+        many.send(columns, operation, encoded.sizes + ID_OVERHEAD_BYTES)
         answers = await many.finished()
         many.check_heard()
-        return Receipts(ids, answers, many.waits_ms, operation)
+        return Receipts(encoded, answers, many.waits_ms, operation)
 
     async def move_tag(
         self,
@@ -384,14 +352,15 @@ class MutationCalls:
         resume: TagProgress | str | None = None,
         timeout: Duration | None = None,
     ) -> TagProgress:
-        """Move every message of `tag` that was there at the start: to one due (`at`, `in_`), or `by` a shift, which
-        may be negative ("-2h"). Works in chunks; `timeout` is for each. `dry_run`: only count. Returns the counts by
-        status.
+        """Move every message that has `tag` at the start: to one due time (`at`, `in_`), or by a shift (`by`), which
+        may be negative ("-2h"). Return the counts by status.
 
-        `progress` is called at the start and after each chunk. When the call raises, `error.progress` says how far it
-        came, and the same call goes on from there with `resume=error.progress`, or its token, `error.progress.resume`.
-        A new call instead would shift again what is shifted already. Raises Unavailable when nothing was changed,
-        Unknown when a part was.
+        It works in chunks; `timeout` is for each. `dry_run`: only count. `progress` is called at the start and after
+        each chunk.
+
+        If the call raises, `error.progress` says how far it came. The same call with `resume=error.progress`, or with
+        its token `error.progress.resume`, continues there. A new call would shift the same messages again. Raise
+        Unavailable if nothing was changed, and Unknown if a part was.
         """
         self._start()
         if sum(value is not None for value in (at, in_, by)) != 1:
@@ -415,10 +384,10 @@ class MutationCalls:
         resume: TagProgress | str | None = None,
         timeout: Duration | None = None,
     ) -> TagProgress:
-        """Cancel every message of `tag` that was there at the start. See `move_tag`.
+        """Cancel every message that has `tag` at the start. See `move_tag`.
 
-        UNKNOWN counts what was there at the start and was not met after an answer was lost, or after a `resume`: it was
-        cancelled, or delivered first.
+        UNKNOWN counts messages that were there at the start and were not found after an answer was lost, or after a
+        `resume`. They were cancelled, or delivered first.
         """
         self._start()
         _check_bool(leased, "leased")
@@ -469,9 +438,9 @@ class MutationCalls:
         progress: Callable[[TagProgress], object] | None,
         timeout: Duration | None,
     ) -> None:
-        """Fix the start, by a dry run, before anything is changed, so that a chunk sent again, or a walk that goes on,
-        asks for the very same. Of a cancel, count all that is there: what was cancelled without an answer is gone, and
-        can only be missed at the end."""
+        """Fix the start by a dry run, before anything is changed. A repeated chunk and a resumed call then ask for the
+        very same. Before a cancel, count all messages: one that was cancelled without an answer is missed at the
+        end."""
         cancels = look.operation is Operation.CANCEL
         look = look if cancels else replace(look, limit=1)
         so_far = told.copy()
@@ -494,17 +463,27 @@ class MutationCalls:
         frame = replace(frame, started_ms=told.started_ms)
         if told.at_ms:
             frame = replace(frame, at_ms=told.at_ms, in_ms=-1)
+
+        def timed(timeout_ms: int) -> bytes:
+            return encode(replace(frame, timeout_ms=timeout_ms))
+
         deadline = self._context.deadline(timeout)
-        data = await self._context.channel.unary(
-            "Mutate", partial(_timed, frame), deadline, attempt, writes=not frame.dry_run
-        )
+        data = await self._context.channel.unary("Mutate", timed, deadline, attempt, writes=not frame.dry_run)
         chunk = decode_as(data, TagMutated)
         told.started_ms, told.at_ms = chunk.started_ms, chunk.at_ms
         return chunk
 
 
+def _in_flag(relative: bool) -> MutateFlag:
+    return MutateFlag.IN if relative else MutateFlag(0)
+
+
+def _leased_flag(leased: bool) -> MutateFlag:
+    return MutateFlag.LEASED if leased else MutateFlag(0)
+
+
 def _asked(frame: MutateTag) -> Asked:
-    """What `frame` asks for, in the words of its call."""
+    """Return what `frame` asks for, by the names of its call."""
     return {
         "the operation": OPERATIONS_BY_TAG[frame.operation],
         "topic": frame.topic,
@@ -519,24 +498,20 @@ def _asked(frame: MutateTag) -> Asked:
 
 
 def _broken_off(error: TimelineError, told: TagProgress, partly: bool) -> TimelineError:
-    """The error of a call by tag that broke off: how far it came, and how it goes on. `partly`: it changed something,
-    so that "nothing happened" would be untrue."""
+    """Return the error of a call by tag that broke off, with its progress and how to continue. `partly`: it changed
+    something, so that "nothing happened" would be untrue."""
     kind, reason, advice = type(error), error.reason or error.advice, error.advice
     if error.retryable and not told.asked["dry_run"] and (told.done or isinstance(error, Unknown)):
         advice = "repeat the same call with resume=error.progress; without it, messages may be changed twice"
         if partly:
             kind, reason = Unknown, f"it broke off after {told.done} messages: {reason}"
     broken = kind(reason, id=error.id, retry_after_ms=error.retry_after_ms, advice=advice)
-    broken.progress = told
+    broken.progress, broken.lasting, broken.found = told, error.lasting, error.found
     return broken
 
 
-def _timed(frame: MutateTag, timeout_ms: int) -> bytes:
-    return encode(replace(frame, timeout_ms=timeout_ms))
-
-
-def _times(at: Any, in_: Any, count: int, bad: Judgement) -> tuple[Any, bool]:
-    """`at=` or `in_=`, one for all or one each, as a column, and whether it counts from the broker's now."""
+def _times(at: Any, in_: Any, count: int, bad: Judgement) -> tuple[Int64, bool]:
+    """Return `at=` or `in_=`, one for all or one each, as a column, and whether it counts from the broker's now."""
     if (at is None) == (in_ is None):
         raise Invalid("say either at= (points in time) or in_= (how long from now), one of the two")
     return (durations(in_, count, bad), True) if at is None else (instants(at, count, "at", bad), False)

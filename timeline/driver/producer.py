@@ -1,4 +1,4 @@
-"""The producer: puts, moves and cancels messages of one topic in the name of one group."""
+"""The producer: it puts, moves and cancels messages of one topic for one group."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ from timeline.columns import Bools, Ragged
 from timeline.driver.batch import Batch
 from timeline.driver.message import Message, Payload, carried, move_flag, of_message
 from timeline.driver.mutations import MutationCalls
-from timeline.driver.produce.produce_stream import OVERHEAD_BYTES, PUT_COLUMNS, ProduceStream, cuts_of, put_sizes
-from timeline.driver.produce.request_batch import BatchCall, Columns, RequestBatch, sound
+from timeline.driver.produce.produce_stream import OVERHEAD_BYTES, PUT_COLUMNS, ProduceStream, put_sizes
+from timeline.driver.produce.request_queue import BatchCall, Columns, QueueRunner
 from timeline.driver.receipts import Receipt, Receipts, receipt_of
 from timeline.driver.times import Duration, Expiry, When
 from timeline.driver.transport.client_context import ClientContext
 from timeline.errors import Closed, Invalid, TimelineError, Unknown
 from timeline.model import Operation, Status
 from timeline.wire import Judgement
-from timeline.wire.frames import AIM_BYTES, PutFlag
+from timeline.wire.frames import PutFlag
 
-FRAME_MESSAGES = 10_000
 STREAMED_MESSAGES = 5_000
 STREAMED_BYTES = 16 * 1024 * 1024
-"""What `produce_iter` holds at most: messages without their receipts."""
+"""Payload bytes that `produce_iter` holds at most for messages without a receipt."""
 MOST_IN_DOUBT = 1_000
-"""Traces of puts whose outcome is unknown, kept for whoever asks again; the oldest go."""
+"""Traces of puts with an unknown outcome, kept for a second call. The oldest go."""
 
 
 class Producer(MutationCalls):
-    """Puts messages on a topic's timeline; moves and cancels those of its group. Made by `Timeline.producer`.
+    """Puts messages on a topic's timeline, and moves and cancels those of its group. Made by `Timeline.producer`.
 
-    One producer serves all tasks of a loop. Single calls that come at the same time travel together. Every call takes
-    `timeout=` (the client's by default): past it, it raises Unavailable when it was surely never done, Unknown when it
-    may have been; what is retryable is retried until then, as the very same call, so that nothing happens twice.
+    One producer serves all tasks of a loop. Single calls that are made at the same time travel together.
+
+    Every call takes `timeout=` (default: the client's). After it, a call raises Unavailable if it was certainly not
+    done, and Unknown if it may have been. Until then the driver repeats a retryable call as the very same call, so that
+    nothing happens twice.
 
         async with tl.producer("departures", group="ops") as p:
             await p.produce(b"gate closes", at=when, id="UA1545")
@@ -59,44 +60,47 @@ class Producer(MutationCalls):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Waits until all that is on its way is answered, at most the client's timeout; then ends the stream. What has
-        no answer by then raises where it was called."""
+        """Wait until all calls are answered, at most for the client's timeout; then end the stream. Calls without an
+        answer by then raise Unavailable or Unknown."""
         if self.closed:
             return
         self.closed = True
         if self._epoch == self._context.epoch:
             try:
                 async with asyncio.timeout(self._context.timeout_ms / 1000.0):
-                    await self._stream.queue.idle()
-                    await self._mutating_idle()
+                    for runner in self._runners:
+                        await runner.queue.idle()
             except TimeoutError:
-                pass  # who still waits is told when it stops
-            except asyncio.CancelledError:  # nothing goes on behind whoever closes
+                pass  # `_stop` answers the rest
+            except asyncio.CancelledError:  # nothing goes on in the background
                 await self._stop()
                 raise
             await self._stop()
 
     async def _stop(self) -> None:
-        await self._stream.stop()
-        await self._stop_mutating()
+        for runner in self._runners:
+            await runner.stop()
+
+    @property
+    def _runners(self) -> list[QueueRunner]:
+        return [self._stream, *self._calls.values()]
 
     def __del__(self) -> None:
-        """One that was never closed and that nobody holds any more, so that nothing is under way: its stream ends."""
+        """End the stream of a producer that was never closed. No call is under way: it would hold the producer."""
         if not self.closed and self._epoch == self._context.epoch and self._context.here:
-            self._stream.cancel()
-            for calls in self._calls.values():
-                calls.cancel()
+            for runner in self._runners:
+                runner.cancel()
 
     def _start(self) -> None:
-        """Before each call: a child process, and a new event loop, start afresh."""
+        """Prepare each call. A child process and a new event loop start with a new stream."""
         if self.closed:
-            raise Closed("the producer was closed: make another with tl.producer(…)")
+            raise self._context.closed_error("the producer was closed. Make another with tl.producer(…)")
         self._context.check()
         if self._epoch != self._context.epoch:
             self._epoch = self._context.epoch
-            self._context.leave_behind(self._stream, self._calls)
+            self._context.leave_behind(*self._runners)
             self._stream = ProduceStream(self._context, self.topic, self.group)
-            self._renew()
+            self._calls = {}
         self._stream.start()
 
     async def produce(
@@ -112,14 +116,15 @@ class Producer(MutationCalls):
         if_exists: str | None = None,
         timeout: Duration | None = None,
     ) -> Receipt:
-        """Puts one message; returns when the broker's store has it. A due in the past is delivered at once.
+        """Put one message. Return when the broker's store has it. A due time in the past means: deliver at once.
 
-        `at` or `in_` says when (see `Message` for all arguments); `if_exists="move"`: a message of this id that is
-        there and not leased is moved to the asked due instead, and keeps its payload, tag, headers and expires
-        (`receipt.moved`). `if_exists="replace"`: this message takes the place of one that is there and not leased.
-        Answers a Receipt: OK, or DUPLICATE when this very message was there already. Raises Exists when the id is taken
-        by another message, Forbidden when that is another group's; Invalid, TooLarge, Throttled, Leased, Dead, NotFound
-        (no such topic), Unavailable, Unknown, Closed: all with `.id`.
+        `at` or `in_` is the due time; see `Message` for all arguments. `if_exists="move"`: if an unleased message has
+        this id, only its due time is changed. It keeps its payload, tag, headers and expiry (`receipt.moved`).
+        `if_exists="replace"`: this message replaces an unleased message of the same id.
+
+        Return a Receipt: OK, or DUPLICATE if this very message is there already. Raise Exists if another message has
+        the id, and Forbidden if that is another group's. Raise Invalid, TooLarge, Throttled, Leased, Dead, NotFound (no
+        such topic), Unavailable, Unknown or Closed. All errors have the message's `.id`.
         """
         self._start()
         message = Message(payload, at, in_, id, tag, headers, expires)
@@ -130,10 +135,10 @@ class Producer(MutationCalls):
         return await self._put(message, flag, timeout_ms)
 
     async def _put(self, message: Message, flag: int, timeout_ms: float, made: bytes = b"") -> Receipt:
-        """`made`: an id of the driver's, for a message without one."""
+        """Put a message. `made`: the driver's id for a message without one."""
         own, *_, headers = message.encoded
         id = own or made or self._context.ids.make()
-        if own in self._in_doubt:  # it is asked for again, by the id that its error told
+        if own in self._in_doubt:  # the call is repeated with the id that its error had
             headers = carried(headers, self._in_doubt[own])
         by = tracing.tracer()
         if by is None:
@@ -147,7 +152,7 @@ class Producer(MutationCalls):
                 raise
 
     def _doubt(self, id: bytes, trace: Mapping[str, str]) -> None:
-        """Nobody knows whether what went under this `id` of ours, with such trace headers, was put."""
+        """Keep the trace headers of a put whose outcome is unknown, under the `id` that the driver made."""
         self._in_doubt[id] = trace
         if len(self._in_doubt) > MOST_IN_DOUBT:
             del self._in_doubt[next(iter(self._in_doubt))]
@@ -163,11 +168,12 @@ class Producer(MutationCalls):
     async def produce_many(
         self, messages: Batch | Iterable[Message], *, if_exists: str | None = None, timeout: Duration | None = None
     ) -> Receipts:
-        """Puts many messages; answers their Receipts in order: a message that is refused fails alone (`.failed`,
+        """Put many messages. Return their Receipts in order. A refused message fails alone (`.failed`,
         `.raise_failed()`).
 
-        `timeout` counts from the last answer, so that a large batch takes as long as it gets on. Raises Unavailable or
-        Unknown when no broker said anything about any of it, Invalid for what concerns all of it, Closed.
+        `timeout` counts from the last answer, so that a large batch may take as long as it makes progress. Raise
+        Unavailable or Unknown if no broker said anything about any message, Invalid if all of the call is wrong, and
+        Closed.
         """
         self._start()
         batch = messages if isinstance(messages, Batch) else Batch.of(messages)
@@ -177,19 +183,13 @@ class Producer(MutationCalls):
         if by is None:
             return await self._put_many(columns, len(batch), batch.refused, timeout)
         with tracing.sending(by, self.topic, len(batch)) as trace:
-            # They stay, as its ids do: the same batch sent again, in another trace or in none, is the same messages.
+            # They stay with the batch, as its ids do: the batch sent again, in any trace, has the same messages.
             batch.headers = columns["headers"] = _carried(batch.headers, len(batch), own, trace)
             return await self._put_many(columns, len(batch), batch.refused, timeout)
 
     async def _put_many(self, columns: Columns, count: int, refused: Judgement, timeout: Duration | None) -> Receipts:
-        many = BatchCall(count, self._context.patience_ms(timeout), self._context.clock, self._context.trouble)
-        if refused:
-            many.refuse(refused)
-        good, places = sound(columns, count, refused)
-        sizes = put_sizes(good)
-        for part in cuts_of(sizes, AIM_BYTES, FRAME_MESSAGES):
-            cut = {name: column if column is None else column[part] for name, column in good.items()}
-            self._stream.queue.add(RequestBatch(cut, Operation.PUT, many, places[part], int(sizes[part].sum())))
+        many = BatchCall(self._stream.queue, count, self._context.patience_ms(timeout), refused)
+        many.send(columns, Operation.PUT, put_sizes(columns))
         answers = await many.finished()
         many.check_heard()
         moves = bool((columns["flags"] & PutFlag.MOVE).any())
@@ -217,9 +217,10 @@ class Producer(MutationCalls):
         if_exists: str | None = None,
         timeout: Duration | None = None,
     ) -> AsyncIterator[Receipt]:
-        """Puts messages as they come, in bounded memory, and yields their receipts in order; a message that is refused
-        yields a receipt that says so (`receipt.ok`, `receipt.raise_failed()`) and the stream goes on. What `messages`
-        raises comes after the receipts of all that it gave before.
+        """Put messages as they come, in bounded memory, and yield their receipts in order.
+
+        A refused message yields a receipt of its status (`receipt.ok`, `receipt.raise_failed()`), and the stream goes
+        on. An exception of `messages` is raised after the receipts of all messages before it.
 
             async for receipt in p.produce_iter(Message(line, in_="1h") for line in file):
         """
@@ -247,7 +248,7 @@ class Producer(MutationCalls):
                 task.cancel()
 
     async def _told(self, message: Message, flag: int, timeout_ms: float) -> Receipt:
-        """A put whose failure is told by its receipt."""
+        """Put a message. Return its failure as a receipt, too."""
         made = b"" if message.encoded[0] else self._context.ids.make()
         try:
             return await self._put(message, flag, timeout_ms, made)
@@ -260,8 +261,8 @@ class Producer(MutationCalls):
 
 
 def _carried(headers: Ragged | None, count: int, own: Bools | None, trace: Mapping[str, str]) -> Ragged | None:
-    """A batch's headers with the context of a trace, but where the id is the producer's `own`: headers are part of what
-    makes a message the same, and such a one may be put again in another trace."""
+    """Return a batch's headers with the context of a trace. Messages with the producer's `own` id keep theirs: they may
+    be put again in another trace, and must then be the same message."""
     if own is not None and own.all():
         return headers
     if headers is None:
@@ -273,13 +274,13 @@ def _carried(headers: Ragged | None, count: int, own: Bools | None, trace: Mappi
 
 
 Pending: TypeAlias = deque[tuple[asyncio.Task[Any], int]]
-"""Puts under way, the oldest first, and the bytes of each."""
+"""Puts under way with the bytes of each, the oldest first."""
 YIELD_EVERY = 256
 
 
 class MessageSource:
-    """The messages of one `produce_iter`. What their iteration raises, or what is among them and no message, ends it;
-    `check` raises it once what came before is told."""
+    """The messages of one `produce_iter`. An exception, or an item that is no message, ends them. `check` raises it,
+    after the receipts of the messages before it."""
 
     def __init__(self, messages: Any) -> None:
         if not isinstance(messages, AsyncIterable | Iterable):
@@ -289,12 +290,12 @@ class MessageSource:
         self._broke: Exception | None = None
 
     def check(self) -> None:
-        """Raises what broke it."""
+        """Raise the exception that ended the messages."""
         if self._broke is not None:
             raise self._broke
 
     def plainly(self) -> Iterator[Message]:
-        """The messages of an iterable."""
+        """Yield the messages of an iterable."""
         if not isinstance(self._messages, Iterable):
             raise Invalid("the synchronous produce_iter takes an iterable of timeline.Message, not an asynchronous one")
         try:
@@ -304,7 +305,7 @@ class MessageSource:
             self._broke = broke
 
     def each(self, pending: Pending) -> AsyncIterator[Message | None]:
-        """The messages one by one; None whenever the oldest of `pending` is done before the next message is there."""
+        """Yield the messages one by one. Yield None when the oldest of `pending` is done before the next message comes."""
         if isinstance(self._messages, AsyncIterable):
             return self._awaited(aiter(self._messages), pending)
         return self._read()
@@ -313,7 +314,7 @@ class MessageSource:
         for number, message in enumerate(self.plainly(), 1):
             yield message
             if number % YIELD_EVERY == 0:
-                await asyncio.sleep(0)  # lets what was made so far be sent
+                await asyncio.sleep(0)  # let the puts so far be sent
 
     async def _awaited(self, source: AsyncIterator[Message], pending: Pending) -> AsyncIterator[Message | None]:
         coming: asyncio.Future[Message] | None = None
@@ -342,7 +343,7 @@ class MessageSource:
 
 
 async def _next(source: AsyncIterator[Message]) -> Message:
-    """The next one. A coroutine of ours, so that what is wrong with the source comes where what it raises does."""
+    """Return the next message. In this coroutine a wrong source fails where its own exceptions do."""
     coming = anext(source)
     if not inspect.isawaitable(coming):
         raise Invalid(f"produce_iter takes an async iterable, whose __anext__ is awaited; it gave {coming!r:.60}")

@@ -13,10 +13,11 @@ from timeline.columns import Int64, Ragged
 from timeline.driver.batch import encode_ids
 from timeline.driver.late import Cause, LateDelivery, LateReport, Why, late_of
 from timeline.driver.message import StoredMessage, encode_id, encode_tag, encode_text
+from timeline.driver.receipts import UNAVAILABLE, error_of
 from timeline.driver.times import Duration, When, as_datetime, duration_ms, instant_ms, shown
 from timeline.driver.topics import TopicCalls
 from timeline.driver.transport.channel import ask_all
-from timeline.errors import Invalid, NotFound, Unavailable
+from timeline.errors import Invalid, NotFound
 from timeline.model import MAX_BATCH, MAX_BUCKETS, MAX_HOLDER_BYTES, Rows, State, check_topic_name, decode_headers
 from timeline.wire import (
     Forecast,
@@ -236,7 +237,8 @@ class Queries(TopicCalls):
                     frame = replace(frame, cursor=page.cursor, limit=max(0, left))
             except TransportError as fault:
                 if deadline.left_ms <= 0:
-                    raise Unavailable(f"the scan broke off: {self._context.trouble().reason}") from fault
+                    why = self._context.trouble()
+                    raise error_of(UNAVAILABLE, None, f"the scan broke off: {why.reason}", trouble=why) from fault
 
     async def scan(
         self,

@@ -1,4 +1,4 @@
-"""What a producer gets back: a receipt a message."""
+"""What a producer gets back: a receipt for each message, or its error."""
 
 from __future__ import annotations
 
@@ -6,24 +6,75 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 
+from timeline import errors
 from timeline.columns import Bools, Indexes, Ragged
-from timeline.driver.produce.request_batch import DUPLICATE, OK, STORED_BEFORE, MessageAnswer, error_of
 from timeline.driver.times import as_datetime
 from timeline.errors import TimelineError
 from timeline.model import Answers, Operation, Status
 
+OK = Status.OK.code
+DUPLICATE = Status.DUPLICATE.code
+NOT_FOUND = Status.NOT_FOUND.code
+THROTTLED = Status.THROTTLED.code
+UNAVAILABLE = Status.UNAVAILABLE.code
+UNKNOWN = Status.UNKNOWN.code
+STORED_BEFORE = 2
+"""`Answers.repeat` of a put that found its own message in the store. 1: it had moved another message."""
+
+_ERRORS: dict[int, type[TimelineError]] = {
+    Status(kind.code).code: kind
+    for kind in (
+        errors.Invalid, errors.TooLarge, errors.Throttled, errors.NotFound, errors.Forbidden, errors.Fenced,
+        errors.Leased, errors.Dead, errors.Exists, errors.Expired, errors.Unavailable, errors.Unknown,
+    )
+}  # fmt: skip
+
+
+def error_of(
+    status: int,
+    id: str | None,
+    detail: str = "",
+    retry_after_ms: int = 0,
+    operation: Operation | None = None,
+    trouble: TimelineError | None = None,
+) -> TimelineError:
+    """Return the exception for status code `status`, which is neither OK nor DUPLICATE. A code that this version does
+    not know is UNKNOWN. `operation`: the call, which its advice depends on. `trouble`: why it was not sent."""
+    kind = _ERRORS.get(status, errors.Unknown)
+    advice = "" if operation is None else errors.ADVICE_OF_CALLS.get((operation.name.lower(), kind.code), "")
+    error = kind(detail, id=id, retry_after_ms=retry_after_ms, advice=advice)
+    if trouble is not None:
+        error.lasting, error.found = trouble.lasting, trouble.found
+    return error
+
+
+class MessageAnswer(NamedTuple):
+    """One message's definite answer. `status`: a code. `trouble`: why it could not be sent."""
+
+    status: int
+    version: int = 0
+    due_ms: int = 0
+    settled: bool = False
+    repeat: int = 0
+    detail: str = ""
+    retry_after_ms: int = 0
+    trouble: TimelineError | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """One message's answer. `status`: OK, DUPLICATE (it was there already, or was delivered: `settled`), or, out of
-    a batch, what refused it. `version`, `due_ms`: the message as it stands now, 0 when there is none. `detail`: a
-    sentence for a refusal. `retry_after_ms`: the wait that the broker asked for, 0 when it asked for none.
-    `operation`: what was asked, where that is known. `moved`: of a put with `if_exists="move"`, whether a message was
-    there and only its due was changed: payload, tag, headers and expires of the call were not stored."""
+    """One message's answer.
+
+    `status`: OK, or DUPLICATE: the message was there already, or was delivered before (`settled`). A receipt of a batch
+    may have any other status. `version`, `due_ms`: the message as it stands now, 0 if there is none. `detail`: a
+    sentence for a refusal. `retry_after_ms`: the wait that the broker asked for, or 0. `operation`: the call, if known.
+    `moved`: a put with `if_exists="move"` found a message and changed only its due time. Then payload, tag, headers and
+    expiry of the call were not stored.
+    """
 
     id: str
     status: Status
@@ -37,36 +88,36 @@ class Receipt:
 
     @property
     def due(self) -> datetime | None:
-        """When it is due, an aware datetime in UTC; None when no message stands there now."""
+        """The due time, an aware datetime in UTC. None if there is no message now."""
         return as_datetime(self.due_ms) if self.due_ms else None
 
     @property
     def ok(self) -> bool:
-        """Whether the call did what it was asked: OK or DUPLICATE."""
+        """Whether the status is OK or DUPLICATE."""
         return self.status is Status.OK or self.status is Status.DUPLICATE
 
     def raise_failed(self) -> None:
-        """Raises the status as its error, unless it is `ok`."""
+        """Raise the status as its error, unless it is `ok`."""
         if not self.ok:
             raise error_of(self.status.code, self.id, self.detail, self.retry_after_ms, self.operation)
 
 
 def receipt_of(id: bytes, answer: MessageAnswer, operation: Operation, moves: bool = False) -> Receipt:
-    """The receipt for one message's answer to `operation`, or its error, raised. `moves`: asked with "move"."""
+    """Return the receipt for one message's answer to `operation`, or raise its error. `moves`: the call said "move"."""
     status = answer.status
     if status in (OK, DUPLICATE):
         moved = moves and status == OK and answer.version > 1 and answer.repeat != STORED_BEFORE
         return Receipt(
-            id.decode(), Status.of(status), answer.version, answer.due_ms, answer.settled,
+            id.decode(), Status.of(status), answer.version, answer.due_ms, bool(answer.settled),
             operation=operation, moved=moved,
         )  # fmt: skip
     raise error_of(status, id.decode(), answer.detail, answer.retry_after_ms, operation, answer.trouble)
 
 
 class Receipts(Sequence[Receipt]):
-    """Receipts in the order of what was sent, as columns; a `Receipt` is made when one is asked for.
+    """Receipts in the order of the call, as columns. An item is a `Receipt`, made when it is asked for.
 
-    `status_codes`, `versions`, `due_ms`: numpy columns. `ids`: a Ragged column of bytes. `moves`: whether a put asked
+    `status_codes`, `versions`, `due_ms`: numpy columns. `ids`: a Ragged column of bytes. `moves`: whether it was a put
     with `if_exists="move"`.
     """
 
@@ -91,29 +142,29 @@ class Receipts(Sequence[Receipt]):
 
     @property
     def versions(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """The version of each as it stands; 0 where there is none."""
+        """The version of each message now, 0 where there is none."""
         return self._answers.version
 
     @property
     def due_ms(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """The due of each as it stands; 0 where there is none."""
+        """The due time of each message now, milliseconds UTC, 0 where there is none."""
         return self._answers.due_ms
 
     @property
     def settled(self) -> Bools:
-        """Which are DUPLICATE of what was delivered and settled before."""
+        """Which are DUPLICATE of a message that was delivered and settled before."""
         return self._answers.settled.astype(np.bool_)
 
     @property
     def moved(self) -> Bools:
-        """Which found a message and changed only its due, as `if_exists="move"` asks."""
+        """Which found a message and changed only its due time, as `if_exists="move"` asks."""
         answers = self._answers
         moved: Bools = (answers.status == OK) & (answers.version > 1) & (answers.repeat != STORED_BEFORE) & self._moves
         return moved
 
     @property
     def repeats(self) -> Bools:
-        """Which calls were recognised as done already: of a put, the very same birth."""
+        """Which calls were recognised as done already. A put is recognised by its birth."""
         return self._answers.repeat.astype(np.bool_)
 
     def __len__(self) -> int:
@@ -149,17 +200,17 @@ class Receipts(Sequence[Receipt]):
 
     @property
     def failed(self) -> Receipts:
-        """Those that are neither OK nor DUPLICATE."""
+        """The receipts that are neither OK nor DUPLICATE."""
         status = self._answers.status
         return self._at(np.flatnonzero((status != OK) & (status != DUPLICATE)))
 
     @property
     def counts(self) -> dict[Status, int]:
-        """How many got each status."""
+        """The number of messages by status."""
         return {Status.of(code): many for code, many in sorted(Counter(self._answers.status.tolist()).items())}
 
     def raise_failed(self) -> Receipts:
-        """Itself when none failed, else the first failure's error, which says how many more there are."""
+        """Return itself if none failed. Raise the first failure's error otherwise; it counts the others."""
         failed = self.failed
         if len(failed) == 0:
             return self

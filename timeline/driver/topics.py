@@ -6,7 +6,7 @@ import difflib
 from typing import Any
 
 from timeline.driver.message import encode_text
-from timeline.driver.produce.request_batch import NOT_FOUND, OK, error_of
+from timeline.driver.receipts import NOT_FOUND, OK, error_of
 from timeline.driver.times import Duration, duration_ms
 from timeline.driver.transport.channel import AttemptState
 from timeline.driver.transport.client_context import ClientContext

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from timeline import tracing
+from timeline.driver.transport.client_context import CLIENT_CLOSED
 from timeline.errors import Closed, Invalid
 
 T = TypeVar("T")
@@ -66,7 +67,7 @@ class Background:
 
     def _ready(self) -> asyncio.AbstractEventLoop:
         if self._closed:
-            raise Closed("the client was closed: connect again")
+            raise Closed(CLIENT_CLOSED)
         if threading.current_thread() is self._thread:
             raise Invalid("this is the client's own thread: use the asynchronous client here")
         if not self._in_loop:

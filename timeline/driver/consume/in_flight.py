@@ -377,10 +377,6 @@ class InFlight:
         if not frame.open:
             self._frames.pop(id(frame), None)
 
-    def settle(self, frame: DeliveredFrame, at: Indexes) -> None:
-        """A settle of these is to go out."""
-        frame.mark(at, SETTLING)
-
     def take_back(self, frame: DeliveredFrame, at: Indexes) -> None:
         """The settles of these came to nothing: they are in hand again."""
         at = distinct(at)
@@ -449,7 +445,7 @@ class InFlight:
         for frame in list(self._frames.values()):
             at = frame.where(WAITING)
             if len(at):
-                self.settle(frame, at)
+                frame.mark(at, SETTLING)
                 taken.append((frame, at))
         self._queue.clear()
         return taken

@@ -15,8 +15,8 @@ import numpy as np
 
 from timeline.clock import Clock
 from timeline.driver.consume.broker_clock import BrokerClock
-from timeline.driver.consume.in_flight import DeliveredFrame, InFlight
-from timeline.driver.consume.settler import UNSEEN, Settler
+from timeline.driver.consume.in_flight import SETTLING, DeliveredFrame, InFlight
+from timeline.driver.consume.settler import UNSEEN, Settler, SettleRequest
 from timeline.driver.tasks import end, keep, run_until_first
 from timeline.driver.transport.channel import REFUSALS, Deadline, OpenedStream, found_by, refusal
 from timeline.driver.transport.client_context import ClientContext
@@ -479,9 +479,10 @@ class ConsumerSession:
         bad = np.flatnonzero(sums != deliver.payload_sum)
         if len(bad):
             self._in_flight.stats.damaged += len(bad)
-            self._in_flight.settle(frame, bad)
+            frame.mark(bad, SETTLING)
             log.error("%d messages of %s arrived damaged and are buried", len(bad), self.subscription.topic)
-            self.settler.unawaited([(frame, bad)], Operation.BURY, reason=PAYLOAD_DAMAGED, timeout_ms=QUIET_TIMEOUT_MS)
+            asked = SettleRequest(Operation.BURY, reason=PAYLOAD_DAMAGED)
+            self.settler.unawaited([(frame, bad)], asked, timeout_ms=QUIET_TIMEOUT_MS)
         if not self.taking:
             self.hand_back()
         self.arrived()
@@ -498,7 +499,7 @@ class ConsumerSession:
         taken = self._in_flight.take_waiting()
         if taken:
             self._in_flight.stats.released_unseen += sum(len(at) for _, at in taken)
-            self.settler.unawaited(taken, Operation.RELEASE, flags=UNSEEN, timeout_ms=QUIET_TIMEOUT_MS, told=False)
+            self.settler.unawaited(taken, UNSEEN, timeout_ms=QUIET_TIMEOUT_MS, told=False)
 
     def _conclude(self, stream: ConsumeStream) -> None:
         """The stream is over: whether and where to go on. Raises when not."""

@@ -1,4 +1,4 @@
-"""Settles on their way: acks, extensions, releases and burials of what is in hand, and what their answers do to it."""
+"""Settles of messages in flight: acks, extensions, releases and burials, and what their answers mean."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,17 +15,17 @@ from timeline.columns import Indexes, Ragged
 from timeline.driver.consume.broker_clock import BrokerClock
 from timeline.driver.consume.in_flight import DONE, SETTLING, WAITING, DeliveredFrame, InFlight, SettledPlaces
 from timeline.driver.message import encode_text
-from timeline.driver.produce.request_batch import (
-    OK,
+from timeline.driver.produce.request_queue import (
+    FRAME_MESSAGES,
     BatchCall,
     Columns,
     ManyAnswers,
-    MessageAnswer,
     RequestBatch,
-    error_of,
+    RequestQueue,
+    columns_of,
     refusal_of,
 )
-from timeline.driver.produce.request_queue import RequestQueue
+from timeline.driver.receipts import OK, MessageAnswer, error_of
 from timeline.driver.times import Duration, When, duration_ms, instant_ms
 from timeline.driver.transport.client_context import ClientContext
 from timeline.errors import Invalid, TimelineError
@@ -36,11 +36,54 @@ GATHER_MS = 20.0
 GATHER_MESSAGES = 64
 LEASE_LEFT_MS = 50.0
 """An ack of a lease that ends sooner than this does not wait."""
+SETTLE_BYTES = 80
+
+
+class SettleRequest(NamedTuple):
+    """What is asked of messages in flight. `time_ms`, `flags`: see `wire.Settle`. `reason`: of a release or a bury."""
+
+    operation: Operation
+    time_ms: int = 0
+    flags: int = 0
+    reason: bytes = b""
+
+    @property
+    def ends(self) -> bool:
+        """Whether it ends the lease."""
+        return self.operation is not Operation.EXTEND
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether it needs an operation id, by which a broker recognises a repeat."""
+        return self.operation in (Operation.RELEASE, Operation.BURY)
+
+
+ACK = SettleRequest(Operation.ACK)
+UNSEEN = SettleRequest(Operation.RELEASE, flags=int(SettleFlag.UNSEEN))
+"""Returns messages that no user's code has seen."""
+
+
+def release_of(in_: Duration | None, at: When | None, reason: str) -> SettleRequest:
+    """Return the request of a release. Raise Invalid."""
+    if in_ is not None and at is not None:
+        raise Invalid("say in_= or at=, or neither to release it at once; not both")
+    said = encode_text(reason, "a reason", MAX_REASON_BYTES, least_bytes=0).encode()
+    if at is not None:
+        return SettleRequest(Operation.RELEASE, instant_ms(at), int(SettleFlag.AT), said)
+    return SettleRequest(Operation.RELEASE, 0 if in_ is None else duration_ms(in_), 0, said)
+
+
+def bury_of(reason: str) -> SettleRequest:
+    """Return the request of a bury, which needs a reason. Raise Invalid."""
+    return SettleRequest(Operation.BURY, reason=encode_text(reason, "a reason to bury", MAX_REASON_BYTES).encode())
 
 
 class AckBatcher:
-    """The acks gathered so far. They are `ripe`, and `wake` is called, 20 ms after the first of them, or once they are
-    64 or hold half of the credit, in messages or in bytes, or when the lease of one of them is about to end."""
+    """The acks of `ack_soon` gathered so far. `ripe`: they are to be sent; `wake` is called then.
+
+    That is 20 ms after the first ack, at 64 acks, at half of the credit (in messages or bytes), or when a lease is
+    about to end.
+    """
 
     def __init__(self, in_flight: InFlight, clock: Clock, wake: Callable[[], None]) -> None:
         self._clock, self._wake = clock, wake
@@ -55,7 +98,7 @@ class AckBatcher:
         return sum(len(frame.soon) for frame in self._frames)
 
     def add(self, frame: DeliveredFrame, index: int) -> None:
-        """One more."""
+        """Add an ack."""
         if frame.state[index] != DONE:
             frame.state[index] = SETTLING
         if not frame.soon:
@@ -67,7 +110,7 @@ class AckBatcher:
             self._count(1, int(frame.sizes[index]), ends_soon)
 
     def add_all(self, frame: DeliveredFrame, at: Indexes) -> None:
-        """The same for many of a frame."""
+        """Add acks of many messages of a frame."""
         if not len(at):
             return
         frame.mark(at[np.frombuffer(frame.state, dtype=np.uint8)[at] != DONE], SETTLING)
@@ -98,7 +141,7 @@ class AckBatcher:
             self._timer = None
 
     def take(self) -> list[tuple[DeliveredFrame, Indexes]]:
-        """All of them, by frame; from now on others gather."""
+        """Take all acks, by frame."""
         taken = []
         for frame in self._frames:
             at = np.array(frame.soon, dtype=np.intp)
@@ -113,14 +156,12 @@ class AckBatcher:
 
 log = logging.getLogger("timeline.driver")
 
-FRAME_SETTLES = 10_000
-SETTLE_BYTES = 80
-
 OnError = Callable[[DeliveredFrame, int, TimelineError], None]
 
 
 class UnawaitedSettles(ManyAnswers):
-    """A sink that nobody waits at: the messages of some frames, one after the other. Failures go to `on_error`."""
+    """Settles without a caller that waits: the messages of some frames, one after the other. `told`: failures go to
+    the settler's `on_error`."""
 
     def __init__(
         self,
@@ -131,12 +172,12 @@ class UnawaitedSettles(ManyAnswers):
         told: bool,
     ) -> None:
         self._ends = np.cumsum([len(at) for _, at in parts]).tolist()
-        super().__init__(self._ends[-1], settler.context.clock.monotonic_ms() + timeout_ms)
+        super().__init__(settler.queue, self._ends[-1], timeout_ms)
         self._settler, self._parts, self._operation, self.told = settler, parts, operation, told
 
     @property
     def unanswered(self) -> int:
-        """How many of its messages have no answer."""
+        """The number of its messages without an answer."""
         return int(self._missing.sum())
 
     def _take(self, where: Indexes, answers: Answers) -> None:
@@ -149,20 +190,19 @@ class UnawaitedSettles(ManyAnswers):
                 self._settler.conclude(frame, indexes[where[mine] - start], self._operation, part, self.told)
             start, first = end, last
         if not self._missing.any():
-            self._batches.clear()
             self._settler.over(self)
 
     def expire(self, now_ms: float) -> bool:
-        """Whether its deadline is over; what has no answer by then is answered by that."""
+        """Return whether its deadline is over. If so, answer all messages that have no answer."""
         if now_ms < self.deadline_ms:
             return False
-        for batch, at, overdue in self._overdue(self._settler.context.trouble):
+        for batch, at, overdue in self._overdue():
             self.answer(batch, at, refusal_of(len(at), Status.of(overdue.status), overdue.detail))
         return True
 
 
 class Settler:
-    """Makes settles of what is in hand, and draws the consequences of their answers."""
+    """Settles messages in flight, and applies the answers to them."""
 
     def __init__(
         self, context: ClientContext, in_flight: InFlight, broker_clock: BrokerClock, on_error: OnError
@@ -179,138 +219,130 @@ class Settler:
         self,
         frame: DeliveredFrame,
         index: int,
-        operation: Operation,
-        time_ms: int,
-        flags: int,
-        reason: bytes,
+        asked: SettleRequest,
         timeout_ms: float,
     ) -> MessageAnswer:
-        """One settle, answered. The answer says its fate; the message's state is up to date by then."""
-        settles = operation is not Operation.EXTEND
-        if settles and frame.state[index] != DONE:
+        """Settle or extend one message. Return the answer, whatever it says; the message's state is up to date then."""
+        if asked.ends:
             self.in_flight.settle_one(frame, index)
-        entry = (frame, index, operation, time_ms, flags, self._op(operation), reason)
+        columns = frame.columns
+        token = (columns.ids[index], columns.birth[index], columns.version[index])
+        op = self.context.ids.number() if asked.repeatable else 0
+        entry = (*token, asked.operation, asked.time_ms, asked.flags, op, asked.reason, frame, index)
         try:
-            answer = await self.queue.single(entry, SETTLE_BYTES + len(reason), timeout_ms)
+            answer = await self.queue.single(entry, SETTLE_BYTES + len(asked.reason), timeout_ms)
         except BaseException:
-            if settles:  # an extend that is broken off must not undo an ack on its way
+            if asked.ends:  # an extend that is broken off must not undo an ack on its way
                 self.in_flight.take_back(frame, np.array([index]))
             raise
-        if settles and answer.status == OK:
+        if asked.ends and answer.status == OK:
             self.in_flight.finish_one(frame, index)
             self._pay_out()
             return answer
         at = np.array([index])
         answers = Answers.blank(1, Status.of(answer.status))
         answers.due_ms[0] = answer.due_ms
-        self.conclude(frame, at, operation, answers, told=False)
+        self.conclude(frame, at, asked.operation, answers, told=False)
         return answer
 
     async def many(
         self,
         frame: DeliveredFrame,
         at: Indexes,
-        operation: Operation,
-        time_ms: int,
-        flags: int,
-        reason: bytes,
+        asked: SettleRequest,
         timeout_ms: float,
     ) -> Answers:
-        """Settles messages of a frame; answers in order. Raises when the call itself failed."""
+        """Settle or extend messages of a frame. Return answers in order. Raise if the call itself failed."""
         live = at[np.frombuffer(frame.state, dtype=np.uint8)[at] != DONE]
-        if operation is not Operation.EXTEND:
-            self.in_flight.settle(frame, live)
-        many = BatchCall(len(at), timeout_ms, self.context.clock, self.context.trouble)
-        for start in range(0, len(at), FRAME_SETTLES):
-            positions = np.arange(start, min(len(at), start + FRAME_SETTLES))
-            self.queue.add(self._batch([(frame, at[positions])], operation, time_ms, flags, reason, many, positions))
+        if asked.ends:
+            frame.mark(live, SETTLING)
+        many = BatchCall(self.queue, len(at), timeout_ms)
+        for start in range(0, len(at), FRAME_MESSAGES):
+            positions = np.arange(start, min(len(at), start + FRAME_MESSAGES))
+            self.queue.add(self._batch([(frame, at[positions])], asked, many, positions))
         try:
             answers = await many.finished()
         except BaseException:
-            if operation is not Operation.EXTEND:
+            if asked.ends:
                 self.in_flight.take_back(frame, live)
             raise
-        self.conclude(frame, at, operation, answers, told=False)
+        self.conclude(frame, at, asked.operation, answers, told=False)
         many.check_heard()
         return answers
 
     def soon(self, frame: DeliveredFrame, index: int) -> None:
-        """An ack that nobody waits for."""
+        """Acknowledge without waiting."""
         self._gathered.add(frame, index)
 
     def soon_all(self, frame: DeliveredFrame, at: Indexes) -> None:
-        """The same for many of a frame."""
+        """Acknowledge many messages of a frame without waiting."""
         self._gathered.add_all(frame, at)
 
     @property
     def gathering(self) -> bool:
-        """Whether acks that nobody waits for are yet to be sent."""
+        """Whether acks of `ack_soon` are not sent yet."""
         return len(self._gathered) > 0
 
     @property
     def unanswered(self) -> int:
-        """How many acks that nobody waits for have no answer yet."""
+        """The number of acks of `ack_soon` without an answer."""
         return len(self._gathered) + sum(sink.unanswered for sink in list(self._unawaited) if sink.told)
 
     def gather(self, timeout_ms: float, *, at_once: bool) -> None:
-        """Makes batches of the acks that nobody waits for, when it is time for them, or `at_once`."""
+        """Make batches of the acks of `ack_soon`, if they are ripe or `at_once`."""
         if not (self._gathered.ripe or at_once):
             return
         for parts in _framed(self._gathered.take()):
-            self.unawaited(parts, Operation.ACK, timeout_ms=timeout_ms)
+            self.unawaited(parts, ACK, timeout_ms=timeout_ms)
 
     def extend(self, messages: Iterable[tuple[DeliveredFrame, Indexes]], lease_ms: float) -> None:
-        """Extends what nobody waits for. In as few frames as may be: one each, they would wait for each other's answers
-        longer than the leases last."""
+        """Extend leases without waiting, in as few frames as possible. One frame per message would wait for the other
+        answers longer than the leases last."""
         for parts in _framed(messages):
-            self.unawaited(parts, Operation.EXTEND, int(lease_ms), timeout_ms=lease_ms / 2, told=False)
+            asked = SettleRequest(Operation.EXTEND, int(lease_ms))
+            self.unawaited(parts, asked, timeout_ms=lease_ms / 2, told=False)
 
     def unawaited(
         self,
         parts: list[tuple[DeliveredFrame, Indexes]],
-        operation: Operation,
-        time_ms: int = 0,
-        flags: int = 0,
-        reason: bytes = b"",
+        asked: SettleRequest,
         *,
         timeout_ms: float,
         told: bool = True,
     ) -> None:
-        """Settles what nobody waits for. `told`: failures are reported."""
-        sink = UnawaitedSettles(self, parts, operation, timeout_ms, told)
+        """Settle or extend without waiting. `told`: failures are reported."""
+        sink = UnawaitedSettles(self, parts, asked.operation, timeout_ms, told)
         self._unawaited[sink] = None
-        self.queue.add(self._batch(parts, operation, time_ms, flags, reason, sink, None))
+        self.queue.add(self._batch(parts, asked, sink, None))
 
     def expire(self, now_ms: float) -> None:
-        """Ends settles that nobody waits for at their deadline."""
+        """End unawaited settles whose deadline is over."""
         for sink in list(self._unawaited):
             if sink.expire(now_ms):
                 self.over(sink)
 
     def over(self, sink: UnawaitedSettles) -> None:
-        """`sink` is done with. Kept any longer, it would keep its frames alive until the collector has seen them."""
+        """Forget `sink`, which would keep its frames alive."""
         self._unawaited.pop(sink, None)
 
     def frame(self, request: int, batch: RequestBatch) -> Settle:
-        """The frame that carries `batch` as `request`, and the credit of what its settles end."""
+        """Return the frame that carries `batch` as `request`, with the credit of the messages that it ends."""
         columns = dict(batch.columns)
         messages, nbytes = self.in_flight.credit.board(request, columns.pop("places"))
         return Settle(request=request, credit_messages=messages, credit_bytes=nbytes, **columns)
 
     def unsent(self, request: int, status: Status, why: str) -> None:
-        """The frame of `request` cannot be sent: its settles are refused."""
-        batch = self.queue.carried(request)
-        if batch is not None:
-            self.in_flight.credit.land(request, counts=False)
-            self.queue.refused(request, refusal_of(len(batch), status, why))
+        """Refuse the settles of `request`, whose frame cannot be sent."""
+        self.in_flight.credit.land(request, counts=False)
+        self.queue.refused(request, status, why)
 
     def answered(self, settled: Settled) -> None:
-        """The broker's answers. Raises Invalid when they do not fit what was asked."""
-        batch, status = self.queue.carried(settled.request), settled.answers.status
+        """Take the broker's answers. Raise Invalid if they do not fit the request."""
+        batch, status = self.queue.outstanding.get(settled.request), settled.answers.status
         if batch is not None and len(batch) == len(status):
             counts = credit_counts(batch.columns["operation"], status)
             self.in_flight.credit.land(settled.request, counts)
-            if not counts:  # what did end is owed at once, not when all of its call has
+            if not counts:  # messages that did end are owed at once, not when all of their call have
                 for frame, at in batch.columns["places"][np.flatnonzero(~still_held(status))].parts:
                     if frame is not None:
                         self.in_flight.credit.give(frame, at)
@@ -319,44 +351,34 @@ class Settler:
     def _batch(
         self,
         parts: list[tuple[DeliveredFrame, Indexes]],
-        operation: Operation,
-        time_ms: int,
-        flags: int,
-        reason: bytes,
+        asked: SettleRequest,
         sink: ManyAnswers,
         positions: Indexes | None,
     ) -> RequestBatch:
         count = sum(len(at) for _, at in parts)
         columns: Columns = {
-            "ids": Ragged.concat([_part(frame, at) for frame, at in parts]),
-            "birth": _joined([frame.columns.birth[at] for frame, at in parts]),
-            "version": _joined([frame.columns.version[at] for frame, at in parts]),
-            "operation": np.full(count, operation, dtype=np.uint8),
-            "time_ms": np.full(count, time_ms, dtype=np.int64),
-            "flags": np.full(count, flags, dtype=np.uint8),
-            "op": np.zeros(count, np.uint64) if not self._op_needed(operation) else self.context.ids.numbers(count),
-            "reasons": Ragged.repeat(reason, count) if reason else None,
-            "places": SettledPlaces([(_ended(frame, operation), at) for frame, at in parts]),
+            "ids": Ragged.concat([_ids(frame, at) for frame, at in parts]),
+            "birth": np.concatenate([frame.columns.birth[at] for frame, at in parts]),
+            "version": np.concatenate([frame.columns.version[at] for frame, at in parts]),
+            "operation": np.full(count, asked.operation, dtype=np.uint8),
+            "time_ms": np.full(count, asked.time_ms, dtype=np.int64),
+            "flags": np.full(count, asked.flags, dtype=np.uint8),
+            "op": self.context.ids.numbers(count) if asked.repeatable else np.zeros(count, np.uint64),
+            "reasons": Ragged.repeat(asked.reason, count) if asked.reason else None,
+            "places": SettledPlaces([(frame if asked.ends else None, at) for frame, at in parts]),
         }
-        return RequestBatch(
-            columns, columns["operation"], sink, positions, columns["ids"].nbytes + SETTLE_BYTES * count
-        )
-
-    def _op_needed(self, operation: Operation) -> bool:
-        return operation in (Operation.RELEASE, Operation.BURY)
-
-    def _op(self, operation: Operation) -> int:
-        return self.context.ids.number() if self._op_needed(operation) else 0
+        nbytes = columns["ids"].nbytes + SETTLE_BYTES * count
+        return RequestBatch(columns, columns["operation"], sink, positions, nbytes)
 
     def conclude(self, frame: DeliveredFrame, at: Indexes, operation: Operation, answers: Answers, told: bool) -> None:
-        """What answers mean for messages in hand. `told`: failures go to whoever listens."""
+        """Apply answers to messages in flight. `told`: report failures."""
         status = answers.status
         if operation is Operation.EXTEND:
             self._extended(frame, at, answers)
         elif not status.any():
             self.in_flight.finish(frame, at)
         else:
-            ours = still_held(status)  # to be settled another way
+            ours = still_held(status)  # they can be settled another way
             self.in_flight.finish(frame, at[status == OK])
             self._lose(frame, at[~ours & (status != OK)])
             self.in_flight.take_back(frame, at[ours])
@@ -365,7 +387,7 @@ class Settler:
             self._tell(frame, at, operation, answers)
 
     def _pay_out(self) -> None:
-        """Credit that did not count with its settle goes by itself, now rather than with the next tick."""
+        """Send credit that did not count with its settle now, rather than with the next tick."""
         if self.in_flight.credit.owed:
             self.queue.work.set()
 
@@ -379,7 +401,7 @@ class Settler:
 
     def _lose(self, frame: DeliveredFrame, gone: Indexes) -> None:
         state = np.frombuffer(frame.state, dtype=np.uint8)
-        gone = gone[state[gone] != DONE]  # what was settled, or known to be lost, is counted already
+        gone = gone[state[gone] != DONE]  # settled and lost messages are counted already
         if len(gone):
             waiting = state[gone] == WAITING
             self.in_flight.stats.dropped += int(waiting.sum())
@@ -398,23 +420,19 @@ class Settler:
             self._on_error(frame, int(at[place]), error)
 
 
-def _part(frame: DeliveredFrame, at: Indexes) -> Ragged:
-    """The ids at `at`; the column itself when that is all of them in order."""
+def _ids(frame: DeliveredFrame, at: Indexes) -> Ragged:
+    """Return the ids at `at`: the column itself if these are all in order."""
     if len(at) == len(frame) and (len(at) == 1 or bool((np.diff(at) == 1).all())):
         return frame.columns.ids
     return frame.columns.ids.take(at)
 
 
-def _joined(columns: list[Any]) -> Any:
-    return columns[0] if len(columns) == 1 else np.concatenate(columns)
-
-
 def _framed(messages: Iterable[tuple[DeliveredFrame, Indexes]]) -> Iterator[list[tuple[DeliveredFrame, Indexes]]]:
-    """Messages in parts of what one frame takes."""
+    """Yield messages in parts that fit into one frame."""
     parts: list[tuple[DeliveredFrame, Indexes]] = []
     count = 0
     for frame, at in messages:
-        if parts and count + len(at) > FRAME_SETTLES:
+        if parts and count + len(at) > FRAME_MESSAGES:
             yield parts
             parts, count = [], 0
         parts.append((frame, at))
@@ -423,64 +441,26 @@ def _framed(messages: Iterable[tuple[DeliveredFrame, Indexes]]) -> Iterator[list
         yield parts
 
 
-def _ended(frame: DeliveredFrame, operation: Operation) -> DeliveredFrame | None:
-    """`frame`, when this settle of its messages ends their stay in hand."""
-    return None if operation is Operation.EXTEND else frame
-
-
 def _runs(frames: Sequence[DeliveredFrame | None], at: Indexes) -> list[tuple[DeliveredFrame | None, Indexes]]:
-    """Messages one by one as parts of frames."""
+    """Return single messages as parts of frames."""
     starts = [0, *(n for n in range(1, len(frames)) if frames[n] is not frames[n - 1])]
     return [(frames[start], at[start:end]) for start, end in zip(starts, [*starts[1:], len(frames)], strict=True)]
 
 
 def _build(entries: Sequence[Any]) -> tuple[Columns, Any]:
-    """Columns of single settles; an entry is (frame, index, operation, time_ms, flags, op, reason)."""
-    count = len(entries)
-    frames, indexes, operations, times, flags, ops, reasons = zip(*entries, strict=True)
-    messages = list(zip(frames, indexes, strict=True))
-    operation = np.fromiter(operations, np.uint8, count)
-    columns: Columns = {
-        "ids": Ragged.of([frame.columns.ids[index] for frame, index in messages]),
-        "birth": np.fromiter((frame.columns.birth[index] for frame, index in messages), np.uint64, count),
-        "version": np.fromiter((frame.columns.version[index] for frame, index in messages), np.int64, count),
-        "operation": operation,
-        "time_ms": np.fromiter(times, np.int64, count),
-        "flags": np.fromiter(flags, np.uint8, count),
-        "op": np.fromiter(ops, np.uint64, count),
-        "reasons": Ragged.of(list(reasons)) if any(reasons) else None,
-        "places": SettledPlaces(_runs(list(map(_ended, frames, operations)), np.fromiter(indexes, np.intp, count))),
-    }
+    """Return the columns of single settles. An entry has a value for each column of `Settle`, its frame and index."""
+    *values, frames, indexes = zip(*entries, strict=True)
+    columns = columns_of(Settle, values)
+    operation = columns["operation"]
+    ended = [None if op == Operation.EXTEND else frame for frame, op in zip(frames, operation.tolist(), strict=True)]
+    columns["places"] = SettledPlaces(_runs(ended, np.array(indexes, dtype=np.intp)))
     return columns, operation
-
-
-UNSEEN = int(SettleFlag.UNSEEN)
-AT = int(SettleFlag.AT)
-
-
-def release_time(in_: Duration | None, at: When | None) -> tuple[int, int]:
-    """When a release makes a message due again, and as what kind of time the broker is to read it."""
-    if in_ is not None and at is not None:
-        raise Invalid("say in_= or at=, or neither to release it at once; not both")
-    if at is not None:
-        return instant_ms(at), AT
-    return (0 if in_ is None else duration_ms(in_)), 0
-
-
-def release_reason(reason: str) -> bytes:
-    """The reason of a release, as it is sent. Raises Invalid."""
-    return encode_text(reason, "a reason", MAX_REASON_BYTES, least_bytes=0).encode()
-
-
-def bury_reason(reason: str) -> bytes:
-    """The same of a bury, which needs one."""
-    return encode_text(reason, "a reason to bury", MAX_REASON_BYTES).encode()
 
 
 def weakly(
     tell: Callable[[DeliveredFrame, int, TimelineError], None],
 ) -> Callable[[DeliveredFrame, int, TimelineError], None]:
-    """The same for one who must not hold the consumer whose method it is."""
+    """Return a function that calls the method `tell`, but does not hold its consumer."""
     method = weakref.WeakMethod(tell)
 
     def told(frame: DeliveredFrame, index: int, error: TimelineError) -> None:

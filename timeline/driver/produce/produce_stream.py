@@ -1,18 +1,18 @@
-"""The Produce stream: keeps one open while there is something to put, pipelines frames by request number, and puts what
-was outstanding onto the next stream when it breaks."""
+"""The Produce stream. It is open while there is something to put, and pipelines frames by request number. When it breaks,
+the next stream carries the outstanding frames again."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from timeline.columns import Bools, Int64
-from timeline.driver.produce.request_batch import Columns, RequestBatch, refusal_of
-from timeline.driver.produce.request_queue import QueueRunner, RequestQueue
+from timeline.driver.produce.request_queue import Columns, QueueRunner, RequestBatch, RequestQueue, columns_of
 from timeline.driver.tasks import end
 from timeline.driver.transport.channel import DENIALS, NOTHING_HAPPENED, Deadline, OpenedStream
 from timeline.driver.transport.client_context import ClientContext
@@ -40,8 +40,8 @@ BYTES_OUTSTANDING = 16 * 1024 * 1024
 SINGLES_OUTSTANDING = 4
 WORTH_A_FRAME = 16
 GATHER_MS = 5.0
-"""Single calls gather while a frame waits for its answer, but no longer than this and no more than so many; then they
-go as well, as long as no more than SINGLES_OUTSTANDING frames wait."""
+"""Single calls gather while a frame waits for its answer, up to GATHER_MS or WORTH_A_FRAME calls. Then they go as well,
+while fewer than SINGLES_OUTSTANDING frames wait."""
 OVERHEAD_BYTES = 48
 CAREFUL_FRAMES = 16
 
@@ -50,14 +50,12 @@ PUT_COLUMNS = tuple(field for field in Produce.columns if field.kind != "whole")
 
 
 def build_puts(entries: Sequence[Any]) -> tuple[Columns, Operation]:
-    """Columns of single puts; an entry has a value for each of PUT_COLUMNS."""
-    values = zip(*entries, strict=True)
-    columns: Columns = {field.name: field.column(each) for field, each in zip(PUT_COLUMNS, values, strict=True)}
-    return columns, Operation.PUT
+    """Return the columns of single puts. An entry has a value for each column of `Produce`."""
+    return columns_of(Produce, zip(*entries, strict=True)), Operation.PUT
 
 
 def put_sizes(columns: Columns) -> Int64:
-    """Bytes that each message takes in a frame, about."""
+    """Return about how many bytes each message takes in a frame."""
     sizes = columns["payloads"].sizes + OVERHEAD_BYTES
     for field in PUT_COLUMNS:
         if field.kind == "strings" and field.name != "payloads" and columns[field.name] is not None:
@@ -66,19 +64,18 @@ def put_sizes(columns: Columns) -> Int64:
     return whole
 
 
+@dataclass(slots=True)
 class _Conversation:
-    """What the reader of one stream found out."""
+    """The state of one stream. `minor`: the wire's minor version at the broker; -1: not asked for yet."""
 
-    def __init__(self) -> None:
-        self.over = False
-        self.leaving = False
-        self.minor = -1
-        """The wire's minor version at the broker; -1: it was not asked for yet."""
-        self.fault: TransportError | None = None
+    over: bool = False
+    leaving: bool = False
+    minor: int = -1
+    fault: TransportError | None = None
 
 
 class ProduceStream(QueueRunner):
-    """The queue of puts of one producer, and the stream that carries it."""
+    """The queue of one producer's puts, and the stream that carries it."""
 
     def __init__(self, context: ClientContext, topic: str, group: str) -> None:
         self._context, self._topic, self._group = context, topic, group
@@ -133,8 +130,8 @@ class ProduceStream(QueueRunner):
             and len(queue.outstanding) < frames
             and queue.outstanding_bytes < BYTES_OUTSTANDING
         ):
-            # What costs a broker with a durable store is the frame and the commit, not the message; so one at a time
-            # goes where single calls come slower than answers, or not much faster.
+            # Frames and commits cost a durable broker, not messages. So single calls go one by one only where they come
+            # slower than answers, or not much faster.
             waits = len(queue.outstanding)
             form = waits < SINGLES_OUTSTANDING
             if waits > 0 and form and len(queue.forming) < WORTH_A_FRAME:
@@ -148,7 +145,7 @@ class ProduceStream(QueueRunner):
             if replaces.any():
                 if state.minor < 0:
                     await self._ask_minor(opened, state, request, batch)
-                    if batch.outdated:  # who gave up meanwhile was told that nothing was sent
+                    if batch.outdated:  # a caller gave up, and was told that nothing was sent
                         queue.back(request, sent=False)
                         continue
                 if state.minor < REPLACE_MINOR:
@@ -157,13 +154,13 @@ class ProduceStream(QueueRunner):
             try:
                 data = encode(self._frame(request, batch))
             except Invalid as bad:
-                queue.refused(request, refusal_of(len(batch), Status.INVALID, bad.reason))
+                queue.refused(request, Status.INVALID, bad.reason)
                 continue
             await opened.stream.send(data)
 
     async def _ask_minor(self, opened: OpenedStream, state: _Conversation, request: int, batch: RequestBatch) -> None:
-        """Ask whether the broker knows REPLACE; one that does not would pass over it and do a plain put. `batch` waits
-        for that: nothing of it can have happened before."""
+        """Ask whether the broker knows REPLACE. An older one would ignore it and do a plain put. `batch` waits for the
+        answer: nothing of it can have happened before."""
         batch.outstanding = False
         ping = encode(Ping(self._context.clock.now()))
         transport = self._context.channel.transport(opened.address)
@@ -175,7 +172,7 @@ class ProduceStream(QueueRunner):
         batch.outstanding = True
 
     def _frame(self, request: int, batch: RequestBatch) -> Produce:
-        # What a broker has not begun when it is given up it must not do behind another one's back.
+        # A broker that is given up must not do later what another one has done meanwhile.
         left_ms = min(batch.sink.deadline_ms - self._context.clock.monotonic_ms(), self._patience_ms)
         return Produce(
             request=request, topic=self._topic, group=self._group, timeout_ms=max(1, int(left_ms)), **batch.columns
@@ -183,11 +180,11 @@ class ProduceStream(QueueRunner):
 
     @property
     def _patience_ms(self) -> float:
-        """How long a broker may take to answer before it is given up: time is left for another one, where there is."""
+        """How long a broker may take to answer. Time is left for another broker, if there is one."""
         return self._context.timeout_ms / (2 if self._context.channel.several else 1)
 
     async def _wait(self, state: _Conversation) -> None:
-        """Until there is something to do. A broker that leaves a frame unanswered for too long is given up."""
+        """Wait until there is something to do. Give up a broker that leaves a frame unanswered for too long."""
         if not self.queue.outstanding:
             await self.queue.work.wait()
             return
@@ -211,7 +208,7 @@ class ProduceStream(QueueRunner):
                 try:
                     frame = decode(data)
                 except UnknownFrame:
-                    continue  # of a newer minor: not for us
+                    continue  # of a newer minor version
                 if isinstance(frame, Produced):
                     self.queue.answer(frame.request, frame.answers, frame.retry_after_ms)
                     self._context.channel.worked(opened.address)
@@ -229,7 +226,7 @@ class ProduceStream(QueueRunner):
             self.queue.work.set()
 
     def _conclude(self, address: str, state: _Conversation) -> None:
-        """The stream is over: what becomes of what was outstanding."""
+        """Decide what becomes of the outstanding frames when the stream is over."""
         fault = state.fault
         if not state.leaving and (fault is not None or self.queue.outstanding):
             self._context.channel.failed(address, fault.reason if fault is not None else "it ended the stream")
@@ -243,31 +240,16 @@ class ProduceStream(QueueRunner):
             self.queue.refuse_outstanding(Status.INVALID, fault.reason)
         else:
             if fault.fault is Fault.REFUSED_FRAME:
-                self._careful = CAREFUL_FRAMES  # one at a time, until it is known which one is refused
+                self._careful = CAREFUL_FRAMES  # one at a time, to learn which one is refused
             log.info("producing %s: the stream to %s ended: %s", self._topic, address, fault.reason)
             self.queue.broke(sent=fault.fault not in NOTHING_HAPPENED)
 
 
 def _too_old(batch: RequestBatch, replaces: Bools) -> Answers:
-    """What a broker that does not know REPLACE would have to answer: the other messages go again without those."""
+    """Return the answers that a broker without REPLACE should give. The other messages go again without those."""
     answers = Answers.blank(len(batch), Status.UNAVAILABLE)
-    # An earlier attempt, to a newer broker, may have been done: then another such broker must say so.
+    # A newer broker may have done an earlier attempt. Then only another newer broker can tell.
     answers.status[replaces] = (Status.UNKNOWN if batch.unsure else Status.INVALID).code
     why = 'this broker is too old for if_exists="replace". Upgrade it to this driver\'s version'
     answers.details = dict.fromkeys(np.flatnonzero(replaces).tolist(), why)
     return answers
-
-
-def cuts_of(sizes: Int64, aim_bytes: int, most: int) -> list[slice]:
-    """Where to cut columns of messages of `sizes` bytes, so that each part stays below `aim_bytes` and `most` messages;
-    one message larger than that goes alone."""
-    ends = np.cumsum(sizes)
-    cuts: list[slice] = []
-    start, count = 0, len(sizes)
-    while start < count:
-        before = int(ends[start - 1]) if start else 0
-        stop = int(np.searchsorted(ends, before + aim_bytes, side="right"))
-        stop = min(max(stop, start + 1), start + most, count)
-        cuts.append(slice(start, stop))
-        start = stop
-    return cuts

@@ -1,7 +1,11 @@
-"""A queue: batches that wait, those sent and not answered, and what an answer or a broken wire makes of them.
+"""Requests on their way: who waits for them, the batches that carry them, and the queue of those batches.
 
-Single calls gather in `forming` while what went before is being sent, so that a burst of them goes as one frame and a
-lone one at once: no timer. Whoever owns the queue takes batches off it, sends them, and hands back the answers.
+A batch is some columns of one frame. Behind it stands a *sink*: `SingleCalls`, the callers of coalesced single calls,
+or `ManyAnswers`, one call over many messages. After an outcome that may or may not have happened, a batch is *unsure*:
+the very same columns go again, births and operation ids included. The answer settles what the first attempt did.
+
+Single calls gather in `forming` while earlier frames are sent. A burst of them shares a frame, and a lone one goes at
+once: there is no timer. The owner of a queue takes batches off it, sends them, and hands in the answers.
 """
 
 from __future__ import annotations
@@ -9,48 +13,394 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from timeline.clock import Clock
+from timeline.columns import Bools, ColumnBatch, Indexes, Int64, Ragged, UInt8
 from timeline.driver.message import Randomness
-from timeline.driver.produce.request_batch import (
-    Build,
-    JudgedAnswers,
-    ManyAnswers,
+from timeline.driver.receipts import (
+    DUPLICATE,
+    NOT_FOUND,
+    OK,
+    STORED_BEFORE,
+    THROTTLED,
+    UNAVAILABLE,
+    UNKNOWN,
     MessageAnswer,
-    RequestBatch,
-    SingleCall,
-    SingleCalls,
-    judge,
-    refusal_of,
+    error_of,
 )
 from timeline.driver.tasks import cancel, end, keep
-from timeline.errors import Invalid, Unavailable
-from timeline.model import Answers, Status
-from timeline.wire.frames import AIM_BYTES
+from timeline.errors import Invalid, TimelineError, Unavailable
+from timeline.model import Answers, Operation, Status
+from timeline.wire import Judgement
+from timeline.wire.frames import AIM_BYTES, PutFlag
 
 log = logging.getLogger("timeline.driver")
 
-FORMING_MESSAGES = 10_000
+FRAME_MESSAGES = 10_000
 AGAIN_FIRST_MS = 20.0
 AGAIN_CAP_MS = 1_000.0
 
+Columns: TypeAlias = dict[str, Any]
+"""Columns of a frame by name: Ragged, numpy arrays, or None where a column is absent."""
+Build: TypeAlias = Callable[[Sequence[Any]], tuple[Columns, "Operation | UInt8"]]
+"""Makes (columns, operations) of coalesced single calls."""
+
+
+def columns_of(frame: type[ColumnBatch], values: Iterable[Sequence[Any]]) -> Columns:
+    """Return the columns of single calls for `frame`. `values`: of each of its columns, in order."""
+    fields = [field for field in frame.columns if field.kind != "whole"]
+    return {field.name: field.column(each) for field, each in zip(fields, values, strict=True)}
+
+
+def columns_at(columns: Columns, at: Indexes | slice) -> Columns:
+    """Return the columns of the messages at `at`."""
+
+    def pick(column: Any) -> Any:
+        if isinstance(column, Ragged) and isinstance(at, np.ndarray):
+            return column.take(at)
+        return None if column is None else column[at]
+
+    return {name: pick(column) for name, column in columns.items()}
+
+
+@dataclass(slots=True, eq=False)
+class RequestBatch:
+    """Columns of one frame. `operation`: of all messages, or of each. `positions`: the messages' places in the sink;
+    None: all, in order. `unsure`: an earlier attempt may have happened. `outstanding`: sent and not answered.
+    `verdict`: the answer at the deadline, if nothing can have happened. `tries`: how often it was sent."""
+
+    columns: Columns
+    operation: Operation | UInt8
+    sink: AnswerSink
+    positions: Indexes | None
+    nbytes: int
+    unsure: bool = False
+    outstanding: bool = False
+    verdict: MessageAnswer = MessageAnswer(UNAVAILABLE)
+    tries: int = 0
+    sent_ms: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.columns["ids"])
+
+    @property
+    def outdated(self) -> bool:
+        """Whether a caller of one of its messages has given up."""
+        return self.sink.wants(self) is not None
+
+    def take(self, at: Indexes, unsure: bool = False) -> RequestBatch:
+        """Return a batch of the messages at `at`, to go again."""
+        columns = columns_at(self.columns, at)
+        operation = self.operation if isinstance(self.operation, Operation) else self.operation[at]
+        positions = at if self.positions is None else self.positions[at]
+        share = self.nbytes * len(at) // max(1, len(self))
+        unsure = unsure or self.unsure
+        part = RequestBatch(columns, operation, self.sink, positions, share, unsure, False, self.verdict, self.tries)
+        self.sink.adopt(part)
+        return part
+
+    def overdue(self, trouble: Callable[[], Unavailable]) -> MessageAnswer:
+        """Return its answer at the deadline. `trouble` says why it could not be sent."""
+        if self.unsure or self.outstanding:
+            return MessageAnswer(UNKNOWN, detail="no answer within the deadline: it may or may not have happened")
+        return _explained(self.verdict, trouble)
+
+
+def _explained(verdict: MessageAnswer, trouble: Callable[[], Unavailable]) -> MessageAnswer:
+    if verdict.detail:
+        return verdict
+    why = trouble()
+    return verdict._replace(detail=why.reason, trouble=why)
+
+
+class AnswerSink:
+    """The callers that wait for the messages of batches. `deadline_ms`: when (monotonic) the last one gives up."""
+
+    __slots__ = ()
+    deadline_ms: float
+
+    def wants(self, batch: RequestBatch) -> Indexes | None:
+        """Return which messages of `batch` still wait, as indexes into it. None: all."""
+        raise NotImplementedError
+
+    def adopt(self, batch: RequestBatch) -> None:
+        """Note that `batch` now carries its messages."""
+
+    def answer(self, batch: RequestBatch, at: Indexes | None, answers: Answers) -> None:
+        """Take final answers for the messages of `batch` at `at` (None: all)."""
+        raise NotImplementedError
+
+
+@dataclass(slots=True, eq=False)
+class SingleCall:
+    """One caller of a coalesced call. Its future always gets a `MessageAnswer`."""
+
+    future: asyncio.Future[MessageAnswer]
+    deadline_ms: float
+    batch: RequestBatch | None = None
+
+
+class SingleCalls(AnswerSink):
+    """The callers whose single calls share one batch."""
+
+    __slots__ = ("calls", "deadline_ms")
+
+    def __init__(self, calls: list[SingleCall]) -> None:
+        self.calls = calls
+        self.deadline_ms = max([call.deadline_ms for call in calls])
+
+    def wants(self, batch: RequestBatch) -> Indexes | None:
+        waiting = [not call.future.done() for call in self._of(batch)]
+        return None if all(waiting) else np.flatnonzero(waiting)
+
+    def adopt(self, batch: RequestBatch) -> None:
+        for call in self._of(batch):
+            call.batch = batch
+
+    def answer(self, batch: RequestBatch, at: Indexes | None, answers: Answers) -> None:
+        calls = self.calls if batch.positions is None else self._of(batch)
+        if at is not None:
+            calls = [calls[index] for index in at.tolist()]
+        columns = (answers.status, answers.version, answers.due_ms, answers.settled, answers.repeat)
+        rows = zip(*[column.tolist() for column in columns], strict=True)
+        details = answers.details
+        for index, (call, (status, version, due_ms, settled, repeat)) in enumerate(zip(calls, rows, strict=True)):
+            if not call.future.done():
+                detail = details.get(index, "") if details else ""
+                call.future.set_result(MessageAnswer(status, version, due_ms, settled, repeat, detail))
+
+    def _of(self, batch: RequestBatch) -> list[SingleCall]:
+        if batch.positions is None:
+            return self.calls
+        return [self.calls[index] for index in batch.positions.tolist()]
+
+
+class ManyAnswers(AnswerSink):
+    """A sink of `count` messages. It knows which of them have no answer yet."""
+
+    def __init__(self, queue: RequestQueue, count: int, timeout_ms: float) -> None:
+        self.queue = queue
+        self.deadline_ms = queue.clock.monotonic_ms() + timeout_ms
+        self._missing = np.ones(count, dtype=np.bool_)
+
+    def wants(self, batch: RequestBatch) -> Indexes | None:
+        waiting = self._missing if batch.positions is None else self._missing[batch.positions]
+        return None if waiting.all() else np.flatnonzero(waiting)
+
+    def answer(self, batch: RequestBatch, at: Indexes | None, answers: Answers) -> None:
+        where = np.arange(len(batch)) if at is None else at
+        where = where if batch.positions is None else batch.positions[where]
+        missing = self._missing[where]
+        if not missing.all():
+            fresh = np.flatnonzero(missing)
+            where, answers = where[fresh], answers.take(fresh)
+        self._missing[where] = False
+        self._take(where, answers)
+
+    def _take(self, where: Indexes, answers: Answers) -> None:
+        raise NotImplementedError
+
+    def _overdue(self) -> Iterator[tuple[RequestBatch, Indexes, MessageAnswer]]:
+        """Yield each batch with messages that have no answer at the deadline, these messages, and their answer then."""
+        for batch in self.queue.carrying(self):
+            wanted = self.wants(batch)
+            at = np.arange(len(batch)) if wanted is None else wanted
+            if len(at):
+                yield batch, at, batch.overdue(self.queue.trouble)
+
+
+class BatchCall(ManyAnswers):
+    """One call over many messages, which collects the answers in order. Its deadline counts from the last answer, so
+    that a large batch may take as long as it makes progress.
+
+    `refused`: messages that the driver refuses, by index. They are not sent.
+    """
+
+    def __init__(self, queue: RequestQueue, count: int, timeout_ms: float, refused: Judgement | None = None) -> None:
+        super().__init__(queue, count, timeout_ms)
+        self.answers = Answers.blank(count, Status.UNAVAILABLE)
+        self._left = count
+        self._timeout_ms = timeout_ms
+        self._trouble: TimelineError | None = None
+        self._done = asyncio.Event()
+        self.waits_ms: dict[int, int] = {}
+        """How long a broker asked to wait, by the message's index."""
+        if refused:
+            at = np.fromiter(refused, dtype=np.intp, count=len(refused))
+            answers = Answers.blank(len(refused))
+            answers.status = np.array([status.code for status, _ in refused.values()], dtype=np.uint8)
+            answers.details = {place: why for place, (_, why) in enumerate(refused.values())}
+            self._fill(at, answers)
+        self.heard = not self._left
+        """Whether a broker said anything about any message."""
+        if not self._left:
+            self._done.set()
+
+    def send(self, columns: Columns, operation: Operation, sizes: Int64) -> None:
+        """Queue all messages that are not refused, in as few frames as fit. `sizes`: bytes per message."""
+        places = np.flatnonzero(self._missing)
+        if len(places) < len(sizes):
+            columns, sizes = columns_at(columns, places), sizes[places]
+        for part in cuts_of(sizes, AIM_BYTES, FRAME_MESSAGES):
+            batch = RequestBatch(columns_at(columns, part), operation, self, places[part], int(sizes[part].sum()))
+            self.queue.add(batch)
+
+    def _take(self, where: Indexes, answers: Answers) -> None:
+        self.heard = True
+        self._fill(where, answers)
+        self.deadline_ms = self.queue.clock.monotonic_ms() + self._timeout_ms
+
+    def _fill(self, where: Indexes, answers: Answers) -> None:
+        self.answers.assign(where, answers)
+        self._missing[where] = False
+        self._left -= len(where)
+        if self._left == 0:
+            self._done.set()
+
+    async def finished(self) -> Answers:
+        """Return the answers of all messages. Those without one at the deadline are UNKNOWN, THROTTLED or
+        UNAVAILABLE."""
+        loop = asyncio.get_running_loop()
+        while not self._done.is_set():
+            left_ms = self.deadline_ms - self.queue.clock.monotonic_ms()
+            if left_ms <= 0:
+                self._expire()
+                break
+            timer = loop.call_later(left_ms / 1000.0, self._done.set)
+            try:
+                await self._done.wait()
+            except asyncio.CancelledError:
+                self._missing[:] = False  # batches that are not sent yet never are
+                raise
+            finally:
+                timer.cancel()
+            if self._left:
+                self._done.clear()
+        return self.answers
+
+    def _expire(self) -> None:
+        for batch, at, overdue in self._overdue():
+            where = at if batch.positions is None else batch.positions[at]
+            self._trouble = overdue.trouble or self._trouble
+            self.heard = self.heard or overdue.status == THROTTLED
+            self._fill(where, refusal_of(len(at), Status.of(overdue.status), overdue.detail))
+            if overdue.retry_after_ms:
+                self.waits_ms.update(dict.fromkeys(where.tolist(), overdue.retry_after_ms))
+
+    def check_heard(self) -> None:
+        """Raise why the call itself failed, if no broker said anything about any message."""
+        if not self.heard:
+            at = int(np.argmax(self.answers.status))
+            detail, wait_ms = self.answers.details.get(at, ""), self.waits_ms.get(at, 0)
+            raise error_of(int(self.answers.status[at]), None, detail, wait_ms, trouble=self._trouble)
+
+
+def cuts_of(sizes: Int64, aim_bytes: int, most: int) -> list[slice]:
+    """Return where to cut columns of messages of `sizes` bytes. Each part stays below `aim_bytes` and `most` messages;
+    one message larger than that goes alone."""
+    ends = np.cumsum(sizes)
+    cuts: list[slice] = []
+    start, count = 0, len(sizes)
+    while start < count:
+        before = int(ends[start - 1]) if start else 0
+        stop = int(np.searchsorted(ends, before + aim_bytes, side="right"))
+        stop = min(max(stop, start + 1), start + most, count)
+        cuts.append(slice(start, stop))
+        start = stop
+    return cuts
+
+
+def refusal_of(count: int, status: Status, detail: str) -> Answers:
+    """Return `count` answers that say the same."""
+    answers = Answers.blank(count, status)
+    answers.details = dict.fromkeys(range(count), detail)
+    return answers
+
+
+def judge(
+    batch: RequestBatch, answers: Answers, retry_after_ms: int = 0
+) -> tuple[Indexes | None, Answers, list[RequestBatch]]:
+    """Return (indexes, final answers there, batches to go again); None: all answers are final.
+
+    An unsure batch is settled here. A put's DUPLICATE of its own birth was the put; an ack's NOT_FOUND was the ack. A
+    cancel's or purge's NOT_FOUND stays UNKNOWN unless the id is remembered. A put whose repeat came too late for its
+    expiry is UNKNOWN, too.
+    """
+    _spread_detail(answers)
+    operation = batch.operation
+    status = answers.status.copy()
+    stored = _is(operation, Operation.PUT) & (status == DUPLICATE) & (answers.repeat != 0)
+    status[stored] = OK
+    answers.repeat = np.where(stored, np.uint8(STORED_BEFORE), answers.repeat)
+    if batch.unsure:
+        missing = status == NOT_FOUND
+        status[missing & _is(operation, Operation.ACK)] = OK
+        gone = missing & (_is(operation, Operation.CANCEL) | _is(operation, Operation.PURGE)) & (answers.settled == 0)
+        late = (status == Status.INVALID.code) & _may_have_been_in_time(batch)
+        for where, why in (
+            (gone, "it is gone: this call did it, or it was delivered first"),
+            (late, "repeated too late for its expiry: it was never stored, or delivered meanwhile"),
+        ):
+            status[where] = UNKNOWN
+            answers.details.update(dict.fromkeys(np.flatnonzero(where).tolist(), why))
+    again = []
+    for code in (THROTTLED, UNAVAILABLE, UNKNOWN):
+        where = np.flatnonzero(answers.status == code)
+        if len(where):
+            part = batch.take(where, unsure=code == UNKNOWN)
+            verdict = code if code == THROTTLED else UNAVAILABLE
+            detail = answers.details.get(int(where[0]), "")
+            part.verdict = MessageAnswer(verdict, detail=detail, retry_after_ms=retry_after_ms)
+            again.append(part)
+    final = replace(answers, status=status)
+    if not again:
+        return None, final, again
+    done = np.flatnonzero(~np.isin(answers.status, (THROTTLED, UNAVAILABLE, UNKNOWN)))
+    return done, final.take(done), again
+
+
+def _may_have_been_in_time(batch: RequestBatch) -> Bools | bool:
+    """Return which puts with an expiry an earlier attempt may have stored. The expiry need not have been over then, and
+    a due time may count from the broker's now at each attempt. The refusal of a later one proves nothing."""
+    expires_ms = batch.columns.get("expires_ms")
+    if batch.operation is not Operation.PUT or expires_ms is None:
+        return False
+    flags, due_ms = batch.columns["flags"], batch.columns["time_ms"]
+    alike = ((flags & PutFlag.IN) != 0) == ((flags & PutFlag.EXPIRES_IN) != 0)
+    return np.asarray((expires_ms != 0) & ~(alike & (expires_ms <= due_ms)), dtype=np.bool_)
+
+
+def _is(operation: Operation | UInt8, wanted: Operation) -> Bools | bool:
+    if isinstance(operation, Operation):
+        return operation is wanted
+    return np.asarray(operation == wanted.value, dtype=np.bool_)
+
+
+def _spread_detail(answers: Answers) -> None:
+    """Repeat the sentence for a whole frame, which brokers send with its first message alone."""
+    if list(answers.details) == [0] and len(answers) > 1 and (answers.status == answers.status[0]).all():
+        answers.details = dict.fromkeys(range(len(answers)), answers.details[0])
+
 
 class RequestQueue:
-    """Batches on their way. `work` is set while something waits to be sent; `build` makes a batch of single calls;
-    `trouble` says why nothing can be sent."""
+    """Batches on their way. `work`: set while something waits to be sent. `build`: makes a batch of single calls.
+    `trouble`: says why nothing can be sent."""
 
     def __init__(self, build: Build, clock: Clock, random: Randomness, trouble: Callable[[], Unavailable]) -> None:
         self._build = build
-        self._clock = clock
+        self.clock = clock
         self._random = random
-        self._trouble = trouble
+        self.trouble = trouble
         self._waiting: deque[RequestBatch] = deque()
         self.forming: deque[tuple[Any, SingleCall, int]] = deque()
-        """Single calls that gather."""
+        """Single calls that gather: (values, caller, bytes)."""
         self.outstanding: dict[int, RequestBatch] = {}
-        """Batches sent and not answered, by request number, the oldest first."""
+        """Batches sent and not answered by request number, the oldest first."""
         self._resting: dict[asyncio.TimerHandle, RequestBatch] = {}
         self._request = 0
         self._idle = asyncio.Event()
@@ -65,62 +415,53 @@ class RequestQueue:
 
     @property
     def resting(self) -> bool:
-        """Whether something was refused for the moment, and goes again by and by."""
+        """Whether a refused batch waits before it goes again."""
         return bool(self._resting)
 
     def can_go(self, form: bool) -> bool:
-        """Whether `next` would find something; single calls that gathered count when they may `form` a batch."""
+        """Whether `next(form)` would find something."""
         return bool(self._waiting or (form and self.forming))
 
-    def carried(self, request: int) -> RequestBatch | None:
-        """What went as `request` and is not answered."""
-        return self.outstanding.get(request)
+    def carrying(self, sink: AnswerSink) -> list[RequestBatch]:
+        """Return the batches that carry messages of `sink`."""
+        batches = (*self.outstanding.values(), *self._waiting, *self._resting.values())
+        return [batch for batch in batches if batch.sink is sink]
 
     async def single(self, entry: Any, nbytes: int, timeout_ms: float) -> MessageAnswer:
-        """Sends one message's call with whatever others form with it. Never raises for its fate: the answer says it."""
+        """Send one message's call together with others. The answer says what became of it; nothing is raised."""
         loop = asyncio.get_running_loop()
-        single = SingleCall(loop.create_future(), self._clock.monotonic_ms() + timeout_ms)
-        timer = loop.call_later(timeout_ms / 1000.0, self._expire, single)
-        self.forming.append((entry, single, nbytes))
+        call = SingleCall(loop.create_future(), self.clock.monotonic_ms() + timeout_ms)
+        timer = loop.call_later(timeout_ms / 1000.0, self._expire, call)
+        self.forming.append((entry, call, nbytes))
         self._wake()
         try:
-            return await single.future
+            return await call.future
         finally:
             timer.cancel()
-            if self.forming and self.forming[0][1].future.done():
-                self._thin_out()
+            while self.forming and self.forming[0][1].future.done():  # given up while nothing could be sent
+                self.forming.popleft()
+                self._check_idle()
 
-    def _thin_out(self) -> None:
-        """Single calls whose callers gave up while nothing could be sent leave nothing behind."""
-        while self.forming and self.forming[0][1].future.done():
-            self.forming.popleft()
-        self._check_idle()
+    def _expire(self, call: SingleCall) -> None:
+        if not call.future.done():
+            batch, none = call.batch, MessageAnswer(UNAVAILABLE)
+            call.future.set_result(batch.overdue(self.trouble) if batch else _explained(none, self.trouble))
 
     def forget_unwanted(self) -> None:
-        """Forgets all that nobody waits for any more. Whoever owns the queue says so while nothing can be sent, or an
-        outage would gather what was asked for during all of it."""
+        """Forget all calls that were given up. Owners ask for it while nothing can be sent, or an outage would gather
+        every call that was made during it."""
         self.forming = deque(entry for entry in self.forming if not entry[1].future.done())
-        batches, self._waiting = self._waiting, deque()
-        for batch in batches:
-            wanted = batch.sink.wants(batch)
-            if wanted is None or len(wanted):
-                self._waiting.append(batch)
-            else:
-                _forget(batch)
+        self._waiting = deque(batch for batch in self._waiting if (at := batch.sink.wants(batch)) is None or len(at))
         self._check_idle()
 
-    def _expire(self, single: SingleCall) -> None:
-        single.expire(self._trouble())
-
     def add(self, batch: RequestBatch) -> None:
-        """Queues a batch."""
-        batch.sink.adopt(batch)
+        """Queue a batch."""
         self._waiting.append(batch)
         self._wake()
 
     def next(self, form: bool = True) -> tuple[int, RequestBatch] | None:
-        """Return the next batch to send, and its request number; None when nothing waits. `form`: single calls that
-        gathered may go, too."""
+        """Return the next batch to send, and its request number; None if nothing waits. `form`: gathered single calls
+        may go, too."""
         batch = self._next_waiting() if self._waiting else None
         if batch is None and form and self.forming:
             batch = self._formed()
@@ -128,7 +469,7 @@ class RequestQueue:
             self._check_idle()
             return None
         self._request += 1
-        batch.outstanding, batch.sent_ms = True, self._clock.monotonic_ms()
+        batch.outstanding, batch.sent_ms = True, self.clock.monotonic_ms()
         batch.tries += 1
         self.outstanding[self._request] = batch
         self.outstanding_bytes += batch.nbytes
@@ -140,37 +481,34 @@ class RequestQueue:
             wanted = batch.sink.wants(batch)
             if wanted is None:
                 return batch
-            _forget(batch)
             if len(wanted):
-                part = batch.take(wanted, batch.unsure)
-                part.sink.adopt(part)
-                return part
+                return batch.take(wanted)
         return None
 
     def _formed(self) -> RequestBatch | None:
         entries: list[Any] = []
-        singles: list[SingleCall] = []
+        calls: list[SingleCall] = []
         nbytes = 0
-        while self.forming and len(entries) < FORMING_MESSAGES:
-            entry, single, size = self.forming[0]
+        while self.forming and len(entries) < FRAME_MESSAGES:
+            entry, call, size = self.forming[0]
             if entries and nbytes + size > AIM_BYTES:
                 break
             self.forming.popleft()
-            if not single.future.done():
+            if not call.future.done():
                 entries.append(entry)
-                singles.append(single)
+                calls.append(call)
                 nbytes += size
         if not entries:
             return None
         columns, operation = self._build(entries)
-        batch = RequestBatch(columns, operation, SingleCalls(singles), None, nbytes)
-        for single in singles:
-            single.batch = batch
+        batch = RequestBatch(columns, operation, SingleCalls(calls), None, nbytes)
+        for call in calls:
+            call.batch = batch
         return batch
 
     def answer(self, request: int, answers: Answers, retry_after_ms: int = 0) -> RequestBatch | None:
-        """Take the answer to `request`. Return its batch, or None when that is no longer outstanding. Raise Invalid
-        when the answer does not fit the batch."""
+        """Take the answer to `request`. Return its batch, or None if it is no longer outstanding. Raise Invalid if
+        the answer does not fit the batch."""
         batch = self.outstanding.get(request)
         if batch is None:
             return None
@@ -180,64 +518,55 @@ class RequestQueue:
         if not answers.status.any():
             batch.sink.answer(batch, None, answers)
         else:
-            self._answer_judged(batch, judge(batch, answers), retry_after_ms)
-        if isinstance(batch.sink, ManyAnswers):
-            batch.sink.forget(batch)
+            done, final, again = judge(batch, answers, retry_after_ms)
+            if len(final):
+                batch.sink.answer(batch, done, final)
+            for part in again:
+                self._rest(part, retry_after_ms)
         self._check_idle()
         return batch
 
-    def _answer_judged(self, batch: RequestBatch, judged: JudgedAnswers, retry_after_ms: int) -> None:
-        for part in judged.again:
-            part.retry_after_ms = retry_after_ms
-            part.sink.adopt(part)
-        if len(judged.final):
-            batch.sink.answer(batch, judged.done, judged.final)
-        for part in judged.again:
-            self._rest(part, retry_after_ms)
-
-    def refused(self, request: int, status: Answers) -> None:
-        """A definite refusal of the whole batch `request`, though no answer frame said it. What an earlier attempt may
-        have done is UNKNOWN all the same."""
+    def refused(self, request: int, status: Status, why: str) -> None:
+        """Take a definite refusal of batch `request` that no answer frame said. An unsure batch is UNKNOWN all the
+        same."""
         batch = self.outstanding.get(request)
         if batch is not None:
-            if batch.unsure:
-                status = refusal_of(len(batch), Status.UNKNOWN, status.details.get(0, ""))
             self._take_off(request)
-            batch.sink.answer(batch, None, status)
-            _forget(batch)
+            status = Status.UNKNOWN if batch.unsure else status
+            batch.sink.answer(batch, None, refusal_of(len(batch), status, why))
             self._check_idle()
 
-    def back(self, request: int, *, sent: bool, retry_after_ms: int = 0) -> None:
-        """`request` has no answer: it goes again, unsure when it was `sent`."""
+    def back(self, request: int, *, sent: bool) -> None:
+        """Send batch `request` again. It has no answer, and is unsure if it was `sent`."""
         batch = self.outstanding.get(request)
         if batch is not None:
             self._take_off(request)
             batch.unsure = batch.unsure or sent
-            if sent and not retry_after_ms:
+            if sent:
                 self._waiting.appendleft(batch)
                 self._wake()
             else:
-                self._rest(batch, retry_after_ms)
+                self._rest(batch, 0)
 
     def broke(self, *, sent: bool = True) -> None:
-        """The wire broke: all that was outstanding goes again, unsure when it may have arrived."""
+        """Send all outstanding batches again, because the connection broke. `sent`: they may have arrived."""
         for request in reversed(list(self.outstanding)):
             self.back(request, sent=sent)
 
-    def refuse_all(self, status: Status, detail: str) -> None:
-        """A definite refusal of all that is outstanding, waits or rests: the broker cannot be talked to at all."""
+    def refuse_all(self, status: Status, why: str) -> None:
+        """Refuse all batches: no broker can be talked to at all."""
         for handle, batch in self._resting.items():
             handle.cancel()
             self._waiting.append(batch)
         self._resting.clear()
         while self.next() is not None:
             pass
-        self.refuse_outstanding(status, detail)
+        self.refuse_outstanding(status, why)
 
-    def refuse_outstanding(self, status: Status, detail: str) -> None:
-        """A definite refusal of all that is outstanding."""
-        for request, batch in list(self.outstanding.items()):
-            self.refused(request, refusal_of(len(batch), status, detail))
+    def refuse_outstanding(self, status: Status, why: str) -> None:
+        """Refuse all batches that were sent."""
+        for request in list(self.outstanding):
+            self.refused(request, status, why)
 
     def _take_off(self, request: int) -> None:
         batch = self.outstanding.pop(request)
@@ -245,7 +574,7 @@ class RequestQueue:
         self.outstanding_bytes -= batch.nbytes
 
     def _rest(self, batch: RequestBatch, retry_after_ms: int) -> None:
-        """Waits before the batch goes again: as long as the broker asked, or longer with each try; jittered."""
+        """Wait before the batch goes again: as long as the broker asked, or longer with each try; jittered."""
         backoff_ms = min(AGAIN_CAP_MS, AGAIN_FIRST_MS * 2.0 ** min(batch.tries, 10))
         jitter = self._random.random()
         delay_ms = retry_after_ms * (1.0 + 0.2 * jitter) if retry_after_ms else backoff_ms * (0.5 + jitter / 2)
@@ -253,8 +582,7 @@ class RequestQueue:
 
         def ready() -> None:
             del self._resting[handle]
-            self._waiting.append(batch)
-            self._wake()
+            self.add(batch)
 
         handle = loop.call_later(delay_ms / 1000.0, ready)
         self._resting[handle] = batch
@@ -269,11 +597,11 @@ class RequestQueue:
             self._idle.set()
 
     async def idle(self) -> None:
-        """Returns when nothing is on its way."""
+        """Return once nothing is on its way."""
         await self._idle.wait()
 
     def drop(self) -> None:
-        """Gives everything up: who still waits is told what is known."""
+        """Give everything up. Callers that still wait get what is known."""
         for handle in self._resting:
             handle.cancel()
         batches = [*self.outstanding.values(), *self._waiting, *self._resting.values()]
@@ -286,56 +614,48 @@ class RequestQueue:
             wanted = batch.sink.wants(batch)
             count = len(batch) if wanted is None else len(wanted)
             if count:
-                overdue = batch.overdue()
-                why = overdue.detail or "it was closed before it could be sent"
-                answers = refusal_of(count, Status.of(overdue.status), why)
-                batch.sink.answer(batch, wanted, answers)
-            _forget(batch)
+                overdue = batch.overdue(lambda: Unavailable("it was closed before it could be sent"))
+                batch.sink.answer(batch, wanted, refusal_of(count, Status.of(overdue.status), overdue.detail))
         self.outstanding_bytes = 0
         self.work.clear()
         self._idle.set()
 
 
 class QueueRunner:
-    """Who owns a queue: sends what it has in a task of its own, `carry`. `name`: of that task; `failing`: what the log
-    says has failed then."""
+    """The owner of a queue. It sends its batches in a task of its own, `carry`. `name`: of that task. `about`: the
+    subject of the log line if it fails."""
 
-    def __init__(self, queue: RequestQueue, name: str, failing: str) -> None:
+    def __init__(self, queue: RequestQueue, name: str, about: str) -> None:
         self.queue = queue
-        self._name, self._failing = name, failing
+        self._name, self._about = name, about
         self._task: asyncio.Task[None] | None = None
         self._under_way: set[asyncio.Task[None]] = set()
         """Calls that `carry` has begun."""
 
     async def carry(self) -> None:
-        """Send what the queue has, for ever."""
-        raise AssertionError("each kind says how it sends")
+        """Send the queue's batches, for ever."""
+        raise NotImplementedError
 
     def start(self) -> None:
-        """Run the queue from now on, in a task that nothing ends but `stop` and `cancel`."""
+        """Run the queue from now on, in a task that only `stop` and `cancel` end."""
         if self._task is None:
             self._task = keep(self._run(), self._name)
 
     async def _run(self) -> None:
         try:
             await self.carry()
-        except Exception as error:  # a mistake of ours: whoever calls must not wait for ever
-            log.exception("%s failed", self._failing)
+        except Exception as error:  # a mistake of ours: callers must not wait for ever
+            log.exception("%s failed", self._about)
             self._task = None
             self.queue.broke()
             self.queue.refuse_all(Status.UNAVAILABLE, f"the producer failed: {error!r}")
 
     def cancel(self) -> None:
-        """Have it end by itself: nobody can ask anything of it any more."""
+        """Have it end by itself, once no caller is left."""
         cancel(self._task, *self._under_way)
 
     async def stop(self) -> None:
-        """End at once; who still waits is told what is known."""
+        """End at once. Callers that still wait get what is known."""
         task, self._task = self._task, None
         await end(*self._under_way, *([] if task is None else [task]))
         self.queue.drop()
-
-
-def _forget(batch: RequestBatch) -> None:
-    if isinstance(batch.sink, ManyAnswers):
-        batch.sink.forget(batch)

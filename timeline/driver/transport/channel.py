@@ -131,6 +131,8 @@ class Channel:
     make: TransportFactory
     clock: Clock
     random: Randomness
+    several: bool = field(default=False, init=False)
+    """Whether there is another address to go to."""
     _places: dict[str, _Place] = field(default_factory=dict)
     _current: str = ""
     _closed: bool = False
@@ -138,6 +140,7 @@ class Channel:
     def __post_init__(self) -> None:
         for address in self.addresses:
             self._places[address] = _Place(address, given=True)
+        self.several = len(self.known) > 1
 
     @property
     def known(self) -> list[str]:
@@ -148,11 +151,6 @@ class Channel:
     def current(self) -> str:
         """The address that worked last; empty when none does."""
         return self._current
-
-    @property
-    def several(self) -> bool:
-        """Whether there is another address to go to."""
-        return len(self.known) > 1
 
     @property
     def transports(self) -> list[Transport]:
@@ -172,6 +170,7 @@ class Channel:
         for address in told:
             if address not in self._places and len(self._places) < PLACES_AT_MOST:
                 self._places[address] = _Place(address, given=False)
+        self.several = len(self.known) > 1
 
     def _place(self, address: str) -> _Place:
         return self._places.setdefault(address, _Place(address, given=False, there=False))

@@ -19,6 +19,7 @@ from timeline.errors import Closed, Invalid, Unavailable
 _left_behind: list[object] = []
 """Belongs to the process that this one was forked from."""
 
+CLIENT_CLOSED = "the client was closed. Connect again"
 FORKED = "this delivery belongs to the process that this one was forked from"
 
 
@@ -49,10 +50,14 @@ class ClientContext:
         self._forked = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
+    def closed_error(self, otherwise: str = "") -> Closed:
+        """Return the error of a call on something closed: the client, or what `otherwise` says."""
+        return Closed(CLIENT_CLOSED if self.closed else otherwise)
+
     def check(self) -> None:
-        """Before each use. Raises Closed after `aclose`, Invalid in a second event loop while the first one runs."""
+        """Check each use. Raise Closed after `aclose`, and Invalid in a second event loop while the first one runs."""
         if self.closed:
-            raise Closed("the client was closed: connect again")
+            raise self.closed_error()
         loop = asyncio.get_running_loop()
         pid = os.getpid()
         if loop is self._loop and pid == self._pid:
