@@ -18,7 +18,7 @@ from tests.documents.pages import DOCS, NEEDLESS, PAGES, README, REFERENCE, ROOT
 from timeline import config, errors
 from timeline.cli.app import COMMANDS, cli
 from timeline.config import parse_duration_ms
-from timeline.driver.topics import DURATIONS, NAMES
+from timeline.driver.queries import DURATIONS, NAMES
 from timeline.metrics import CATALOG
 from timeline.model import LateCause, State, Status
 from timeline.outbox.relay import CATALOG as OF_THE_RELAY

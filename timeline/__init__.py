@@ -51,11 +51,11 @@ from timeline.errors import (
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from timeline.driver.backoff import Backoff, Bury, Retry
     from timeline.driver.batch import Batch
+    from timeline.driver.blocking.calls import SyncDelivery, SyncDeliveryBatch
     from timeline.driver.blocking.client import SyncConsumer, SyncProducer, SyncTimeline, connect_sync
-    from timeline.driver.blocking.delivery import SyncDelivery, SyncDeliveryBatch
     from timeline.driver.client import Timeline, connect
+    from timeline.driver.consume.handlers import Backoff, Bury, Retry
     from timeline.driver.consumer import Consumer
     from timeline.driver.delivery import Delivery, DeliveryBatch
     from timeline.driver.late import Cause, LateDelivery, LateReport, Why
@@ -79,7 +79,7 @@ _HOMES = {
     "timeline.driver.client": ("Timeline", "connect"),
     "timeline.driver.consumer": ("Consumer",),
     "timeline.driver.delivery": ("Delivery", "DeliveryBatch"),
-    "timeline.driver.backoff": ("Backoff", "Bury", "Retry"),
+    "timeline.driver.consume.handlers": ("Backoff", "Bury", "Retry"),
     "timeline.driver.message": ("Message", "StoredMessage"),
     "timeline.driver.mutations": ("TagProgress",),
     "timeline.driver.producer": ("Producer",),
@@ -87,7 +87,7 @@ _HOMES = {
     "timeline.driver.queries": ("Counts", "Outlook"),
     "timeline.driver.receipts": ("Receipt", "Receipts"),
     "timeline.driver.blocking.client": ("SyncConsumer", "SyncProducer", "SyncTimeline", "connect_sync"),
-    "timeline.driver.blocking.delivery": ("SyncDelivery", "SyncDeliveryBatch"),
+    "timeline.driver.blocking.calls": ("SyncDelivery", "SyncDeliveryBatch"),
     "timeline.driver.times": ("local",),
     "timeline.model": ("State", "Status", "Topic", "TopicSettings"),
 }

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 import timeline
-from timeline.driver.blocking.background import Background
+from timeline.driver.blocking.calls import Background
 
 
 def test_closing_while_it_winds_down_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

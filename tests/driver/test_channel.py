@@ -11,7 +11,7 @@ import pytest
 import timeline
 from timeline.clock import Clock
 from timeline.driver.client import Timeline
-from timeline.driver.topics import settings_of
+from timeline.driver.queries import settings_of
 from timeline.driver.transport.addresses import parse_addresses
 from timeline.driver.transport.channel import BACKOFF_CAP_MS, LEAVING_REST_MS, Channel, Deadline
 from timeline.driver.transport.grpc_transport import GrpcTransport

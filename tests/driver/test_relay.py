@@ -11,8 +11,7 @@ import pytest
 from tests.driver.broker import Broker
 from timeline.credentials import PLAIN
 from timeline.driver.transport.grpc_transport import GrpcTransport
-from timeline.driver.transport.relay import OPENING, RecordKind, RelayTransport, record
-from timeline.driver.transport.relay_process import RelayServer
+from timeline.driver.transport.relay import OPENING, RecordKind, RelayServer, RelayTransport, record
 from timeline.wire import Fault, Ping, Pong, TransportError, decode_as, encode
 
 pytestmark = pytest.mark.processes

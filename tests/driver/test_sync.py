@@ -17,7 +17,7 @@ import pytest
 
 import timeline
 from timeline import Batch, Message, Status
-from timeline.driver.blocking.background import Background
+from timeline.driver.blocking.calls import Background
 from timeline.driver.transport.grpc_transport import GrpcTransport
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.security.guarded import Guarded, Tokens
 from tests.services import require_service
-from timeline.driver.blocking.background import Background
+from timeline.driver.blocking.calls import Background
 from timeline.errors import Forbidden, Invalid
 from timeline.pipeline.connection import IDENTITY, SparkConnection, identity
 

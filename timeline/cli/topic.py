@@ -17,9 +17,8 @@ from timeline.cli.options.values import DURATION, iso, shown_bytes
 from timeline.cli.terminal.output import confirm, picked, print_fields, print_json, print_table
 from timeline.config import parse_bytes
 from timeline.driver.brokers import TopicLoad
-from timeline.driver.queries import Counts
+from timeline.driver.queries import DURATIONS, Counts
 from timeline.driver.times import duration_ms, shown_time
-from timeline.driver.topics import DURATIONS
 from timeline.errors import Invalid, Unavailable, Unknown
 from timeline.model import LEASE_AHEAD_AUTO, MAX_BUCKETS, MAX_PAYLOAD_BYTES, Topic, TopicSettings
 from timeline.wording import shown_duration

@@ -1,7 +1,7 @@
-"""What a user's code holds: clients, producers, consumers, deliveries.
+"""The driver: clients, producers, consumers and deliveries.
 
-`client.py` opens everything else; `producer.py` and `mutations.py` send, `consumer.py` and `delivery.py` receive.
-`produce/request_queue.py` keeps what is on its way until it has a definite answer, `transport/channel.py` finds a
-broker, and `transport/grpc_transport.py` alone knows gRPC. Only `blocking/background.py` and `consume/handlers.py`
-use threads, and all read the time from `timeline.clock.Clock`.
+`client.py` opens everything else. `producer.py` and `mutations.py` send; `consumer.py` and `delivery.py` receive.
+`produce/request_queue.py` keeps requests until each has a definite answer. `transport/channel.py` finds a broker. Only
+`transport/grpc_transport.py` knows gRPC. Only `blocking/calls.py` and `consume/handlers.py` use threads. All read the
+time from `timeline.clock.Clock`.
 """

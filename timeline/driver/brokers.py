@@ -6,19 +6,13 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from timeline.columns import Int64
-from timeline.driver.times import Duration
-from timeline.driver.transport.channel import ask_all, found_by
-from timeline.driver.transport.client_context import ClientContext
-from timeline.model import MAX_TIME_MS, check_topic_name
+from timeline.model import MAX_TIME_MS
 from timeline.wire import (
     BrokerStatus,
     Consumers,
     Health,
     LatenessCounts,
-    StatusRequest,
     TopicLoads,
-    decode_as,
-    encode,
 )
 
 
@@ -127,29 +121,8 @@ class Standings:
     found: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-class BrokerStandings:
-    """The part of a client that asks brokers how they stand. See `Timeline`."""
-
-    def __init__(self, context: ClientContext) -> None:
-        self._context = context
-
-    async def standing(self, topic: str = "", *, consumers: int = 1_000, timeout: Duration | None = None) -> Standings:
-        """How each known broker stands, ready or not: its topics' load (of `topic` alone, when given), lateness, and at
-        most `consumers` of those connected to it.
-
-        Raises Invalid, Closed, Unavailable when no broker answered.
-        """
-        self._context.check()
-        frame = encode(StatusRequest(check_topic_name(topic) if topic else "", consumers))
-        answers, silent = await ask_all(self._context.channel, "Stand", frame, self._context.deadline(timeout))
-        found = (_standing(address, decode_as(data, BrokerStatus)) for address, data in answers.items())
-        there: dict[str, tuple[str, ...]] = {
-            address: (one.name,) for address, fault in silent.items() if (one := found_by(fault)) is not None
-        }
-        return Standings(tuple(found), {address: fault.reason for address, fault in silent.items()}, there)
-
-
-def _standing(address: str, told: BrokerStatus) -> BrokerStanding:
+def standing_of(address: str, told: BrokerStatus) -> BrokerStanding:
+    """Return what the broker at `address` said."""
     return BrokerStanding(
         address=address,
         broker=told.broker,

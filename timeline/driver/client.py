@@ -12,7 +12,6 @@ from typing import NoReturn, Self, TypeAlias
 
 from timeline.clock import Clock
 from timeline.credentials import PLAIN, Credentials, credentials_of
-from timeline.driver.brokers import BrokerStandings
 from timeline.driver.consume.holding import Holding
 from timeline.driver.consume.in_flight import check_credit
 from timeline.driver.consumer import CREDIT_BYTES, MAX_CREDIT, Consumer
@@ -69,7 +68,7 @@ def _grpc(credentials: Credentials, address: str) -> Transport:
     return GrpcTransport(address, credentials)
 
 
-class Timeline(Queries, BrokerStandings):
+class Timeline(Queries):
     """A client: makes producers and consumers, creates topics, reads. For one event loop; after a fork, or in a new
     loop once its own has ended, it connects anew. Close it with `async with` or `await tl.aclose()`.
 

@@ -7,8 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import overload
 
-from timeline.driver.backoff import Backoff
-from timeline.driver.consume.handlers import Handler, run_handlers
+from timeline.driver.consume.handlers import Backoff, Handler, run_handlers
 from timeline.driver.consume.in_flight import DeliveredFrame, check_credit
 from timeline.driver.delivery import Delivered, Delivery, DeliveryBatch, LeaseHolder
 from timeline.driver.times import Duration, duration_ms

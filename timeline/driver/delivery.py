@@ -549,8 +549,8 @@ class LeaseHolder:
         return self._context.random
 
     def extend_at_ms(self, d: Delivered) -> float:
-        """Return when (monotonic) to extend its lease: a third of a lease from now, or at half of the time left, if that
-        is sooner. Less is left if it waited in the buffer while no broker could extend it."""
+        """Return when (monotonic) to extend its lease: a third of a lease from now, or at half of the time left, if
+        that is sooner. Less is left if it waited in the buffer while no broker could extend it."""
         now_ms, third_ms = self.monotonic_ms(), self.lease_ms / 3
         if d._frame.earliest_ms - now_ms < 2 * third_ms:
             third_ms = max(0.0, min(third_ms, (float(d._frame.end_ms[d._index]) - now_ms) / 2))

@@ -38,6 +38,7 @@ log = logging.getLogger("timeline.driver")
 CALLS_OUTSTANDING = 4
 ID_OVERHEAD_BYTES = 48
 SPARE_MS = 50.0
+NO_FLAGS = MutateFlag(0)
 
 
 class MutateCalls(QueueRunner):
@@ -314,7 +315,7 @@ class MutationCalls:
         ids: Any,
         when: tuple[Any, Any] | None = None,
         *,
-        flags: MutateFlag = MutateFlag(0),
+        flags: MutateFlag = NO_FLAGS,
         timeout: Duration | None,
     ) -> Receipts:
         """Change many messages. `when`: `at=` and `in_=`, if the operation has a time."""
@@ -475,11 +476,11 @@ class MutationCalls:
 
 
 def _in_flag(relative: bool) -> MutateFlag:
-    return MutateFlag.IN if relative else MutateFlag(0)
+    return MutateFlag.IN if relative else NO_FLAGS
 
 
 def _leased_flag(leased: bool) -> MutateFlag:
-    return MutateFlag.LEASED if leased else MutateFlag(0)
+    return MutateFlag.LEASED if leased else NO_FLAGS
 
 
 def _asked(frame: MutateTag) -> Asked:

@@ -305,7 +305,8 @@ class MessageSource:
             self._broke = broke
 
     def each(self, pending: Pending) -> AsyncIterator[Message | None]:
-        """Yield the messages one by one. Yield None when the oldest of `pending` is done before the next message comes."""
+        """Yield the messages one by one. Yield None when the oldest of `pending` is done before the next message
+        comes."""
         if isinstance(self._messages, AsyncIterable):
             return self._awaited(aiter(self._messages), pending)
         return self._read()

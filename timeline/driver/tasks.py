@@ -1,4 +1,4 @@
-"""Tasks that run beside another one, and end with it; what goes wrong in them is never lost."""
+"""Tasks that run beside another one and end with it. Their errors are never lost."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, TypeAlias
 Handler: TypeAlias = Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None
 
 _kept: dict[asyncio.AbstractEventLoop, set[asyncio.Task[None]]] = {}
-"""Tasks of `keep`, by the loop that they run in."""
+"""Tasks of `keep` by their loop."""
 
 
 def keep(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-    """Starts a task that lives until it is done, whatever becomes of its owner, who ends it (`end`, `cancel`).
+    """Start a task that lives until it is done. Its owner ends it (`end`, `cancel`).
 
-    A loop holds no task that waits for another part of the program. One that only its owner holds may be found by the
-    garbage collector together with that owner, and is then taken apart in any order, pending, with asyncio's complaint.
+    A loop does not hold a waiting task. If only its owner did, the garbage collector could find both, and destroy the
+    pending task with a complaint of asyncio.
     """
     loop = asyncio.get_running_loop()
     if loop not in _kept:
@@ -40,8 +40,8 @@ def _unkeep(task: asyncio.Task[None]) -> None:
 
 @atexit.register
 def _leave() -> None:
-    """The program ends, by an error of its own perhaps, and nobody has closed the client: what still waits then waits
-    for nobody, and asyncio's complaints about it would bury that error."""
+    """Silence asyncio's complaints about our waiting tasks when a program ends without closing its client. They would
+    hide the program's own error."""
     for loop, tasks in list(_kept.items()):
         loop.set_exception_handler(partial(_unless_about, tasks, loop.get_exception_handler()))
 
@@ -49,7 +49,7 @@ def _leave() -> None:
 def _unless_about(
     tasks: set[asyncio.Task[None]], before: Handler, loop: asyncio.AbstractEventLoop, context: dict[str, Any]
 ) -> None:
-    """Pass on what a loop complains of, unless it is about one of `tasks`."""
+    """Pass on a loop's complaint, unless it is about one of `tasks`."""
     if context.get("task") in tasks:
         return
     if before is None:
@@ -59,7 +59,7 @@ def _unless_about(
 
 
 async def end(*tasks: asyncio.Task[Any]) -> None:
-    """Cancels tasks and waits for them. Raises what one of them failed with; that it was cancelled is no failure."""
+    """Cancel tasks and wait for them. Raise the error of one that failed; a cancelled one did not."""
     for task in tasks:
         task.cancel()
     if tasks:
@@ -70,7 +70,7 @@ async def end(*tasks: asyncio.Task[Any]) -> None:
 
 
 def cancel(*tasks: asyncio.Task[Any] | None) -> None:
-    """Has tasks end that nobody will wait for, from whatever thread; where their loop has ended, they have."""
+    """Cancel tasks without waiting. Any thread may call; the loop may have ended."""
     for task in tasks:
         if task is not None and not task.done():
             try:
@@ -80,15 +80,14 @@ def cancel(*tasks: asyncio.Task[Any] | None) -> None:
 
 
 async def all_of(*works: Coroutine[Any, Any, None]) -> None:
-    """Runs all at once, each to its end whatever becomes of the others. Raises what the first of them failed with."""
+    """Run all at once, each to its end. Raise the error of the first that failed."""
     for outcome in await asyncio.gather(*works, return_exceptions=True):
         if outcome is not None:
             raise outcome
 
 
 async def run_until_first(work: Coroutine[Any, Any, None], companion: Coroutine[Any, Any, None]) -> None:
-    """Runs `work` with `companion` beside it until one of them is done; ends the other. Raises what either failed
-    with."""
+    """Run `work` and `companion` until one of them is done, and end the other. Raise the error of either."""
     loop = asyncio.get_running_loop()
     both = (loop.create_task(work), loop.create_task(companion))
     try:

@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 import timeline
 from timeline.clock import Clock
 from timeline.config import check_address, joined
-from timeline.driver.backoff import Backoff
+from timeline.driver.consume.handlers import Backoff
 from timeline.errors import Closed, Invalid, TimelineError, TooLarge
 from timeline.metrics import Declaration, counter, counters, gauge
 from timeline.model import Status

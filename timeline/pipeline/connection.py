@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 
 from timeline.config import parse_switch
 from timeline.credentials import Credentials, credentials_of
-from timeline.driver.blocking.background import Background, iterate
+from timeline.driver.blocking.calls import Background, iterate
 from timeline.driver.client import Timeline
 from timeline.errors import Closed, Forbidden, Invalid, NotFound
 from timeline.model import Status, Topic

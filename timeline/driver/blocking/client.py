@@ -12,12 +12,18 @@ from contextlib import suppress
 from typing import Any, NoReturn, overload
 
 from timeline.credentials import credentials_of
-from timeline.driver.backoff import Backoff
 from timeline.driver.batch import Batch
-from timeline.driver.blocking.background import Background, Blocking, blocking, in_loop, stepping
-from timeline.driver.blocking.delivery import SyncDelivery, SyncDeliveryBatch
+from timeline.driver.blocking.calls import (
+    Background,
+    Blocking,
+    SyncDelivery,
+    SyncDeliveryBatch,
+    blocking,
+    in_loop,
+    stepping,
+)
 from timeline.driver.client import DEFAULT_TIMEOUT, Name, Timeline
-from timeline.driver.consume.handlers import Handler
+from timeline.driver.consume.handlers import Backoff, Handler
 from timeline.driver.consume.in_flight import Stats
 from timeline.driver.consumer import CREDIT_BYTES, Consumer
 from timeline.driver.delivery import Delivery

@@ -1,8 +1,8 @@
-"""A broker's clock on this process's monotonic clock, from frames whose sending and arrival were noted.
+"""A broker's clock on this process's monotonic clock, from the times at which frames were sent and arrived.
 
-A frame that lay in a socket while the process was stopped arrives late and says an old time; the broker's times are
-therefore placed by what is known for sure: an answer was made after its question was sent (`ahead`) and before it
-arrived. The end of a lease is placed by the earliest moment that it can mean, so that it is never taken for later.
+A frame that lay in a socket while the process was stopped arrives late with an old time. So the broker's times are
+placed by what is certain: an answer was made after its question was sent, and before the answer arrived. The end of a
+lease is placed at its earliest possible moment, so that it is never taken for later.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ SAMPLES = 64
 class BrokerClock:
     """Bounds of (monotonic − broker's time), in ms, over a sliding window.
 
-    `sent`: an answer's question was sent at monotonic `sent_ms` and answered at broker's `now_ms`: the difference is at
-    least sent − now. `arrived`: a frame made at broker's `now_ms` arrived at monotonic `arrived_ms`: it is at most
-    arrived − now. When the broker's clock steps the two contradict each other, and the newer one counts.
+    A question sent at monotonic `sent_ms` and answered at the broker's `now_ms`: the difference is at least sent − now.
+    A frame made at the broker's `now_ms` that arrived at monotonic `arrived_ms`: it is at most arrived − now. When the
+    broker's clock steps, the two contradict each other, and the newer one counts.
     """
 
     def __init__(self) -> None:
@@ -32,19 +32,19 @@ class BrokerClock:
         self._high: float | None = None
 
     def another(self) -> None:
-        """Another broker is spoken to from now on: what is known of the one before says nothing of its clock."""
+        """Forget everything: the next frames are another broker's."""
         self._least.clear()
         self._most.clear()
         self._low = self._high = None
 
     def sent(self, sent_ms: float, now_ms: int, arrived_ms: float) -> None:
-        """An answer came at `arrived_ms`."""
+        """Note an answer that came at `arrived_ms`."""
         # `now_ms` is rounded down: the answer may have been made up to one millisecond later.
         self._least.append((arrived_ms, sent_ms - now_ms - 1.0))
         self.arrived(arrived_ms, now_ms)
 
     def arrived(self, arrived_ms: float, now_ms: int) -> None:
-        """A frame made at the broker's `now_ms` came at `arrived_ms`."""
+        """Note a frame that was made at the broker's `now_ms` and came at `arrived_ms`."""
         self._most.append((arrived_ms, arrived_ms - now_ms))
         for samples in (self._least, self._most):
             while samples and samples[0][0] < arrived_ms - WINDOW_MS:
@@ -55,7 +55,7 @@ class BrokerClock:
             self._reset()
 
     def _reset(self) -> None:
-        """The broker's clock stepped: only what is newest still holds, and a lease is rather taken for shorter."""
+        """Keep only the newest samples after a step of the broker's clock. In doubt a lease is taken for shorter."""
         newest = self._most[-1]
         self._most.clear()
         self._most.append(newest)
@@ -69,33 +69,32 @@ class BrokerClock:
             self._low = None
 
     def monotonic_ms(self, broker_ms: float) -> float:
-        """The earliest monotonic time that the broker's `broker_ms` can be. Before anything is known, the beginning of
-        time."""
+        """Return the earliest monotonic time that the broker's `broker_ms` can be; −∞ before any frame."""
         low = self._low if self._low is not None else self._high
         return broker_ms + low if low is not None else float("-inf")
 
     @property
     def difference_ms(self) -> float | None:
-        """The best single estimate of (monotonic − broker's time); None before anything is known."""
+        """The best single estimate of (monotonic − broker's time). None before any frame."""
         return self._high
 
     def ahead(self, clock_ms: float, mono_ms: float) -> tuple[float, float] | None:
-        """By how much a clock that says `clock_ms` at monotonic `mono_ms` is ahead of the broker's (negative:
-        behind), and by how much that may be wrong; None before anything is known."""
+        """Return (by how much a clock is ahead of the broker's, the error bound), in ms. None before any answer.
+        `clock_ms`: its time at monotonic `mono_ms`. Negative: behind."""
         if self._low is None or self._high is None:
             return None
         return clock_ms - mono_ms + (self._low + self._high) / 2, (self._high - self._low) / 2
 
 
 class Drift:
-    """What is known of this machine's clock against its brokers'. Says in the log when it is off by 50 ms and more, and
-    when it is not any more, each once."""
+    """This machine's clock against its brokers'. It logs once when the clock is off by 50 ms or more, and once when it
+    is right again."""
 
     def __init__(self) -> None:
         self._off = False
 
     def note(self, broker: str, ahead_ms: float, error_ms: float) -> None:
-        """It is ahead of the broker's clock by so much, give or take the other."""
+        """Note that the clock is `ahead_ms` ahead of the broker's, give or take `error_ms`."""
         sure_ms = abs(ahead_ms) - error_ms
         if self._off == (sure_ms >= (WARN_MS / 2 if self._off else WARN_MS)):
             return

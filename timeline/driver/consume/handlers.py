@@ -17,16 +17,64 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from timeline import tracing
-from timeline.driver.backoff import Backoff, Bury, Retry
-from timeline.driver.blocking.delivery import SyncDelivery
+from timeline.driver.blocking.calls import SyncDelivery
 from timeline.driver.delivery import Delivery, LeaseHolder
-from timeline.driver.times import Duration, duration_ms
+from timeline.driver.message import Randomness
+from timeline.driver.times import Duration, When, duration_ms, shown
 from timeline.driver.transport.client_context import FORKED
 from timeline.errors import Closed, Invalid, TimelineError, Unknown
 from timeline.model import DELIVERED_OUT, MAX_REASON_BYTES
 from timeline.wording import shown_duration
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """How long a message whose handler failed waits: `first`, then `factor` times as long with each delivery, at most
+    `cap`, give or take the share `jitter`. Raises Invalid for values out of range, and for a `first` above `cap`."""
+
+    first: Duration = "1s"
+    factor: float = 2.0
+    cap: Duration = "1h"
+    jitter: float = 0.2
+
+    def __post_init__(self) -> None:
+        first_ms, cap_ms = duration_ms(self.first, "first"), duration_ms(self.cap, "cap")
+        if first_ms > cap_ms:
+            said = f"first must be at most cap, not {shown(self.first)} with cap={shown(self.cap)}"
+            raise Invalid(f"{said}. Give a longer cap")
+        if not _is_number(self.factor) or not 1.0 <= self.factor <= 1_000.0:
+            raise Invalid(f"factor must be from 1 to 1000, not {shown(self.factor)}")
+        if not _is_number(self.jitter) or not 0.0 <= self.jitter <= 1.0:
+            raise Invalid(f"jitter must be from 0 to 1, not {shown(self.jitter)}")
+
+    def delay_ms(self, deliveries: int, random: Randomness) -> int:
+        """The wait in ms after the `deliveries`-th delivery failed."""
+        first_ms, cap_ms = duration_ms(self.first, "first"), duration_ms(self.cap, "cap")
+        # Beyond 2^64 times the first wait every cap is reached; larger powers would only overflow.
+        grown = min(float(cap_ms), first_ms * min(self.factor ** min(deliveries - 1, 64), 2.0**64))
+        return max(0, round(grown * (1.0 + self.jitter * (2.0 * random.random() - 1.0))))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+class Retry(Exception):
+    """Raised by a handler: not now, again `in_` a while or `at` a time (at once when neither is given)."""
+
+    def __init__(self, in_: Duration | None = None, at: When | None = None, reason: str = "") -> None:
+        self.in_, self.at, self.reason = in_, at, str(reason)  # often the exception itself
+        super().__init__(self.reason or "retry")
+
+
+class Bury(Exception):
+    """Raised by a handler: this message can never be handled; make it a dead letter with this reason."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = str(reason)  # often the exception itself
+        super().__init__(self.reason)
 
 
 def is_async(handler: Callable[..., object]) -> bool:

@@ -1,9 +1,8 @@
-"""A holder: takes what is due by the thousand without anybody's code seeing it, and settles by the thousand what it
-holds, found again by `scan_pages(holder=…)`. For those who hold on behalf of something else, as a micro-batch of a
-stream.
+"""A holder: it leases due messages in bulk for another system, such as a micro-batch of a stream, and settles them in
+bulk. `scan_pages(holder=…)` finds them again.
 
-Unlike a consumer it keeps nothing in hand: no buffer, no extensions, no reconnecting. One stream, some calls, the end;
-who was cut off begins anew under the same holder, who still has what he had."""
+Unlike a consumer it has no buffer, no extensions and no reconnects. After a broken stream, begin again under the same
+holder: it still has its leases."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ _NONE = Ragged.of([])
 class Holding:
     """One stream of `holder` on `topic`. Made by `Timeline.holding`; use it with `async with`.
 
-    Saying hello takes the holder over: another stream under the same name ends, and raises Superseded there.
+    It takes the holder over: another stream under the same name ends, and raises Superseded.
     """
 
     def __init__(self, context: ClientContext, topic: str, holder: str, lease_ms: int) -> None:
@@ -90,7 +89,7 @@ class Holding:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Ends the stream. What is held stays so until its lease ends."""
+        """End the stream. Leased messages stay leased until their leases end."""
         if self._opened is not None:
             self._opened.stream.cancel()
         if self._reader is not None:
@@ -98,9 +97,11 @@ class Holding:
             await end(reader)
 
     async def lease(self, most: int, first_ms: float, more_ms: float) -> int:
-        """Takes up to `most` messages that are due, and says how many: waits `first_ms` for the first, and `more_ms`
-        after each part for the next. When it returns, nothing more is on its way to this holder. Raises Superseded,
-        Unavailable: what came by then is held all the same."""
+        """Lease up to `most` due messages, and return how many. Wait `first_ms` for the first, and `more_ms` after each
+        part for the next. Afterwards nothing more is on its way to this holder.
+
+        Raise Superseded or Unavailable. Messages that came before are leased all the same.
+        """
         await self._send(Credit(most, CREDIT_BYTES))
         count, wait_ms = 0, first_ms
         while count < most and (frame := await self._next(wait_ms)) is not None:
@@ -117,8 +118,10 @@ class Holding:
     async def settle(
         self, operation: Operation, rows: Rows, time_ms: int = 0, reason: bytes = b""
     ) -> dict[Status, int]:
-        """ACK, EXTEND (by `time_ms` from now) or BURY of `rows`, which this holder has: how many got each status.
-        Repeats nothing: the same again is harmless."""
+        """ACK, EXTEND (to `time_ms` from now) or BURY the messages `rows` of this holder. Return how many got each
+        status.
+
+        Nothing is repeated. Calling it again is harmless."""
         counts: dict[Status, int] = {}
         for start in range(0, len(rows), FRAME_SETTLES):
             part = rows.slice(start, start + FRAME_SETTLES)
@@ -152,7 +155,7 @@ class Holding:
             raise await self._last_word(fault) from fault
 
     async def _last_word(self, fault: TransportError) -> TimelineError:
-        """Why a stream is over that takes nothing more: what the broker said at last may lie unread."""
+        """Return why a stream takes nothing more. The broker's last frame may be unread."""
         assert self._opened is not None
         if self._reader is not None:
             await asyncio.wait({self._reader}, timeout=PARTING_S)
@@ -163,7 +166,7 @@ class Holding:
         return Unavailable(f"the stream to {self._opened.address} broke off: {fault.reason}")
 
     async def _next(self, wait_ms: float) -> Frame | None:
-        """The next frame within `wait_ms`, None: there was none; beats meanwhile."""
+        """Return the next frame within `wait_ms`, or None. Send heartbeats meanwhile."""
         clock = self._context.clock
         until_ms = clock.monotonic_ms() + wait_ms
         while True:
@@ -183,14 +186,14 @@ class Holding:
             return frame
 
     async def _read(self, opened: OpenedStream) -> None:
-        """Gathers what arrives; at the end, why it ended."""
+        """Collect frames; at the end, the reason of the end."""
         over: TimelineError = Unavailable(f"the stream to {opened.address} ended")
         try:
             while (data := await opened.stream.receive()) is not None:
                 try:
                     self._arrived.put_nowait(decode(data))
                 except UnknownFrame:
-                    continue  # of a newer minor: not for us
+                    continue  # of a newer minor version
         except TransportError as fault:
             over = refusal(fault) if fault.fault in REFUSALS else Unavailable(fault.reason)
         except TimelineError as bad:

@@ -1,8 +1,8 @@
-"""What a consumer has in hand: frames of deliveries, each message waiting, handed out, being settled or done. Pure: the
-monotonic time is handed in.
+"""A consumer's messages in flight, and its credit. Each message waits, is handed out, is being settled, or is done.
+Pure: the monotonic time is an argument.
 
-A frame is one Deliver frame; its columns stay as they arrived and a state byte is kept for each message, so that a
-thousand deliveries are one object.
+The columns of a Deliver frame stay as they arrived, with a state byte per message. So a thousand deliveries are one
+object.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from timeline.model import MAX_BATCH
 from timeline.wire.frames import Deliver
 
 HELD, RIDING, LEFT, GIVEN = 0, 1, 2, 3
-"""With the message; on its way with a settle that is not answered; the same, of a message that is done with whatever
-the answer says; owed or given back."""
+"""Where the credit of a message is. HELD: with the message. RIDING: on its way with an unanswered settle. LEFT: the
+same, but the message is done whatever the answer says. GIVEN: owed or given back."""
 
 Ride: TypeAlias = list[tuple["DeliveredFrame", Indexes]]
 
 
 class SettledPlaces:
-    """Which messages in flight a column of settles is about, in order; None for a frame: settles that end nothing.
-    It is a column too: `places[at]` are those at ascending `at`."""
+    """A column of the messages in flight that settles are about, in order. A frame is None for settles that end
+    nothing. `places[at]` are those at ascending `at`."""
 
     __slots__ = ("parts",)
 
@@ -47,36 +47,36 @@ class SettledPlaces:
 
 
 class CreditLedger:
-    """The credit of one consumer, `messages` and `nbytes` in all."""
+    """The credit of one consumer: `messages` and `nbytes` in all."""
 
     def __init__(self, messages: int, nbytes: int) -> None:
         self.messages, self.bytes = messages, nbytes
         self.owed_messages = self.owed_bytes = 0
-        """To go back by itself."""
+        """To be given back without a settle."""
         self.held_messages = self.held_bytes = 0
-        """Not given back: a broker must not send more while this is all."""
+        """Not given back. A broker must not send more once this is all of the credit."""
         self._rides: dict[int, Ride] = {}
         self._returned = False
 
     def arrive(self, frame: DeliveredFrame) -> None:
-        """A frame came: its messages hold so much."""
+        """Count the credit that a new frame holds."""
         self._returned = False
         self.held_messages += len(frame)
         self.held_bytes += int(frame.sizes.sum())
 
     @property
     def owed(self) -> bool:
-        """Whether there is something to send by itself."""
+        """Whether credit is to be sent without a settle."""
         return self.owed_messages > 0 or self.owed_bytes > 0
 
     def runs_dry(self) -> bool:
-        """Whether some went back since a frame came, or since this was asked, and so little is free all the same that
-        the broker may wait for more before it leases."""
+        """Return whether credit went back since the last frame or call, but so little is free that the broker may wait
+        for more before it leases."""
         returned, self._returned = self._returned, False
         return returned and (4 * self.held_messages > 3 * self.messages or 4 * self.held_bytes > 3 * self.bytes)
 
     def take_owed(self) -> tuple[int, int]:
-        """What is owed, to be sent now: (messages, bytes)."""
+        """Take the owed credit to send it now: (messages, bytes)."""
         self._returned = True
         messages, nbytes = max(0, self.owed_messages), max(0, self.owed_bytes)
         self.owed_messages -= messages
@@ -84,7 +84,8 @@ class CreditLedger:
         return messages, nbytes
 
     def give(self, frame: DeliveredFrame, at: Indexes) -> None:
-        """Messages are done with: what they hold is owed, once; what rides is as soon as it turns out not to count."""
+        """Owe the credit of messages that are done, once. Riding credit is owed if its settle turns out not to
+        count."""
         credit = np.frombuffer(frame.credit, dtype=np.uint8)
         states = credit[at]
         if (states == GIVEN).all():
@@ -93,7 +94,7 @@ class CreditLedger:
         self._owe(frame, distinct(at[states == HELD]))
 
     def give_one(self, frame: DeliveredFrame, index: int) -> None:
-        """`give` for one message."""
+        """Do `give` for one message."""
         state = frame.credit[index]
         if state == RIDING:
             frame.credit[index] = LEFT
@@ -101,8 +102,8 @@ class CreditLedger:
             self._owe(frame, np.array([index]))
 
     def board(self, request: int, places: SettledPlaces) -> tuple[int, int]:
-        """The credit that goes with Settle `request`: (messages, bytes) of what no earlier one took along. While a
-        message larger than all credit is made up for, all goes by itself, after the answer."""
+        """Return the credit that rides with Settle `request`: (messages, bytes) that no earlier settle took along.
+        Nothing rides while a message larger than all credit is made up for."""
         if self.owed_messages < 0 or self.owed_bytes < 0:
             return 0, 0
         ride: Ride = []
@@ -131,11 +132,11 @@ class CreditLedger:
         return messages, nbytes
 
     def land(self, request: int, counts: bool) -> None:
-        """Settle `request` was answered, or cannot be sent: what rode with it is given back when it `counts`. Otherwise
-        messages hold it again, and it is owed for those that are done with."""
+        """End the ride with Settle `request`, which was answered or cannot be sent. If it `counts`, its credit is given
+        back. Otherwise messages hold it again, and it is owed for those that are done."""
         self._returned |= counts
         for frame, at in self._rides.pop(request, ()):
-            if counts and len(at) == 1:  # as the array way below, for a fifth of what that costs
+            if counts and len(at) == 1:  # a fifth of the cost of the arrays below
                 index = int(at[0])
                 frame.credit[index] = GIVEN
                 self.held_messages -= 1
@@ -151,8 +152,8 @@ class CreditLedger:
                 self._owe(frame, left)
 
     def room(self) -> tuple[int, int]:
-        """Credit for a new stream, besides what is held: what rode on the last one rides anew when it is settled again.
-        Where one message is larger than all credit, less than nothing is owed: it is made up for as that comes back."""
+        """Return the credit for a new stream, without the held one. Riding credit of the last stream rides again with
+        the next settle. After a message larger than all credit, the owed credit is negative until that comes back."""
         for request in list(self._rides):
             self.land(request, counts=False)
         messages, nbytes = self.messages - self.held_messages, self.bytes - self.held_bytes
@@ -175,27 +176,30 @@ class CreditLedger:
 
 
 def distinct(at: Indexes) -> Indexes:
-    """Each index once: a caller may name a message twice."""
+    """Return each index once. A caller may name a message twice."""
     return at if len(at) < 2 or bool((at[1:] > at[:-1]).all()) else np.unique(at)
 
 
 def check_credit(credit: Any, name: str, most: int) -> int:
-    """`credit` when it is a whole number from 1, else Invalid."""
+    """Return `credit` if it is a whole number from 1 to `most`. Raise Invalid otherwise."""
     if isinstance(credit, bool) or not isinstance(credit, int) or not 1 <= credit <= most:
         raise Invalid(f"{name} must be a whole number from 1 to {most}, not {credit!r}")
     return credit
 
 
 WAITING, HANDED, SETTLING, DONE = 0, 1, 2, 3
-"""In the buffer; with a person's code; a settle of it is on its way; settled or lost."""
+"""States: in the buffer; with the user's code; its settle is on its way; settled or lost."""
 
 
 @dataclass(slots=True)
 class Stats:
-    """Counters of a consumer since it was made. `dropped`: deliveries whose lease ended before they were handed out.
-    `damaged`: arrived with a wrong checksum, and buried. `lost`: handed out, and the lease ended before a settle.
-    `settle_errors`: settles of `ack_soon` and its kind that failed. `released_unseen`: handed back from the buffer.
-    `reconnects`: streams that ended before the consumer did."""
+    """Counters of a consumer since it was made.
+
+    `delivered`: deliveries handed out. `dropped`: deliveries whose lease ended before that. `damaged`: messages that
+    arrived with a wrong checksum, and were buried. `lost`: messages handed out whose lease ended before a settle.
+    `settle_errors`: unawaited settles, as of `ack_soon`, that failed. `released_unseen`: messages returned from the
+    buffer. `reconnects`: streams that ended before the consumer did.
+    """
 
     delivered: int = 0
     dropped: int = 0
@@ -207,8 +211,8 @@ class Stats:
 
 
 class DeliveredFrame:
-    """The messages of one Deliver frame. `end_ms`: when each lease ends on the monotonic clock; `until_ms`: on the
-    broker's. `sizes`: bytes each takes of the credit."""
+    """The messages of one Deliver frame. `end_ms`: when each lease ends, monotonic. `until_ms`: the same on the
+    broker's clock. `sizes`: the bytes of credit that each takes."""
 
     __slots__ = (
         "columns",
@@ -236,30 +240,30 @@ class DeliveredFrame:
             self.sizes = self.sizes + columns.headers.sizes
         self.state = bytearray(count)
         self.credit = bytearray(count)
-        """Where the credit of each is: see `credit`."""
+        """Where the credit of each message is: HELD, RIDING, LEFT or GIVEN."""
         self.lost = bytearray(count)
-        """1 where the lease is known to have ended, or somebody else to have the message."""
+        """1 if the lease is known to have ended, or another consumer is known to have the message."""
         self.cursor = 0
         self.waiting = self.open = count
         self.earliest_ms = float(end_ms.min()) if count else 0.0
         self.extend_at_ms = float("inf")
         self.soon: list[int] = []
-        """Indexes that `ack_soon` named, not yet sent."""
+        """Indexes of `ack_soon` that are not sent yet."""
 
     def __len__(self) -> int:
         return len(self.state)
 
     def where(self, state: int) -> Indexes:
-        """Indexes of messages in `state`."""
+        """Return the indexes of messages in `state`."""
         return np.flatnonzero(np.frombuffer(self.state, dtype=np.uint8) == state)
 
     def ended(self, now_ms: float) -> Bools:
-        """Which leases have ended by monotonic `now_ms`."""
+        """Return which leases have ended by monotonic `now_ms`."""
         ended: Bools = self.end_ms <= now_ms
         return ended
 
     def mark(self, at: Indexes, state: int) -> None:
-        """Sets the state of messages (to WAITING goes back one at a time, by `InFlight.put_back`), and counts."""
+        """Set the state of messages, and count. Only `InFlight.put_back` sets WAITING."""
         at = distinct(at)
         view = np.frombuffer(self.state, dtype=np.uint8)
         before = view[at]
@@ -269,14 +273,14 @@ class DeliveredFrame:
         view[at] = state
 
     def extended(self, at: Indexes, until_ms: Int64, end_ms: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
-        """The leases of messages at `at` end later now."""
+        """Set the new ends of the leases of messages at `at`."""
         self.until_ms[at] = until_ms
         self.end_ms[at] = end_ms
         self.earliest_ms = float(self.end_ms.min())
 
 
 class InFlight:
-    """All frames in hand, in order of arrival, and the credit."""
+    """All frames in flight in order of arrival, and the credit."""
 
     def __init__(self, credit_messages: int, credit_bytes: int) -> None:
         self.credit = CreditLedger(credit_messages, credit_bytes)
@@ -285,10 +289,10 @@ class InFlight:
         self._queue: deque[DeliveredFrame] = deque()
         self._given_up: deque[tuple[float, Ragged, UInt64, Int64]] = deque()
         self.awaited = 0
-        """How many wait for a message."""
+        """The number of callers that wait for a message."""
 
     def arrive(self, frame: DeliveredFrame) -> None:
-        """A frame came."""
+        """Take a frame that came."""
         self._frames[id(frame)] = frame
         self.credit.arrive(frame)
         if frame.waiting:
@@ -296,7 +300,7 @@ class InFlight:
 
     @property
     def frames(self) -> list[DeliveredFrame]:
-        """Loads with messages that are not done."""
+        """Frames with messages that are not done."""
         return list(self._frames.values())
 
     @property
@@ -305,11 +309,11 @@ class InFlight:
         return bool(self._queue)
 
     def runs_dry(self) -> bool:
-        """Whether somebody waits for a message, and the broker must be told that it is so."""
+        """Return whether a caller waits for a message, and the broker must learn of it."""
         return self.awaited > 0 and not self._queue and self.credit.runs_dry()
 
     def next(self, now_ms: float) -> tuple[DeliveredFrame, int] | None:
-        """Hands out the next message whose lease lasts; None when there is none."""
+        """Hand out the next message whose lease lasts. None: there is none."""
         while self._queue:
             frame = self._queue[0]
             state, index, count = frame.state, frame.cursor, len(frame.state)
@@ -329,7 +333,7 @@ class InFlight:
         return None
 
     def put_back(self, frame: DeliveredFrame, index: int) -> None:
-        """Undo `next`: the message waits again, first of all, unless its lease was lost meanwhile."""
+        """Undo `next`: the message waits again, as the first one, unless its lease was lost."""
         if frame.state[index] != HANDED:
             return
         frame.state[index] = WAITING
@@ -340,7 +344,7 @@ class InFlight:
         self.stats.delivered -= 1
 
     def next_batch(self, now_ms: float) -> tuple[DeliveredFrame, Indexes | None] | None:
-        """Hands out all that waits of the oldest frame, as indexes; None for them: the whole frame."""
+        """Hand out all waiting messages of the oldest frame, as indexes. None for these: the whole frame."""
         while self._queue:
             frame = self._queue.popleft()
             if frame.earliest_ms <= now_ms:
@@ -361,34 +365,34 @@ class InFlight:
             self._drop(frame, ended)
 
     def _drop(self, frame: DeliveredFrame, at: Indexes) -> None:
-        """The leases of waiting messages ended: they are never handed out."""
+        """Drop waiting messages whose leases ended."""
         self.stats.dropped += len(at)
         self.lose(frame, at)
 
     def lose(self, frame: DeliveredFrame, at: Indexes) -> None:
-        """Messages are not ours any more."""
+        """Mark messages as lost."""
         np.frombuffer(frame.lost, dtype=np.uint8)[at] = 1
         self.finish(frame, at)
 
     def finish(self, frame: DeliveredFrame, at: Indexes) -> None:
-        """Messages are done with; their credit goes back."""
+        """Mark messages as done, and give their credit back."""
         self.credit.give(frame, at)
         frame.mark(at, DONE)
         if not frame.open:
             self._frames.pop(id(frame), None)
 
     def take_back(self, frame: DeliveredFrame, at: Indexes) -> None:
-        """The settles of these came to nothing: they are in hand again."""
+        """Take messages back whose settles had no effect."""
         at = distinct(at)
         frame.mark(at[np.frombuffer(frame.state, dtype=np.uint8)[at] == SETTLING], HANDED)
 
     def settle_one(self, frame: DeliveredFrame, index: int) -> None:
-        """`settle` for one message that is handed out, or whose settle goes again."""
+        """Mark one message as being settled, if it is handed out."""
         if frame.state[index] == HANDED:
             frame.state[index] = SETTLING
 
     def finish_one(self, frame: DeliveredFrame, index: int) -> None:
-        """`finish` for one message that is being settled."""
+        """Do `finish` for one message that is being settled."""
         if frame.state[index] == SETTLING:
             self.credit.give_one(frame, index)
             frame.state[index] = DONE
@@ -397,8 +401,8 @@ class InFlight:
                 self._frames.pop(id(frame), None)
 
     def sweep(self, now_ms: float) -> None:
-        """Notices leases that ended: waiting messages are dropped; those handed out are lost, and their credit goes
-        back, though a late ack of one is still sent."""
+        """Find leases that ended. Waiting messages are dropped. Messages handed out are lost and their credit goes
+        back, but a late ack is still sent."""
         for frame in list(self._frames.values()):
             if frame.earliest_ms > now_ms:
                 continue
@@ -411,7 +415,7 @@ class InFlight:
                 self.lose(frame, at)
 
     def lose_all(self) -> None:
-        """Nothing in hand is ours any more: what waits is never handed out, what is handed out is lost."""
+        """Drop all waiting messages, and mark those handed out as lost."""
         for frame in self.frames:
             self._drop(frame, frame.where(WAITING))
             held = np.flatnonzero(np.frombuffer(frame.state, dtype=np.uint8) != DONE)
@@ -419,28 +423,27 @@ class InFlight:
             self.lose(frame, held)
 
     def _give_up(self, frame: DeliveredFrame, at: Indexes, now_ms: float) -> None:
-        """Remembers what was taken from a person's code because its lease may have ended: the earliest end that it can
-        have is past, the true one perhaps not. Until then the token still counts as in hand, so that the broker does
-        not send again what only we gave up."""
+        """Remember messages that were given up because their lease may have ended: its earliest possible end is past,
+        perhaps not the true one. Until then their tokens count as in flight, or the broker would send them again."""
         columns = frame.columns
         longest_ms = float((columns.lease_until_ms[at] - columns.pushed_ms).max())
         self._forget_given_up(now_ms)
         self._given_up.append((now_ms + longest_ms, columns.ids.take(at), columns.birth[at], columns.version[at]))
 
     def _forget_given_up(self, now_ms: float) -> None:
-        """Of those whose lease has surely ended by now nothing need be known."""
+        """Forget messages whose lease has certainly ended."""
         while self._given_up and self._given_up[0][0] <= now_ms:
             self._given_up.popleft()
 
     def to_extend(self, now_ms: float, lease_ms: float) -> Iterator[tuple[DeliveredFrame, Indexes]]:
-        """Messages that wait and are at half of their lease; asked again half a lease later."""
+        """Yield waiting messages at half of their lease. They come again half a lease later."""
         for frame in list(self._frames.values()):
             if frame.waiting and frame.extend_at_ms <= now_ms:
                 frame.extend_at_ms = now_ms + lease_ms / 4
                 yield frame, frame.where(WAITING)
 
     def take_waiting(self) -> list[tuple[DeliveredFrame, Indexes]]:
-        """All that waits, to be handed back: from now on it is being settled."""
+        """Take all waiting messages to return them. From now on they are being settled."""
         taken = []
         for frame in list(self._frames.values()):
             at = frame.where(WAITING)
@@ -451,9 +454,11 @@ class InFlight:
         return taken
 
     def tokens(self, now_ms: float, most: int = MAX_BATCH) -> tuple[Ragged, UInt64, Int64]:
-        """(ids, births, versions) of all that is in hand, or was until its lease may have ended just now; at most
-        `most`. What is not among them will be leased again: what waits goes without first, and is dropped here, so that
-        nobody has it twice; then what was given up. A person's code has at most the credit, which always fits."""
+        """Return (ids, births, versions) of at most `most` messages that are in flight, or were given up just now.
+
+        The broker leases the others again. Waiting messages are left out first, and are dropped here, so that none is
+        handed out twice; then those given up. Messages with the user's code always fit: they are at most the credit.
+        """
         self._forget_given_up(now_ms)
         told = _Tokens(most)
         for state in (HANDED, SETTLING):
@@ -479,7 +484,7 @@ class InFlight:
 
 
 class _Tokens:
-    """Columns of tokens, with room for so many."""
+    """Columns of tokens, with room for `room` of them."""
 
     def __init__(self, room: int) -> None:
         self._room = room
@@ -488,7 +493,7 @@ class _Tokens:
         self._versions: list[Int64] = [np.zeros(0, dtype=np.int64)]
 
     def add(self, ids: Ragged, births: UInt64, versions: Int64) -> int:
-        """Adds what there is room for; answers how many that were."""
+        """Add as many tokens as there is room for. Return how many."""
         taken = min(len(ids), self._room)
         self._room -= taken
         self._ids.append(ids[:taken])

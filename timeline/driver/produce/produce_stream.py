@@ -1,5 +1,5 @@
-"""The Produce stream. It is open while there is something to put, and pipelines frames by request number. When it breaks,
-the next stream carries the outstanding frames again."""
+"""The Produce stream. It is open while there is something to put, and pipelines frames by request number. When it
+breaks, the next stream carries the outstanding frames again."""
 
 from __future__ import annotations
 

@@ -68,6 +68,9 @@ def columns_at(columns: Columns, at: Indexes | slice) -> Columns:
     return {name: pick(column) for name, column in columns.items()}
 
 
+NOT_SENT = MessageAnswer(UNAVAILABLE)
+
+
 @dataclass(slots=True, eq=False)
 class RequestBatch:
     """Columns of one frame. `operation`: of all messages, or of each. `positions`: the messages' places in the sink;
@@ -81,7 +84,7 @@ class RequestBatch:
     nbytes: int
     unsure: bool = False
     outstanding: bool = False
-    verdict: MessageAnswer = MessageAnswer(UNAVAILABLE)
+    verdict: MessageAnswer = NOT_SENT
     tries: int = 0
     sent_ms: float = 0.0
 
@@ -444,8 +447,9 @@ class RequestQueue:
 
     def _expire(self, call: SingleCall) -> None:
         if not call.future.done():
-            batch, none = call.batch, MessageAnswer(UNAVAILABLE)
-            call.future.set_result(batch.overdue(self.trouble) if batch else _explained(none, self.trouble))
+            batch = call.batch
+            answer = _explained(NOT_SENT, self.trouble) if batch is None else batch.overdue(self.trouble)
+            call.future.set_result(answer)
 
     def forget_unwanted(self) -> None:
         """Forget all calls that were given up. Owners ask for it while nothing can be sent, or an outage would gather

@@ -1,4 +1,4 @@
-"""Where brokers are, as people write it: `host:port`, several with commas between."""
+"""Addresses of brokers as people write them: `host:port`, several separated by commas."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ADDRESS = re.compile(r"(?:\[([^\s\[\]]+)\]|([^\s:/@\[\]]+)):([0-9]{1,5})")
 
 
 def parse_addresses(addresses: str | Sequence[str]) -> list[str]:
-    """ "host:port,host:port" as a list. Raises Invalid for what is no address, with what was probably meant."""
+    """Return "host:port,host:port" as a list. Raise Invalid for anything else, with the probable address."""
     if hasattr(addresses, "decode") or not isinstance(addresses, Sequence):  # bytes are a sequence of numbers
         raise Invalid(f"addresses are 'host:port', comma-separated or a list of them, not {addresses!r:.80}")
     parts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
@@ -34,7 +34,7 @@ def parse_addresses(addresses: str | Sequence[str]) -> list[str]:
 
 
 def is_address(text: str) -> bool:
-    """`text` is `host:port`: a name or an IPv4 address, or an IPv6 address in brackets, and a port."""
+    """Return whether `text` is `host:port`: a name, an IPv4 address, or an IPv6 address in brackets; and a port."""
     found = _ADDRESS.fullmatch(text)
     if found is None or not 1 <= int(found[3]) <= 65_535:
         return False
@@ -42,13 +42,13 @@ def is_address(text: str) -> bool:
 
 
 def _hint(parts: Sequence[object]) -> str:
-    """`. Did you mean …?`, or nothing when even that would be no list of addresses."""
+    """Return `. Did you mean …?`, or nothing if no list of addresses can be guessed."""
     meant = [_meant(part.strip()) if isinstance(part, str) else "" for part in parts]
     return f". Did you mean {','.join(meant)}?" if all(map(is_address, meant)) else ""
 
 
 def _meant(address: str) -> str:
-    """What somebody meant who wrote a URL, left the port out, or left the host out."""
+    """Return the address that a URL, or an address without port or host, probably means."""
     place = address.rpartition("://")[2].partition("/")[0]
     host, separator, port = place.rpartition(":")
     default_host, _, default_port = DEFAULT_ADDRESS.partition(":")

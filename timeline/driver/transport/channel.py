@@ -1,7 +1,7 @@
-"""The channel: a way to some broker, out of several addresses, whatever becomes of each.
+"""The channel: a way to some broker out of several addresses.
 
-It stays with an address while that works; one that fails rests for a jittered, growing while; one that says it is
-leaving is avoided until it has had time to go. Learned addresses (brokers tell them) come after those that were given.
+It stays with an address while that works. An address that fails rests, longer each time and jittered. A broker that is
+leaving is avoided until it has had time to go. Given addresses come first, then those that brokers report.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ log = logging.getLogger("timeline.driver")
 
 TransportFactory: TypeAlias = Callable[[str], Transport]
 Timed: TypeAlias = Callable[[int], bytes]
-"""Makes a frame that tells the broker for how many ms its answer is awaited there."""
+"""Makes a frame that tells the broker for how many ms the caller waits."""
 
 BACKOFF_FIRST_MS = 25.0
 BACKOFF_CAP_MS = 2_000.0
 LEAVING_REST_MS = 3_000.0
 LEARNED_AT_MOST = 64
 PLACES_AT_MOST = 256
-"""Addresses kept, those that are no more included: connections to them may be in use."""
+"""Addresses kept. Former ones count: connections to them may be in use."""
 LEAST_ATTEMPT_MS = 500.0
 
 REFUSALS = STAYS
@@ -41,7 +41,7 @@ NOTHING_HAPPENED = (Fault.UNREACHABLE, Fault.NOT_READY, Fault.OVERLOADED, *DENIA
 
 
 def refusal(fault: TransportError) -> TimelineError:
-    """The error for a fault of REFUSALS."""
+    """Return the error for a fault of REFUSALS."""
     if fault.fault is Fault.NO_TOPIC:
         return NotFound(fault.reason)
     if fault.fault in DENIALS:
@@ -52,12 +52,12 @@ def refusal(fault: TransportError) -> TimelineError:
 
 
 def found_by(fault: TransportError) -> ProbeResult | None:
-    """What is at the address that `fault` is about, where no connection could be made; else None."""
+    """Return the result of the probe if no connection could be made, else None."""
     return fault.probed if isinstance(fault, NoConnection) else None
 
 
 def unavailable(reason: str, found: Sequence[ProbeResult | None] = ()) -> Unavailable:
-    """The error of a call that reached no broker. `found`: what is at the addresses instead."""
+    """Return the error of a call that reached no broker. `found`: results of probes of the addresses."""
     error = Unavailable(reason + mending(stays := lasting(found)))
     error.lasting, error.found = stays, tuple(one.name for one in found if one is not None)
     return error
@@ -65,8 +65,8 @@ def unavailable(reason: str, found: Sequence[ProbeResult | None] = ()) -> Unavai
 
 @dataclass(slots=True)
 class _Place:
-    """An address and how it fares. `there`: it was given, or brokers still tell of it. `rest_until_ms`: monotonic; not
-    tried before, while another can be. `trouble`: what it last failed with; `found`: what is there instead."""
+    """An address and its state. `there`: it was given, or brokers still report it. `rest_until_ms` (monotonic): others
+    are tried first until then. `trouble`: its last failure. `found`: the result of a probe."""
 
     address: str
     given: bool
@@ -80,7 +80,7 @@ class _Place:
 
 @dataclass(slots=True)
 class Deadline:
-    """Until when (monotonic ms) a call may go on."""
+    """When a call must end, monotonic ms."""
 
     clock: Clock
     at_ms: float
@@ -103,9 +103,9 @@ class OpenedStream:
 
 
 class InFlightRequest(Protocol):
-    """What is known of a frame on its way. `outstanding`: it was sent, and its answer is awaited. `unsure`: an earlier
-    attempt of it may have happened. `outdated`: somebody who asked for part of it has given up, and may have been told
-    that nothing happened: it must not go as it is."""
+    """The state of a frame on its way. `outstanding`: sent, and not answered. `unsure`: an earlier attempt may have
+    happened. `outdated`: a caller of a part of it has given up, and may have been told that nothing happened. Then it
+    must not go as it is."""
 
     outstanding: bool
     unsure: bool
@@ -116,7 +116,7 @@ class InFlightRequest(Protocol):
 
 @dataclass(slots=True)
 class AttemptState:
-    """A `InFlightRequest` of a call of its own."""
+    """An `InFlightRequest` of one call."""
 
     outstanding: bool = False
     unsure: bool = False
@@ -125,7 +125,7 @@ class AttemptState:
 
 @dataclass(slots=True)
 class Channel:
-    """Ways to the brokers of one cluster. `make` makes the transport to an address, on its first use."""
+    """Ways to the brokers of one cluster. `make` makes the transport to an address on its first use."""
 
     addresses: Sequence[str]
     make: TransportFactory
@@ -144,22 +144,22 @@ class Channel:
 
     @property
     def known(self) -> list[str]:
-        """All addresses, those that were given first."""
+        """All addresses, given ones first."""
         return [place.address for place in self._places.values() if place.there]
 
     @property
     def current(self) -> str:
-        """The address that worked last; empty when none does."""
+        """The address that worked last, or empty."""
         return self._current
 
     @property
     def transports(self) -> list[Transport]:
-        """Those that were made."""
+        """The transports that were made."""
         return [place.transport for place in self._places.values() if place.transport is not None]
 
     def learn(self, addresses: Sequence[str]) -> None:
-        """All brokers that there are, as one of them told. Of those learned before, whoever is not among them is tried
-        no more."""
+        """Take the addresses of all brokers, as one of them reported. Addresses learned before that are missing here
+        are not tried any more."""
         told = [address for address in addresses if is_address(address)][:LEARNED_AT_MOST]
         if not told:
             return
@@ -176,7 +176,7 @@ class Channel:
         return self._places.setdefault(address, _Place(address, given=False, there=False))
 
     def failed(self, address: str, trouble: str, found: ProbeResult | None = None) -> None:
-        """`address` did not work: rest it, longer each time."""
+        """Rest `address`, which did not work; longer each time."""
         place = self._place(address)
         place.trouble, place.found = trouble, found
         backoff_ms = min(BACKOFF_CAP_MS, BACKOFF_FIRST_MS * 2.0 ** min(place.failures, 16))
@@ -185,19 +185,19 @@ class Channel:
         self._leave(address)
 
     def leaving(self, address: str) -> None:
-        """The broker at `address` is going: others first for a while."""
+        """Prefer others for a while: the broker at `address` is leaving."""
         rest_ms = LEAVING_REST_MS if self.several else BACKOFF_FIRST_MS
         self._place(address).rest_until_ms = self.clock.monotonic_ms() + rest_ms
         self._leave(address)
 
     def worked(self, address: str) -> None:
-        """`address` answered."""
+        """Note that `address` answered."""
         place = self._place(address)
         place.failures, place.rest_until_ms = 0, 0.0
         self._current = address
 
     def check_open(self) -> None:
-        """Raises Closed after `close`."""
+        """Raise Closed after `close`."""
         if self._closed:
             raise Closed("the client was closed meanwhile")
 
@@ -206,7 +206,7 @@ class Channel:
             self._current = ""
 
     async def _pick(self, deadline: Deadline) -> _Place | None:
-        """The address to try next, when its rest is over; None: not before the deadline. Raises Closed."""
+        """Return the address to try next, once its rest is over. None: not before the deadline. Raise Closed."""
         self.check_open()
         now_ms = self.clock.monotonic_ms()
         current = self._places.get(self._current)
@@ -226,7 +226,7 @@ class Channel:
         return soonest
 
     def transport(self, address: str) -> Transport:
-        """The transport to `address`. Raises Closed."""
+        """Return the transport to `address`. Raise Closed."""
         self.check_open()
         place = self._place(address)
         if place.transport is None:
@@ -234,14 +234,14 @@ class Channel:
         return place.transport
 
     def _attempt_s(self, deadline: Deadline) -> float:
-        """How long to wait for one address: leave time for another where there is one."""
+        """Return how long to wait for one address. Time is left for another, if there is one."""
         left_ms = deadline.left_ms
         if self.several:
             left_ms = min(left_ms, max(left_ms / 2, LEAST_ATTEMPT_MS))
         return max(0.001, left_ms / 1000.0)
 
     def unreached(self) -> Unavailable:
-        """Why nothing could be sent, for whoever asked: the addresses, what was found there, and what to do."""
+        """Return the error for a call that could not be sent: the addresses, what was found there, and what to do."""
         if self._current:
             return Unavailable("it could not be sent in time")
         given = [place for place in self._places.values() if place.given]
@@ -251,7 +251,7 @@ class Channel:
         return unavailable(f"no broker could be reached: {said}{advice}", [place.found for place in given])
 
     async def open(self, method: str, deadline: Deadline) -> OpenedStream:
-        """A two-way stream to some broker. Raises Unavailable at the deadline."""
+        """Open a two-way stream to some broker. Raise Unavailable at the deadline."""
         while (place := await self._pick(deadline)) is not None:
             try:
                 stream = await self.transport(place.address).stream(method, self._attempt_s(deadline))
@@ -275,9 +275,12 @@ class Channel:
         *,
         writes: bool = False,
     ) -> bytes:
-        """One frame for one, repeated until it is answered, as it is but for the time that it tells. `attempt` is kept
-        up to date meanwhile. Raises Unavailable when that is outdated, or at the deadline; Unknown then when the frame
-        `writes` and may have arrived; Invalid, NotFound or Forbidden for what stays refused."""
+        """Send one frame until it is answered, and return the answer. Only the time in it changes. `sending` is kept up
+        to date.
+
+        Raise Unavailable if `sending` is outdated, or at the deadline. Raise Unknown at the deadline if the frame
+        `writes` and may have arrived. Raise Invalid, NotFound or Forbidden for a lasting refusal.
+        """
         attempt = sending if sending is not None else AttemptState()
         while (place := await self._pick(deadline)) is not None:
             transport = self.transport(place.address)
@@ -306,10 +309,12 @@ class Channel:
         raise self.unreached()
 
     async def pages(self, method: str, frame: bytes, deadline: Deadline) -> AsyncIterator[bytes]:
-        """One frame for many, from one broker; each may take as long as is left until `deadline` now. Whoever has the
-        last page asks for no more: only he can tell that it is the last. Raises TransportError when that breaks off, or
-        the broker ends it: the caller knows from where to go on; Invalid or NotFound for what stays refused;
-        Unavailable when none could be reached."""
+        """Send one frame to one broker and yield its pages. Each may take as long as is left until `deadline` now. The
+        caller stops after the last page, which only it can recognise.
+
+        Raise TransportError if the broker breaks off, or ends it; the caller can continue. Raise Invalid or NotFound
+        for a lasting refusal, and Unavailable if no broker could be reached.
+        """
         place = await self._pick(deadline)
         if place is None:
             raise self.unreached()
@@ -327,7 +332,7 @@ class Channel:
             raise
 
     async def close(self) -> None:
-        """Ends every transport; from now on whatever is asked raises Closed."""
+        """End every transport. All later calls raise Closed."""
         self._closed = True
         for place in self._places.values():
             if place.transport is not None:
@@ -335,7 +340,7 @@ class Channel:
                 await transport.close()
 
     def abandon(self) -> None:
-        """Forgets every transport without a word: it belongs to the process this one was forked from."""
+        """Forget every transport without ending it: it belongs to the process that this one was forked from."""
         for place in self._places.values():
             place.transport, place.failures, place.rest_until_ms = None, 0, 0.0
         self._current = ""
@@ -348,7 +353,7 @@ def _found(place: _Place) -> str:
 
 
 def named_trouble(address: str, trouble: str) -> str:
-    """What went wrong at `address`, which the sentence names."""
+    """Return a sentence about `trouble` that names `address`."""
     return trouble if address in trouble else f"{address}: {trouble}"
 
 
@@ -361,15 +366,15 @@ async def _next(pages: AsyncIterator[bytes], patience_s: float) -> bytes | None:
 
 
 SEARCH_SHARE = 0.5
-"""Of the time there is, how much may go into finding out who is there."""
+"""The share of the time that may go into finding the brokers."""
 
 
 async def ask_all(
     channel: Channel, method: str, frame: bytes, deadline: Deadline
 ) -> tuple[dict[str, bytes], dict[str, TransportError]]:
-    """One frame to every broker that is known or that those know of, to all at once: who does not answer costs the
-    others no time. Answers what each said, and why the others said nothing, by address. Raises Invalid for a frame
-    that is refused, Forbidden or Unavailable when nobody answered, Closed."""
+    """Send one frame to every broker that is known, or that those know, to all at once. Return the answers by address,
+    and the faults of the silent ones by address. Raise Invalid if the frame is refused, Forbidden or Unavailable if no
+    broker answered, and Closed."""
     addresses = await _addresses(channel, deadline)
     told = await asyncio.gather(*(_told(channel, method, address, frame, deadline) for address in addresses))
     silent = {address: one for address, one in zip(addresses, told, strict=True) if isinstance(one, TransportError)}
@@ -385,8 +390,8 @@ async def ask_all(
 
 
 async def _addresses(channel: Channel, deadline: Deadline) -> list[str]:
-    """An address of each broker, and those where none answers. A broker is told by its name and its cluster: it may be
-    reached under the address that was given and under the one that it tells others."""
+    """Return an address of each broker, and those where none answers. Name and cluster identify a broker: it may answer
+    under a given address and under the one that it advertises."""
     channel.check_open()
     until = Deadline.after(channel.clock, deadline.left_ms * SEARCH_SHARE)
     known = channel.known
@@ -406,12 +411,12 @@ async def _addresses(channel: Channel, deadline: Deadline) -> list[str]:
 
 
 async def _ping(channel: Channel, address: str, deadline: Deadline) -> Pong | None:
-    """Who answers at `address`, and whom it knows; None: nobody does."""
+    """Return the answer of the broker at `address`, or None."""
     told = await _told(channel, "Ping", address, encode(Ping(channel.clock.now())), deadline)
     try:
         return decode_as(told, Pong) if isinstance(told, bytes) else None
     except Invalid:
-        return None  # whatever that is says so again to the question itself
+        return None  # the question itself fails in the same way
 
 
 async def _told(

@@ -1,5 +1,4 @@
-"""What everything that belongs to one client shares: its channel, clock, randomness, deadline, and the process it
-lives in."""
+"""The context that all parts of one client share: channel, clock, randomness, timeout, and process."""
 
 from __future__ import annotations
 
@@ -17,14 +16,14 @@ from timeline.driver.transport.channel import Channel, Deadline
 from timeline.errors import Closed, Invalid, Unavailable
 
 _left_behind: list[object] = []
-"""Belongs to the process that this one was forked from."""
+"""Objects of the process that this one was forked from."""
 
 CLIENT_CLOSED = "the client was closed. Connect again"
 FORKED = "this delivery belongs to the process that this one was forked from"
 
 
 class Leaver(Protocol):
-    """What can leave its broker in order."""
+    """A session that can leave its broker in order."""
 
     async def stop(self, timeout_ms: float) -> None: ...
 
@@ -32,8 +31,8 @@ class Leaver(Protocol):
 class ClientContext:
     """Shared by a client and its producers and consumers.
 
-    `epoch` grows when the client finds itself in a forked child, or in another event loop after its own has ended:
-    connections and tasks of the epoch before are left to the process they belong to, and made anew.
+    `epoch` grows in a forked child, and in another event loop after the first one has ended. New connections and tasks
+    are made then; those of the epoch before are left alone.
     """
 
     def __init__(self, channel: Channel, clock: Clock, random: Randomness, timeout_ms: float) -> None:
@@ -78,17 +77,17 @@ class ClientContext:
 
     @property
     def here(self) -> bool:
-        """Whether this is the process that it was last used in, and no child of it."""
+        """Whether this is the process of its last use, and no child of it."""
         return os.getpid() == self._pid
 
     def part(self, session: Leaver) -> None:
-        """`session` goes in order, though nobody holds its consumer any more; closing the client waits for it. From
-        whatever thread."""
+        """Have `session` leave in order, though its consumer is not used any more. Closing the client waits for it. Any
+        thread may call."""
         loop = self._loop
         if loop is None or loop.is_closed():
             return
         self._parting.add(session)
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+        with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(self._begin_parting, session)
 
     def _begin_parting(self, session: Leaver) -> None:
@@ -101,22 +100,22 @@ class ClientContext:
             self._parting.discard(session)
 
     async def parted(self) -> None:
-        """Returns once all that was to part has gone."""
+        """Return once all sessions of `part` have left."""
         await all_of(*(self._leave(session) for session in list(self._parting)))
 
     def trouble(self) -> Unavailable:
-        """Why nothing can be sent."""
+        """Return why nothing can be sent."""
         return self.channel.unreached()
 
     def leave_behind(self, *things: object) -> None:
-        """After a fork: what holds on to the parent's gRPC is not taken apart here, since that would call into it."""
+        """Keep `things` alive in a forked child. Their end would call into the parent's gRPC."""
         if self._forked or os.getpid() != self._pid:
             _left_behind.extend(things)
 
     def deadline(self, timeout: Duration | None) -> Deadline:
-        """The deadline of a call with `timeout=`."""
+        """Return the deadline of a call with `timeout=`."""
         return Deadline.after(self.clock, self.patience_ms(timeout))
 
     def patience_ms(self, timeout: Duration | None) -> float:
-        """`timeout=` of a call in ms; None: the client's."""
+        """Return `timeout=` of a call in ms. None: the client's."""
         return self.timeout_ms if timeout is None else float(duration_ms(timeout, "timeout", least_ms=1))

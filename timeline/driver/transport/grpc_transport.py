@@ -1,14 +1,15 @@
-"""gRPC, and nothing else that knows it: bytes of frames to one broker address and back.
+"""gRPC: bytes of frames to one broker address and back. No other module of the driver uses gRPC.
 
-Implements `timeline.wire.transport.Transport`. A connection that cannot be made is told at once, so that the channel
-can go to another address; gRPC's own waiting between attempts is not used.
+Implements `timeline.wire.transport.Transport`. A connection that cannot be made fails at once, so that the channel can
+go to another address. gRPC's own waiting between attempts is not used.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -53,15 +54,15 @@ _FAULTS = {
 
 
 def _ours(over: BaseException) -> bool:
-    """Whether our own task was cancelled. gRPC raises the same where the connection was closed under a call: of that
-    our task must not die."""
+    """Return whether our own task was cancelled. gRPC raises the same error if the connection is closed during a call,
+    which must not end our task."""
     task = asyncio.current_task()
     return isinstance(over, asyncio.CancelledError) and (task is None or task.cancelling() > 0)
 
 
 class _Met:
-    """Whether a Timeline broker has answered on a connection. Until then, a server that knows no such method, or
-    answers with something else than a frame, is another service's: nothing happened there."""
+    """Whether a Timeline broker has answered on a connection. Until then, a server without our methods, or one whose
+    answer is no frame, is another service. Nothing happened there."""
 
     __slots__ = ("_address", "_yes")
 
@@ -69,7 +70,7 @@ class _Met:
         self._address, self._yes = address, False
 
     def frame(self, data: bytes) -> bytes:
-        """Return `data`, an answer. Raise TransportError when no broker gave it."""
+        """Return `data`, an answer. Raise TransportError if it is not a broker's."""
         if not self._yes:
             if not is_frame(data):
                 raise self.foreign()
@@ -77,12 +78,12 @@ class _Met:
         return data
 
     def fault(self, error: grpc.aio.AioRpcError) -> TransportError:
-        """Return what `error` means."""
+        """Return the fault for `error`."""
         code = error.code()
         return self.ended(code, error.details() or str(code), error.trailing_metadata() or ())
 
     def ended(self, code: grpc.StatusCode, text: str, trailers: Iterable[tuple[str, Any]] = ()) -> TransportError:
-        """Return what it means that a call ended with `code`."""
+        """Return the fault of a call that ended with `code`."""
         if code is grpc.StatusCode.UNAVAILABLE and any(key == NOT_READY_TRAILER for key, _ in trailers):
             return TransportError(Fault.NOT_READY, text)
         if code is grpc.StatusCode.FAILED_PRECONDITION:
@@ -94,8 +95,20 @@ class _Met:
         return TransportError(_FAULTS.get(code, Fault.BROKEN), text)
 
     def foreign(self) -> TransportError:
-        """Return that another service answers here."""
+        """Return the fault for an address of another service."""
         return NoConnection.at(self._address, ProbeResult.GRPC)
+
+    @contextmanager
+    def faults(self) -> Iterator[None]:
+        """Raise gRPC's errors of a call as TransportError."""
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            raise self.fault(error) from error
+        except (asyncio.CancelledError, grpc.aio.UsageError) as over:
+            if _ours(over):
+                raise
+            raise TransportError(Fault.BROKEN, "the connection was closed") from over
 
 
 class GrpcStream:
@@ -107,7 +120,7 @@ class GrpcStream:
         self._closed = False
 
     async def send(self, frame: bytes) -> None:
-        """Hands a frame over."""
+        """Hand a frame over."""
         try:
             await self._call.write(frame)
         except grpc.aio.AioRpcError as error:
@@ -116,7 +129,7 @@ class GrpcStream:
             raise await self._why(over) from over
 
     async def receive(self) -> bytes | None:
-        """The next frame; None when the broker ended the stream in order."""
+        """Return the next frame, or None if the broker ended the stream in order."""
         try:
             frame = await self._call.read()
         except grpc.aio.AioRpcError as error:
@@ -130,53 +143,50 @@ class GrpcStream:
         return self._met.frame(frame)
 
     async def admitted(self) -> None:
-        """Return once the broker serves the stream. A broker of an older version does not say so, and gets what is
-        sent after a moment. Raises TransportError where it refuses the stream. Nothing is sent before that is known:
-        gRPC does not tell a frame that crossed with a refusal from one that arrived."""
+        """Return once the broker serves the stream, or after a moment: an older broker does not say so. Raise
+        TransportError if it refuses the stream.
+
+        Nothing is sent before: gRPC does not distinguish a frame that met a refusal from one that arrived.
+        """
         try:
-            async with asyncio.timeout(ADMISSION_S):
-                said = await self._call.initial_metadata()
+            with self._met.faults():
+                async with asyncio.timeout(ADMISSION_S):
+                    said = await self._call.initial_metadata()
         except TimeoutError:
             return
-        except grpc.aio.AioRpcError as error:
-            raise self._met.fault(error) from error
-        except (asyncio.CancelledError, grpc.aio.UsageError) as over:
-            if _ours(over):
-                raise
-            raise TransportError(Fault.BROKEN, "the connection was closed") from over
         if not any(key == ADMITTED for key, _ in said or ()):
             try:
                 async with asyncio.timeout(ADMISSION_S):
                     await self._call.code()
-            except TimeoutError:  # it goes on, and is no broker's
+            except TimeoutError:  # the call goes on, and is not a broker's
                 raise self._met.foreign() from None
             raise await self._why(None)
 
     async def _why(self, over: BaseException | None) -> TransportError:
-        """What the call ended with, when it was over before it was used."""
+        """Return the fault of a call that was over before it was used."""
         if not self._call.done():
             return TransportError(Fault.BROKEN, str(over or "the stream ended"))
         code, text = await self._call.code(), await self._call.details()
         return self._met.ended(code, text or str(over or code))
 
     async def close(self) -> None:
-        """No more frames from here."""
+        """Say that no more frames come from here."""
         if not self._closed:
             self._closed = True
             try:
                 await self._call.done_writing()
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
-                pass  # it is over already, which is what close wants
+                pass  # it is over already
 
     def cancel(self) -> None:
-        """Ends the stream at once."""
+        """End the stream at once."""
         self._closed = True
         self._call.cancel()
 
 
 class GrpcTransport:
-    """The way to one address. Opens on first use; a connection that failed is made anew when asked again, and with
-    what the files of `credentials` have then."""
+    """The way to one address, opened on first use. After a failure the next call makes a new connection, and reads the
+    files of `credentials` again."""
 
     def __init__(self, address: str, credentials: Credentials = PLAIN) -> None:
         self.address = address
@@ -189,42 +199,30 @@ class GrpcTransport:
         self._watch: asyncio.Task[None] | None = None
 
     async def unary(self, method: str, frame: bytes, timeout_s: float) -> bytes:
-        """One frame for one."""
+        """Send one frame and return the answer."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + timeout_s
         await self.ready(timeout_s)
         call = self._method("unary_unary", method)
-        try:
-            answer: bytes = await call(
-                frame, timeout=max(0.001, until_s - loop.time()), metadata=self._shown.metadata()
-            )
-        except grpc.aio.AioRpcError as error:
-            raise self._met.fault(error) from error
-        except (asyncio.CancelledError, grpc.aio.UsageError) as over:
-            if _ours(over):
-                raise
-            raise TransportError(Fault.BROKEN, "the connection was closed") from over
+        with self._met.faults():
+            left_s = max(0.001, until_s - loop.time())
+            answer: bytes = await call(frame, timeout=left_s, metadata=self._shown.metadata())
         return self._met.frame(answer)
 
     async def unary_stream(self, method: str, frame: bytes, timeout_s: float | None) -> AsyncGenerator[bytes, None]:
-        """One frame for many."""
+        """Send one frame and yield the answers."""
         await self.ready(timeout_s if timeout_s is not None else 10.0)
         call = self._method("unary_stream", method)(frame, timeout=timeout_s, metadata=self._shown.metadata())
         try:
-            async for page in call:
-                yield self._met.frame(page)
-        except grpc.aio.AioRpcError as error:
-            raise self._met.fault(error) from error
-        except (asyncio.CancelledError, grpc.aio.UsageError) as over:
-            if _ours(over):
-                raise
-            raise TransportError(Fault.BROKEN, "the connection was closed") from over
+            with self._met.faults():
+                async for page in call:
+                    yield self._met.frame(page)
         finally:
             call.cancel()
 
     async def stream(self, method: str, timeout_s: float) -> GrpcStream:
-        """Opens a two-way stream. Raises TransportError: UNREACHABLE when the broker is not there in time, else why it
-        refuses the stream."""
+        """Open a two-way stream. Raise TransportError: UNREACHABLE if the broker is not there in time, else the reason
+        of its refusal."""
         await self.ready(timeout_s)
         stream = GrpcStream(self._method("stream_stream", method)(metadata=self._shown.metadata()), self._met)
         try:
@@ -241,7 +239,7 @@ class GrpcTransport:
         return made
 
     async def ready(self, timeout_s: float) -> None:
-        """Connects, or says at once that it cannot be done: UNREACHABLE means that nothing was sent."""
+        """Connect, or fail at once. UNREACHABLE: nothing was sent."""
         channel = self._channel or self._opened()
         state = channel.get_state(try_to_connect=True)
         if state is grpc.ChannelConnectivity.READY:
@@ -264,7 +262,7 @@ class GrpcTransport:
             self._channel = self._credentials.channel(self.address, OPTIONS)
             self._met = _Met(self.address)
             self._warn()
-        except Invalid as bad:  # a file that was there when the client was made
+        except Invalid as bad:  # a file that the client found when it was made
             raise NoConnection(ProbeResult.FILES, bad.reason) from bad
         return self._channel
 
@@ -273,15 +271,15 @@ class GrpcTransport:
         said = self._credentials
         if (said.token or said.token_file) and not said.tls and not is_loopback(host) and not self._warned:
             self._warned = True
-            log.warning("the token goes to %s in clear, for everybody on the way to read: use TLS", self.address)
+            log.warning("the token goes to %s unencrypted: use TLS", self.address)
 
     async def _why_not(self, until_s: float) -> NoConnection:
         left_s = until_s - asyncio.get_running_loop().time()
         return await why_not(self.address, self._credentials, max(0.001, left_s))
 
     async def _changed(self, channel: Any, state: Any) -> None:
-        """Waits until the channel's state is another, one watch for all who wait: gRPC cannot take a watch back, and
-        one that ends after its event loop was closed prints a traceback in the next."""
+        """Wait until the channel's state changes. All calls share one watch: gRPC cannot cancel a watch, and one that
+        ends after its event loop was closed prints a traceback in the next loop."""
         if self._watch is None or self._watch.done():
             self._watch = asyncio.ensure_future(channel.wait_for_state_change(state))
         await asyncio.wait({self._watch})
@@ -294,9 +292,9 @@ class GrpcTransport:
             if watch is not None:
                 await asyncio.wait({watch})
                 if not watch.cancelled():
-                    watch.exception()  # that it broke off is what was asked for
+                    watch.exception()  # it was broken off on purpose
 
     async def close(self) -> None:
-        """Ends everything that runs over it."""
+        """End everything that runs over it."""
         if self._channel is not None:
             await self._reset(self._channel)

@@ -1,5 +1,5 @@
-"""Why a connection cannot be made. gRPC does not say; so we connect ourselves, with the same certificates, and look at
-what the other side answers."""
+"""Why a connection cannot be made. gRPC does not say. So we connect with the same certificates, and look at the answer
+of the other side."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from timeline.errors import STAYS, Invalid
 from timeline.wire.transport import Fault, TransportError
 
 PROBE_S = 0.5
-"""How long the other side may take to say what it is."""
+"""How long the other side may take to answer."""
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""How a client of HTTP/2, which gRPC is, begins: RFC 9113, 3.4, with an empty SETTINGS frame."""
+"""The first bytes of an HTTP/2 client, such as gRPC: RFC 9113, 3.4, with an empty SETTINGS frame."""
 _SETTINGS = 4
 _TLS_RECORDS = range(20, 25)
-"""The types that a record of TLS begins with: RFC 8446, 5.1."""
+"""Types of TLS records, their first byte: RFC 8446, 5.1."""
 
 
 class ProbeResult(Enum):
-    """What was found: GRPC by a call, the others by a probe. `said` of an address makes it a sentence; `short` is for
-    where the address stands before it."""
+    """What was found: GRPC by a call, the others by a probe. `said` makes a sentence about an address; `short` follows
+    a named address."""
 
     BROKEN = ("no connection to {} can be made", "no connection can be made")
     BROKE_OFF = ("the connection to {} broke off", "the connection broke off")
@@ -75,12 +75,12 @@ class ProbeResult(Enum):
     )
 
     def said(self, address: str, **more: str) -> str:
-        """The sentence about `address`."""
+        """Return the sentence about `address`."""
         return self.value[0].format(address, **more)
 
     @property
     def short(self) -> str:
-        """The same, where the address was named."""
+        """The sentence where the address was named before."""
         return self.value[1]
 
 
@@ -93,7 +93,7 @@ LASTING = {
     ProbeResult.WANTS_CERTIFICATE,
     ProbeResult.WRONG_NAME,
 }
-"""What no other try mends: there is a broker, perhaps, and it and we do not fit."""
+"""No later attempt helps: client and broker do not fit."""
 ABSENT = {
     ProbeResult.BROKEN,
     ProbeResult.ELSE,
@@ -106,15 +106,15 @@ ABSENT = {
     ProbeResult.UNKNOWN_NAME,
     ProbeResult.UNREACHABLE,
 }
-"""Nobody is there, or no broker of any kind."""
+"""Nothing is there, or no broker."""
 _VERDICTS = {9: "it is not valid yet, or the clock of this machine is wrong", 10: "it has expired, have it renewed"}
-"""By the number of OpenSSL's verdict, X509_V_ERR_…"""
+"""By OpenSSL's number, X509_V_ERR_…"""
 _OTHER_NAME = (62, 64)
 _NO_ISSUER = (2, 18, 19, 20, 21)
 
 
 class NoConnection(TransportError):
-    """No connection could be made, and nothing was sent. `probed`: what is at the address."""
+    """No connection could be made, and nothing was sent. `probed`: the result of the probe."""
 
     def __init__(self, found: ProbeResult, reason: str) -> None:
         super().__init__(Fault.UNREACHABLE, reason)
@@ -122,7 +122,7 @@ class NoConnection(TransportError):
 
     @classmethod
     def at(cls, address: str, found: ProbeResult, **more: str) -> NoConnection:
-        """The error that says what was found at `address`."""
+        """Return the error for the result `found` at `address`."""
         return cls(found, found.said(address, **more))
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -130,21 +130,21 @@ class NoConnection(TransportError):
 
 
 def lasting(found: Collection[ProbeResult | None]) -> bool:
-    """Whether trying again mends none of what was found at the addresses."""
+    """Return whether no later attempt helps at any address."""
     return bool(found) and all(one in LASTING for one in found)
 
 
 def mending(stays: bool) -> str:
-    """What a sentence about that ends with."""
+    """Return the end of a sentence about a failure that stays."""
     return f"; {STAYS}" if stays else ""
 
 
 class _HungUp(Exception):
-    """The handshake was done, and the other side ended the connection without a word."""
+    """The other side ended the connection after the handshake, without an answer."""
 
 
 async def why_not(address: str, credentials: Credentials, within_s: float) -> NoConnection:
-    """Return why no connection to `address` can be made, in words that say what to do."""
+    """Return why no connection to `address` can be made, and what to do."""
     wait_s = min(within_s, PROBE_S)
     if not credentials.tls:
         return NoConnection.at(address, await probe(address, wait_s))
@@ -183,9 +183,8 @@ async def _encrypted(address: str, credentials: Credentials) -> NoConnection:
 
 
 async def _said(address: str, context: ssl.SSLContext) -> None:
-    """Returns once the other side has said something in TLS; in its version 1.3 it looks at our certificate after the
-    handshake, and says only then that it wants another, or hangs up: then raises _HungUp. Raises OSError, of which
-    SSLError is one."""
+    """Return once the other side has sent something in TLS. In TLS 1.3 it checks our certificate after the handshake,
+    and may only then refuse it or hang up. Raise _HungUp if it hangs up, and OSError (SSLError is one)."""
     reader, writer = await _connect(*split_address(address), ssl=context)
     try:
         writer.write(PREFACE)
@@ -210,9 +209,11 @@ def _verdict(bad: ssl.SSLCertVerificationError) -> tuple[ProbeResult, str]:
 
 
 async def probe(address: str, wait_s: float) -> ProbeResult:
-    """Find out who is at `address` ("host:port"), where a call without TLS did not get through. Connect, begin as gRPC
-    does, and return what came back within `wait_s`. SILENT: no connection was made in time; TALKS: one was, and nothing
-    or HTTP/2 came over it, as from a broker that has much to do."""
+    """Find out what is at `address` ("host:port"), where a call without TLS did not get through. Connect, begin as gRPC
+    does, and judge the answer within `wait_s`.
+
+    SILENT: no connection in time. TALKS: a connection, but nothing or HTTP/2 came over it, as from a busy broker.
+    """
     host, port = split_address(address)
     try:
         async with asyncio.timeout(wait_s):
@@ -236,12 +237,12 @@ async def probe(address: str, wait_s: float) -> ProbeResult:
         writer.transport.abort()
     if begun:
         return _named(begun)
-    # It hung up without a word: on what was no greeting of its own, or on whoever comes.
+    # It hung up: on a greeting that is not its own, or on every client.
     return ProbeResult.TLS if await _takes_tls(host, port, wait_s) else ProbeResult.HANGS_UP
 
 
 async def _takes_tls(host: str, port: int, wait_s: float) -> bool:
-    """Whether a TLS handshake gets an answer of TLS. Whose certificate it shows is of no interest here."""
+    """Return whether a TLS handshake gets an answer of TLS. The certificate does not matter here."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
@@ -256,7 +257,7 @@ async def _takes_tls(host: str, port: int, wait_s: float) -> bool:
 
 
 async def _connect(host: str, port: int, **tls: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect to a host. Raise why it cannot be done."""
+    """Connect to a host. Raise OSError with the reason."""
     if tls:
         tls["server_hostname"] = host
     try:
@@ -264,7 +265,7 @@ async def _connect(host: str, port: int, **tls: Any) -> tuple[asyncio.StreamRead
     except OSError as cannot:
         if cannot.errno:
             raise
-    # It has several addresses, whose reasons asyncio puts into one text: ask them one by one.
+    # asyncio puts the reasons of several addresses into one text: try them one by one.
     refused = OSError(errno.EADDRNOTAVAIL, "the host has no address")
     for _, *_, place in await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM):
         try:

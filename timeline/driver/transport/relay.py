@@ -1,14 +1,16 @@
-"""gRPC by way of a process of its own, for a child that was forked after gRPC had started.
+"""gRPC through a process of its own, for a child that was forked after gRPC had started.
 
-gRPC's threads stay behind in the parent, so that nothing of it may be used in such a child. There frames go through
-pipes to a freshly started process, `relay_process.py`, which carries them by gRPC as ever. A record in a pipe is its
-length (4 bytes, big endian), a kind (1 byte), the call it belongs to (4 bytes), and what the kind says.
+gRPC's threads stay behind in the parent, so that such a child must not use gRPC. Its frames go through pipes to a new
+process, the relay, which runs this module as a program and uses gRPC. A record in a pipe is its length (4 bytes, big
+endian), a kind (1 byte), the call that it belongs to (4 bytes), and a body.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import logging
 import os
 import signal
 import struct
@@ -20,21 +22,26 @@ from enum import IntEnum
 from timeline.child import send_signal
 from timeline.credentials import PLAIN, Credentials
 from timeline.driver.transport.probe import NoConnection, ProbeResult
-from timeline.wire.transport import Fault, TransportError
+from timeline.wire.transport import Fault, Stream, Transport, TransportError
+
+log = logging.getLogger("timeline.driver")
 
 GRPC = "grpc"
 HEAD = struct.Struct(">IBI")
 OPENING = struct.Struct(">IB")
-"""Behind the head of a record that opens a call: timeout in ms (0: none), length of the method's name; then the name
-and the first frame."""
+"""The body of a record that opens a call: timeout in ms (0: none), length of the method's name, the name, and the first
+frame."""
 SPARE_S = 5.0
-"""How much longer than asked we wait for the relay to say that time is up."""
+"""Time beyond the timeout for the relay to say that time is up."""
 
 
 class RecordKind(IntEnum):
-    """Up: CREDENTIALS first, as JSON: a pipe is nobody else's to read; then UNARY, PAGES, STREAM open a call; SEND,
-    CLOSE, CANCEL are said in it. Down: FRAME; DONE (what was opened or sent was taken); END (the peer ended the call in
-    order); FAULT (the fault's name, what a probe found or nothing, the reason, with spaces between)."""
+    """The kinds of records. Up: CREDENTIALS comes first, as JSON; no other process can read the pipe. UNARY, PAGES and
+    STREAM open a call; SEND, CLOSE and CANCEL belong to it.
+
+    Down: FRAME; DONE (a stream was opened, or a frame was taken); END (the peer ended the call in order); FAULT (the
+    fault's name, the result of a probe or nothing, the reason, with spaces between).
+    """
 
     UNARY = 0
     PAGES = 1
@@ -61,17 +68,17 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 def needed() -> bool:
-    """Whether this process was forked when gRPC was loaded already."""
+    """Return whether this process was forked after gRPC had been loaded."""
     return _forked_with_grpc
 
 
 def record(kind: RecordKind, call: int, body: bytes = b"") -> bytes:
-    """A record for the pipe."""
+    """Return a record for the pipe."""
     return HEAD.pack(len(body), kind, call) + body
 
 
 async def read_record(reader: asyncio.StreamReader) -> tuple[RecordKind, int, bytes] | None:
-    """The next record; None at the pipe's end."""
+    """Return the next record, or None at the end of the pipe."""
     try:
         size, kind, call = HEAD.unpack(await reader.readexactly(HEAD.size))
         return RecordKind(kind), call, await reader.readexactly(size) if size else b""
@@ -85,13 +92,13 @@ def _fault_of(body: bytes) -> TransportError:
 
 
 def fault_body(fault: TransportError) -> bytes:
-    """The body of a FAULT record."""
+    """Return the body of a FAULT record."""
     found = fault.probed.name if isinstance(fault, NoConnection) else ""
     return f"{fault.fault} {found} {fault.reason}".encode()
 
 
 class _Call:
-    """One call through the relay: what came down for it, and what it waits to hear was taken."""
+    """One call through the relay. `frames`: what came down for it. `taken`: the answers to its STREAM and SENDs."""
 
     def __init__(self) -> None:
         self.frames: asyncio.Queue[tuple[RecordKind, bytes]] = asyncio.Queue()
@@ -118,7 +125,7 @@ class _Process:
     @classmethod
     async def start(cls, address: str, credentials: Credentials) -> _Process:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        command = (sys.executable, "-m", "timeline.driver.transport.relay_process", address)
+        command = (sys.executable, "-m", "timeline.driver.transport.relay", address)
         pipe = asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, env=environment)
@@ -149,7 +156,7 @@ class _Process:
         self._calls.pop(number, None)
 
     def drop(self, number: int) -> None:
-        """Ends a call, whatever becomes of it."""
+        """End a call."""
         self.say(RecordKind.CANCEL, number)
         self.forget(number)
 
@@ -179,16 +186,16 @@ class RelayStream:
         self._ended = False
 
     async def send(self, frame: bytes) -> None:
-        """Hands a frame over; returns when gRPC has taken it."""
+        """Hand a frame over. Return when gRPC has taken it."""
         self._process.say(RecordKind.SEND, self._number, frame)
         await self._process.drained()
         kind, body = await self._call.taken.get()
         if kind is RecordKind.FAULT:
-            self._call.taken.put_nowait((kind, body))  # it stays over
+            self._call.taken.put_nowait((kind, body))  # later sends fail, too
             raise _fault_of(body)
 
     async def receive(self) -> bytes | None:
-        """The next frame; None when the broker ended the stream in order."""
+        """Return the next frame, or None if the broker ended the stream in order."""
         kind, body = await self._call.frames.get()
         if kind is RecordKind.FRAME:
             return body
@@ -198,18 +205,18 @@ class RelayStream:
         return None
 
     async def close(self) -> None:
-        """No more frames from here."""
+        """Say that no more frames come from here."""
         self._process.say(RecordKind.CLOSE, self._number)
 
     def cancel(self) -> None:
-        """Ends the stream at once."""
+        """End the stream at once."""
         if not self._ended:
             self._ended = True
             self._process.drop(self._number)
 
 
 class RelayTransport:
-    """The way to one address by way of a relay process, started on first use."""
+    """The way to one address through a relay process, which is started on first use."""
 
     def __init__(self, address: str, credentials: Credentials = PLAIN) -> None:
         self.address = address
@@ -234,11 +241,11 @@ class RelayTransport:
             return self._process
 
     async def ready(self, timeout_s: float) -> None:
-        """Starts the relay; what it finds at the address, each call says."""
+        """Start the relay. Each call says what the relay finds at the address."""
         await self._running()
 
     async def unary(self, method: str, frame: bytes, timeout_s: float) -> bytes:
-        """One frame for one."""
+        """Send one frame and return the answer."""
         process, number, call = await self._opened(RecordKind.UNARY, method, frame, timeout_s)
         try:
             async with asyncio.timeout(timeout_s + SPARE_S):
@@ -252,7 +259,7 @@ class RelayTransport:
         return body
 
     async def unary_stream(self, method: str, frame: bytes, timeout_s: float | None) -> AsyncGenerator[bytes, None]:
-        """One frame for many."""
+        """Send one frame and yield the answers."""
         process, number, call = await self._opened(RecordKind.PAGES, method, frame, timeout_s)
         try:
             while True:
@@ -266,7 +273,7 @@ class RelayTransport:
             process.drop(number)
 
     async def stream(self, method: str, timeout_s: float) -> RelayStream:
-        """Opens a two-way stream."""
+        """Open a two-way stream."""
         process, number, call = await self._opened(RecordKind.STREAM, method, b"", timeout_s)
         try:
             async with asyncio.timeout(timeout_s + SPARE_S):
@@ -280,7 +287,112 @@ class RelayTransport:
         return RelayStream(process, number, call)
 
     async def close(self) -> None:
-        """Ends the relay process."""
+        """End the relay process."""
         process, self._process = self._process, None
         if process is not None:
             await process.stop()
+
+
+class RelayServer:
+    """The relay's end: all calls of one parent to one address."""
+
+    def __init__(self, transport: Transport, writer: asyncio.StreamWriter) -> None:
+        self._transport = transport
+        self._writer = writer
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._said: dict[int, asyncio.Queue[tuple[RecordKind, bytes]]] = {}
+
+    async def run(self, reader: asyncio.StreamReader) -> None:
+        """Serve calls until the input ends."""
+        while (came := await read_record(reader)) is not None:
+            kind, call, body = came
+            if kind in (RecordKind.UNARY, RecordKind.PAGES, RecordKind.STREAM):
+                self._said[call] = asyncio.Queue()
+                task = asyncio.get_running_loop().create_task(self._serve(kind, call, body))
+                self._tasks[call] = task
+                task.add_done_callback(lambda _, call=call: self._ended(call))  # type: ignore[misc]
+            elif kind is RecordKind.CANCEL:
+                if call in self._tasks:
+                    self._tasks[call].cancel()
+            elif call in self._said:
+                self._said[call].put_nowait((kind, body))
+        for task in list(self._tasks.values()):
+            task.cancel()
+        await self._transport.close()
+
+    def _ended(self, call: int) -> None:
+        self._tasks.pop(call, None)
+        self._said.pop(call, None)
+
+    async def _serve(self, kind: RecordKind, call: int, body: bytes) -> None:
+        timeout_ms, size = OPENING.unpack_from(body)
+        method = body[OPENING.size : OPENING.size + size].decode()
+        frame = body[OPENING.size + size :]
+        timeout_s = timeout_ms / 1000.0
+        try:
+            if kind is RecordKind.UNARY:
+                await self._tell(RecordKind.FRAME, call, await self._transport.unary(method, frame, timeout_s))
+            elif kind is RecordKind.PAGES:
+                async for page in self._transport.unary_stream(method, frame, timeout_s or None):
+                    await self._tell(RecordKind.FRAME, call, page)
+                await self._tell(RecordKind.END, call)
+            else:
+                await self._stream(call, await self._transport.stream(method, timeout_s))
+        except TransportError as fault:
+            await self._tell(RecordKind.FAULT, call, fault_body(fault))
+        except Exception as error:  # a mistake of ours: callers must not wait for ever
+            log.exception("the relay failed")
+            await self._tell(RecordKind.FAULT, call, f"{Fault.BROKEN}  the relay failed: {error!r}".encode())
+
+    async def _stream(self, call: int, stream: Stream) -> None:
+        await self._tell(RecordKind.DONE, call)
+        downward = asyncio.get_running_loop().create_task(self._carry_down(call, stream))
+        upward = asyncio.get_running_loop().create_task(self._carry_up(call, stream))
+        try:
+            await asyncio.wait({downward, upward}, return_when=asyncio.FIRST_EXCEPTION)
+            for task in (downward, upward):
+                if task.done():
+                    task.result()
+        finally:
+            downward.cancel()
+            upward.cancel()
+            stream.cancel()
+
+    async def _carry_down(self, call: int, stream: Stream) -> None:
+        while (data := await stream.receive()) is not None:
+            await self._tell(RecordKind.FRAME, call, data)
+        await self._tell(RecordKind.END, call)
+
+    async def _carry_up(self, call: int, stream: Stream) -> None:
+        while True:
+            kind, body = await self._said[call].get()
+            if kind is RecordKind.CLOSE:
+                await stream.close()
+                return
+            await stream.send(body)
+            await self._tell(RecordKind.DONE, call)
+
+    async def _tell(self, kind: RecordKind, call: int, body: bytes = b"") -> None:
+        self._writer.write(record(kind, call, body))
+        with contextlib.suppress(ConnectionError):  # the parent has ended, and so does our input
+            await self._writer.drain()
+
+
+async def main(address: str) -> None:
+    """Serve standard input and output."""
+    from timeline.driver.transport.grpc_transport import GrpcTransport
+
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
+    unread = asyncio.StreamReader()
+    transport, protocol = await loop.connect_write_pipe(lambda: asyncio.StreamReaderProtocol(unread), sys.stdout.buffer)
+    first = await read_record(reader)
+    if first is None:
+        return
+    carrier = GrpcTransport(address, Credentials(**json.loads(first[2])))
+    await RelayServer(carrier, asyncio.StreamWriter(transport, protocol, None, loop)).run(reader)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

@@ -1,5 +1,5 @@
-"""A background thread with an event loop in it, and how plain threads call what runs there: each blocking word is
-derived from the asynchronous one."""
+"""Calls from plain threads into an event loop: the background thread of a client, and deliveries without await. Each
+blocking method is derived from the asynchronous one."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import asyncio
 import functools
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
 from timeline import tracing
+from timeline.driver.delivery import Delivered, Deliveries, Delivery, DeliveryBatch
 from timeline.driver.transport.client_context import CLIENT_CLOSED
 from timeline.errors import Closed, Invalid
 
@@ -212,3 +213,60 @@ def in_loop(word: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any,
         return word(target, *args, **kwargs)
 
     return blocking(called)
+
+
+class Run(Protocol):
+    """Runs a coroutine in the client's event loop, from another thread, and returns what it returns."""
+
+    def __call__(self, asked: Coroutine[Any, Any, T], /) -> T: ...
+
+
+class SyncDelivery(Delivered):
+    """One message, leased to this consumer; see `Delivery`. For the thread that was handed it."""
+
+    __slots__ = ("_run", "_target")
+
+    _target: Delivery
+    _run: Run
+
+    @classmethod
+    def of(cls, delivery: Delivery, run: Run) -> SyncDelivery:
+        """`delivery` for another thread than its loop's."""
+        made = cls(delivery._consumer, delivery._frame, delivery._index, delivery._handed_ms)
+        made._target, made._run = delivery, run
+        return made
+
+    ack = blocking(Delivery.ack)
+    ack_soon = in_loop(Delivery.ack_soon)
+    extend = blocking(Delivery.extend)
+    release = blocking(Delivery.release)
+    bury = blocking(Delivery.bury)
+
+
+class SyncDeliveryBatch(Deliveries, Sequence[SyncDelivery]):
+    """Deliveries that arrived together; see `DeliveryBatch`."""
+
+    _target: DeliveryBatch
+    _run: Run
+
+    @classmethod
+    def of(cls, batch: DeliveryBatch, run: Run) -> SyncDeliveryBatch:
+        """`batch` for another thread than its loop's."""
+        made = cls(batch._consumer, batch._frame, batch._at, batch._handed_ms)
+        made._target, made._run = batch, run
+        return made
+
+    @overload
+    def __getitem__(self, index: int) -> SyncDelivery: ...
+    @overload
+    def __getitem__(self, index: slice) -> SyncDeliveryBatch: ...
+    def __getitem__(self, index: int | slice) -> SyncDelivery | SyncDeliveryBatch:
+        if isinstance(index, slice):
+            return SyncDeliveryBatch.of(self._target[index], self._run)
+        return SyncDelivery.of(self._target[index], self._run)
+
+    ack = blocking(DeliveryBatch.ack)
+    ack_soon = in_loop(DeliveryBatch.ack_soon)
+    extend = blocking(DeliveryBatch.extend)
+    release = blocking(DeliveryBatch.release)
+    bury = blocking(DeliveryBatch.bury)
