@@ -89,7 +89,7 @@ async def test_a_process_that_dies_is_started_again_and_what_it_had_is_said_to_b
     first = pipe.process
     assert b"file://" not in Path(f"/proc/{first.pid}/cmdline").read_bytes(), "what a URL may carry is nobody's to see"
     pipe.carry(some(1_000))
-    await until(lambda: first.wrote)
+    await until(lambda: first.written)
     for _ in range(3):
         pipe.carry(some(100, time_ms=NOW_MS + 7))
     await until(lambda: first.unwritten[0] == 300)

@@ -39,6 +39,11 @@ class Refusals:
             if index not in self.reasons or self.reasons[index][0] is not Status.INVALID:
                 self.reasons[index] = (Status.INVALID, why)
 
+    def beyond_horizon(self, due_ms: Int64, topic: Topic, now: float) -> None:
+        """Refuse all whose due lies beyond the topic's horizon."""
+        if (beyond := due_ms > latest_ms(topic, now)).any():
+            self.where(beyond, beyond_horizon(topic))
+
     @property
     def admitted(self) -> Indexes | None:
         """Indexes of the messages that are not refused. None: all."""
@@ -80,7 +85,7 @@ def admit_puts(frame: Produce, topic: Topic, now: float) -> tuple[Refusals, Puts
         # store knows whether it is a repeat, and refuses it otherwise.
         late &= relative | ((frame.flags & PutFlag.IN) == 0)
         refusals.where(late, BEYOND_EXPIRY)
-    refusals.where(due_ms > latest_ms(topic, now), beyond_horizon(topic))
+    refusals.beyond_horizon(due_ms, topic, now)
     puts = Puts.of(
         frame,
         due_ms=due_ms,
@@ -100,7 +105,7 @@ def admit_mutations(frame: Mutate, topic: Topic, now: float) -> tuple[Refusals, 
     refusals = Refusals(count, validate_mutate(frame))
     due_ms = _absolute(frame.time_ms, (frame.flags & MutateFlag.IN) != 0, now)
     if frame.operation in (Operation.MOVE, Operation.REVIVE):
-        refusals.where(due_ms > latest_ms(topic, now), beyond_horizon(topic))
+        refusals.beyond_horizon(due_ms, topic, now)
     mutations = Mutations.of(
         frame,
         groups=frame.group.encode(),
@@ -120,10 +125,10 @@ def admit_settles(frame: Settle, topic: Topic, holder: bytes, now: float) -> tup
     if Operation.EXTEND in operations or Operation.RELEASE in operations:  # the others have no time
         extend, release = frame.operation == Operation.EXTEND, frame.operation == Operation.RELEASE
         most_ms = topic.settings.max_lease_ms
-        longer = f"a lease may be extended by 1ms to the topic's max_lease, {shown_duration(most_ms)}"
-        refusals.where(extend & ((time_ms < 1) | (time_ms > most_ms)), longer)
+        if (unfit := extend & ((time_ms < 1) | (time_ms > most_ms))).any():
+            refusals.where(unfit, f"a lease may be extended by 1ms to the topic's max_lease, {shown_duration(most_ms)}")
         time_ms = _absolute(time_ms, (frame.flags & SettleFlag.AT) == 0, now)
-        refusals.where(release & ~unseen & (time_ms > latest_ms(topic, now)), beyond_horizon(topic))
+        refusals.beyond_horizon(np.where(release & ~unseen, time_ms, 0), topic, now)
     settles = Settles.of(frame, holders=holder, time_ms=time_ms, unseen=unseen)
     admitted = refusals.admitted
     return refusals, settles if admitted is None else settles.take(admitted)

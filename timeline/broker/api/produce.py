@@ -91,8 +91,8 @@ class ProduceStream:
         try:
             answers, request = await self._puts.put(frame, self._peer, self._caller), frame.request
             del frame  # its payloads must not wait for a producer who does not read
-            wait_ms = self._limits.throttle_ms if _asks_to_wait(answers) else 0
-            await self._send(Produced(request, answers, wait_ms))
+            waits = (answers.status == Status.THROTTLED.code) | (answers.status == Status.UNAVAILABLE.code)
+            await self._send(Produced(request, answers, self._limits.throttle_ms if waits.any() else 0))
         finally:
             self._room.release()
             self._bytes -= size
@@ -111,10 +111,6 @@ class ProduceStream:
             with contextlib.suppress(TransportError):  # the stream is over: its reader sees that too, and ends
                 await self._stream.send(encode(frame))
             self.sending_since_ms = self._writing = None
-
-
-def _asks_to_wait(answers: Answers) -> bool:
-    return bool(((answers.status == Status.THROTTLED.code) | (answers.status == Status.UNAVAILABLE.code)).any())
 
 
 class PutHandler:

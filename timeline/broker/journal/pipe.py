@@ -23,6 +23,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, Protocol, Self, TypeVar
@@ -49,7 +50,10 @@ class JournalProcess:
     def __init__(self, process: subprocess.Popen[bytes], news: Callable[[], None]) -> None:
         self._process, self._news = process, news
         self._lock = threading.Lock()
-        self._sent = self._written = self._since_ms = self._dropped = self._unsaid = 0
+        self._sent = self._since_ms = 0
+        self.written = self.dropped = self.unsaid = 0
+        """Events in files; events that it had to drop, because its place took nothing for long; and unwritten ones that
+        were missing, and counted so, before it had them or by it."""
         self._ended = threading.Event()
         threading.Thread(target=self._listen, name="timeline-journal-process", daemon=True).start()
 
@@ -105,25 +109,7 @@ class JournalProcess:
     def unwritten(self) -> tuple[int, int]:
         """How many events it was handed that are in no file yet, and since when there may be such."""
         with self._lock:
-            return self._sent - self._written, self._since_ms
-
-    @property
-    def dropped(self) -> int:
-        """How many events it had to drop, because its place took nothing for long."""
-        with self._lock:
-            return self._dropped
-
-    @property
-    def unsaid(self) -> int:
-        """How many of the unwritten ones were missing, and counted so, before it had them or by it."""
-        with self._lock:
-            return self._unsaid
-
-    @property
-    def wrote(self) -> bool:
-        """Whether any of its events is in a file."""
-        with self._lock:
-            return self._written > 0
+            return self._sent - self.written, self._since_ms
 
     def hand(self, part: EventBatch) -> None:
         """Hand it a part, and wait until it takes it. Raise OSError if it has ended; the part counts as handed all the
@@ -142,10 +128,10 @@ class JournalProcess:
                 told = line.split()
                 if len(told) != 4 or not all(one.isdigit() for one in told):
                     continue  # a filesystem's package has said something of its own
+                dropped = self.dropped
                 with self._lock:
-                    dropped = self._dropped
-                    self._written, self._since_ms, self._dropped, self._unsaid = (int(one) for one in told)
-                if self._dropped != dropped:
+                    self.written, self._since_ms, self.dropped, self.unsaid = map(int, told)
+                if self.dropped != dropped:
                     self._news()
         self._process.wait()
         self._ended.set()
@@ -282,7 +268,7 @@ class JournalPipe:
                     self._lost_since_ms = min(since_ms, self._lost_since_ms or since_ms)
                     self._lost += lost
                 self._tell(self._counted.events, True, lost - self.process.unsaid)
-            pause_s = AGAIN_S if self.process.wrote else pause_s
+            pause_s = AGAIN_S if self.process.written else pause_s
             while not self._restarted(pause_s):
                 if self._closing:
                     log.error("the journal ends without what its broker did last, and cannot say so")
@@ -375,30 +361,19 @@ class JournalPipe:
 
 
 async def _aside(work: Callable[[], T]) -> T:
-    """Return what `work` returns in a daemon thread. Unlike a pool's threads, it does not keep a process from ending if
-    a file system stalls."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def finish(answer: T | None, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(answer)  # type: ignore[arg-type]
+    """Return what `work` returns in a daemon thread. Unlike a pool's threads, it does not keep a process from
+    ending if a file system stalls."""
+    done: Future[T] = Future()
 
     def run() -> None:
-        answer: T | None = None
-        error: BaseException | None = None
+        if not done.set_running_or_notify_cancel():
+            return
         try:
             answer = work()
-        except Exception as raised:
-            error = raised
-        try:
-            loop.call_soon_threadsafe(finish, answer, error)
-        except RuntimeError:
-            pass  # the loop has ended meanwhile
+        except Exception as error:
+            done.set_exception(error)
+        else:
+            done.set_result(answer)
 
     threading.Thread(target=run, name="timeline-journal-aside", daemon=True).start()
-    return await done
+    return await asyncio.wrap_future(done)

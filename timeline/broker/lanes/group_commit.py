@@ -106,31 +106,35 @@ class GroupCommit(ABC, Generic[B]):
         self._quota.add(peer, len(batch), size)
         self._idle.clear()
         lane = self._lanes.get(topic.uid)
-        if lane is None:
+        if lane is not None:
+            lane.push(peer, waiting, len(batch) + size / KIB)
+        else:
             lane = self._lanes[topic.uid] = FairQueue()
-            self._tasks.spawn(self._run(topic, lane), f"{self.lane} {topic.name}", finishes=True)
-        lane.push(peer, waiting, len(batch) + size / KIB)
+            self._tasks.spawn(self._run(topic, lane, waiting), f"{self.lane} {topic.name}", finishes=True)
         return waiting.answer
 
-    async def _run(self, topic: Topic, lane: FairQueue[_Waiting[B]]) -> None:
-        """Work a lane until it is empty. The next frame opens a new one."""
+    async def _run(self, topic: Topic, lane: FairQueue[_Waiting[B]], first: _Waiting[B]) -> None:
+        """Work a lane until it is empty, from the frame that opened it. The next frame opens a new one."""
         ours = f"{self.what} of topic:{topic.uid}"
         try:
-            while lane:
+            while True:
                 with self._scheduler.work(ours, waits=True):
-                    await self._call(topic, self._next_batch(lane))
-                if lane:
-                    await self._scheduler.take(ours)
+                    await self._call(topic, self._next_batch(lane, first))
+                if not lane:
+                    return
+                await self._scheduler.take(ours)
+                first = lane.pop()
         finally:
             del self._lanes[topic.uid]
             if not self._lanes:
                 self._idle.set()
 
-    def _next_batch(self, lane: FairQueue[_Waiting[B]]) -> list[_Waiting[B]]:
-        limits, chosen, shared = self._limits, [lane.pop()], self._shared
+    def _next_batch(self, lane: FairQueue[_Waiting[B]], first: _Waiting[B]) -> list[_Waiting[B]]:
+        """Return `first`, and what goes to the store with it."""
+        chosen, count, size = [first], len(first.batch), first.bytes
+        limits, shared = self._limits, self._shared
         most = limits.shared_batch_messages if shared else limits.store_batch_messages
         most_bytes = limits.shared_batch_bytes if shared else limits.store_batch_bytes
-        count, size = len(chosen[0].batch), chosen[0].bytes
         while lane:
             following = lane.first()
             count, size = count + len(following.batch), size + following.bytes
@@ -198,7 +202,7 @@ class Intake(GroupCommit[Puts]):
         return await self._push(topic, puts, size, peer, deadline_ms)
 
     async def _ask(self, topic: Topic, now_ms: int, batch: Puts) -> Answers:
-        if self._store.tells_commit_seq and (now := batch.due_ms <= now_ms).any():
+        if self._store.store.tells_commit_seq and (now := batch.due_ms <= now_ms).any():
             # The dealer wakes once the put is in line, and the lease that it calls for is committed with it.
             self._scheduled(topic, batch.ids, batch.due_ms, now, 0)
         return await self._store.put(topic, now_ms, batch)

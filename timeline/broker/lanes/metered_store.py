@@ -85,6 +85,8 @@ class MeteredStore:
         journal: Journal | None = None,
     ) -> None:
         self.store, self.journal = store, journal
+        self.embedded = not store.capabilities.shared
+        """Whether the store is a part of this process, so that all wait for each call."""
         self._clock, self._slow_ms, self._metrics = clock, limits.slow_ms, metrics
         self._changed, self._used = changed, used
         self._down = self.refused = ""
@@ -214,7 +216,7 @@ class MeteredStore:
         finally:
             took_ms = self._clock.monotonic_ms() - started_ms
             self._metrics.store_call(name, outcome, took_ms)
-            if name in ON_THE_WAY:
+            if took_ms >= self._slow_ms and name in ON_THE_WAY:
                 self.took(took_ms)
         if name == "check" and self._down:
             self.full = False
@@ -222,20 +224,9 @@ class MeteredStore:
         return answer
 
     def took(self, took_ms: float) -> None:
-        """Note how long a call on messages' way took."""
-        if took_ms >= self._slow_ms:
-            now_ms = self._clock.now_ms()
-            self.slow.add(now_ms - int(took_ms), now_ms)
-
-    @property
-    def tells_commit_seq(self) -> bool:
-        """As of the store."""
-        return self.store.tells_commit_seq
-
-    @property
-    def embedded(self) -> bool:
-        """Whether the store is a part of this process, so that all wait for each call."""
-        return not self.store.capabilities.shared
+        """Note a slow call on messages' way, which ends now."""
+        now_ms = self._clock.now_ms()
+        self.slow.add(now_ms - int(took_ms), now_ms)
 
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         """Put messages. The caller must not be cancelled meanwhile: no task stands between, as it does in `call`."""

@@ -136,14 +136,14 @@ def parse_tokens(text: str, file: str) -> dict[str, TokenRecord]:
 def _entry(content: Any) -> TokenRecord:
     if not isinstance(content, dict) or set(content) != set(FIELDS):
         raise Invalid(f"a token has {', '.join(FIELDS)}, and nothing else")
-    for name in ("id", "name", "sha256"):
-        if not isinstance(content[name], str):
-            raise Invalid(f"{name} is a text")
-    for name in ("rights", "topics", "groups"):
-        if not isinstance(content[name], list) or not all(isinstance(each, str) for each in content[name]):
-            raise Invalid(f"{name} is a list of texts")
-    for name in ("created_ms", "expires_ms"):
-        if not isinstance(content[name], int) or isinstance(content[name], bool):
+    for name, value in content.items():
+        if name in ("id", "name", "sha256"):
+            if not isinstance(value, str):
+                raise Invalid(f"{name} is a text")
+        elif name in ("rights", "topics", "groups"):
+            if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+                raise Invalid(f"{name} is a list of texts")
+        elif not isinstance(value, int) or isinstance(value, bool):
             raise Invalid(f"{name} is a whole number")
     lists = {name: tuple(content[name]) for name in ("rights", "topics", "groups")}
     return TokenRecord(**(content | lists)).check()

@@ -140,13 +140,9 @@ class MessageCounts:
 
     def used(self, uid: int) -> None:
         """Note that messages of the topic may have changed."""
-        if self._stocked(uid):
-            self.depths.pop(uid, None)  # nothing, as counted: that is not known any more
-
-    def _stocked(self, uid: int) -> bool:
-        """Note that the topic may have messages. Return whether it was taken for empty."""
         self._to_sweep.used(uid)
-        return self.rounds.used(uid)
+        if self.rounds.used(uid):
+            self.depths.pop(uid, None)  # nothing, as counted: that is not known any more
 
     def restart(self) -> None:
         """Count each topic again: a broker is gone, and with it what it knew of topics used through it."""
@@ -198,8 +194,9 @@ class MessageCounts:
             else:
                 counted = _Counted()
         finally:
-            if found:
-                self._stocked(uid)
+            if found:  # or it is not known
+                self._to_sweep.used(uid)
+                self.rounds.used(uid)
         if (topic := self._catalog.of(uid)) is None:
             return  # its series are gone and stay so
         counted.next_due_ms, counted.counted_ms = next_due or 0, now_ms
