@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from timeline.broker.journal.files import FIELDS
+from timeline.metrics import Metrics
 
 SERVE = (sys.executable, "-m", "timeline", "serve", "--listen", "127.0.0.1:0", "--metrics", "off")
 
@@ -55,18 +56,19 @@ def wait_for(happened: Callable[[], bool]) -> None:
     raise AssertionError("it did not happen within a minute")
 
 
-class Counts:
+class Counts(Metrics):
     """What a broker would count."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.of: Counter[bool] = Counter()
         self.restarts = 0
 
-    def events(self, dropped: bool, count: int) -> None:
-        self.of[dropped] += count
-
-    def restarted(self) -> None:
-        self.restarts += 1
+    def count(self, name: str, *labels: str, by: float = 1) -> None:
+        if name == "timeline_journal_restarts_total":
+            self.restarts += int(by)
+        else:
+            self.of[name == "timeline_journal_dropped_total"] += int(by)
 
 
 async def until(happened: Callable[[], bool]) -> None:

@@ -137,7 +137,7 @@ async def test_a_chunk_by_tag_sent_again_is_answered_when_its_first_sending_is_o
 
 
 async def test_an_operators_repeat_waits_while_it_is_asked_whose_the_messages_are() -> None:
-    operator = Principal(ANYBODY.identity, as_operator=True)
+    operator = replace(ANYBODY, as_operator=True)
     store = SlowStore()
     async with broker(store) as link:
         store.hold("scan")

@@ -147,7 +147,7 @@ def test_hashes_are_compared_in_constant_time_whether_or_not_the_id_is_known(
         assert refused.value.fault is Fault.UNAUTHENTICATED
         costs.append(list(work))
     assert costs[0] == costs[1] == ["compare 64 64"]
-    assert gate.identify("Ping", said(good)).identity.name == "web"
+    assert gate.identify("Ping", said(good)).name == "web"
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_expiry_is_to_the_millisecond(tokens: Tokens) -> None:
     token = tokens.add("web", "produce", expires_ms=1_000)
     now_ms = 999
     gate = Gatekeeper(str(tokens.path), lambda: now_ms, Metrics())
-    assert gate.identify("Ping", said(token)).identity.name == "web"
+    assert gate.identify("Ping", said(token)).name == "web"
     now_ms = 1_000
     with pytest.raises(TransportError, match="'web' has expired"):
         gate.identify("Ping", said(token))
@@ -203,7 +203,7 @@ def test_a_changed_file_counts_at_the_next_look_and_a_broken_one_changes_nothing
     with pytest.raises(TransportError):
         gate.identify("Ping", said(second))
     gate.look()
-    assert gate.identify("Ping", said(second)).identity.name == "worker"
+    assert gate.identify("Ping", said(second)).name == "worker"
     good = tokens.path.read_text()
     with caplog.at_level(logging.ERROR, "timeline.broker"):
         tokens.path.write_text("{")
@@ -213,7 +213,7 @@ def test_a_changed_file_counts_at_the_next_look_and_a_broken_one_changes_nothing
         gate.look()
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert len(errors) == 2, "each trouble once"
-    assert gate.identify("Ping", said(first)).identity.name == "web"
+    assert gate.identify("Ping", said(first)).name == "web"
     tokens.path.write_text(good)
     tokens.path.chmod(0o600)
     tokens.revoke("web")

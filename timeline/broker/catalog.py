@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from timeline.broker.lanes.metered_store import MeteredStore
+from timeline.broker.runtime import wait_within
 from timeline.clock import Clock
 from timeline.errors import Invalid
 from timeline.model import FIXED_SETTINGS, Topic, TopicSettings, check_topic_name
@@ -143,16 +144,7 @@ class Catalog:
                 if name in self._topics or self._read_at_ms >= asked_ms or self._alone():
                     return self._topics.get(name)
             # Another broker may have created it a moment ago, and this one not have heard of it yet.
-            await self._news_within(wait_ms)
-
-    async def _news_within(self, wait_ms: float) -> None:
-        """Return when the records were read again, or after `wait_ms`."""
-        news = self._news
-        timer = asyncio.get_running_loop().call_later(max(0.0, wait_ms) / 1000.0, news.set)
-        try:
-            await news.wait()
-        finally:
-            timer.cancel()
+            await wait_within(self._news, wait_ms / 1000.0)
 
     async def create(self, name: str, given: Mapping[str, int | str | bool]) -> Topic:
         """Create `name`. If it exists and has the given settings, return it: settings that were not given are no

@@ -95,7 +95,7 @@ class BrokerPeer:
             decode_as(data, Hinted)
         except (TransportError, WireError) as trouble:
             if not self._silent:
-                log.warning("broker %s is not told what comes due there: %s", self.member.name, trouble.reason)
+                log.warning("broker %s gets no hints of what comes due there: %s", self.member.name, trouble.reason)
             self._silent = True
             return trouble
         self._silent = False

@@ -256,8 +256,7 @@ class LoopScheduler:
             turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
             self._line.push(peer, (turn, cost_ms), cost_ms)
             self._schedule()
-            # The first goes whatever went ahead of it; behind it, whoever came before may have taken longer than was
-            # thought.
+            # The first always goes. Those behind it wait again if the ones before took longer than estimated.
             if await turn or self._worked_ms < BUDGET_MS:
                 return False
 

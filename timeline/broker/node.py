@@ -214,7 +214,7 @@ class Node:
     async def _dismiss(self, reason: LeavingReason, text: str, hand_back_ms: float) -> None:
         """After `_stand_back`: ask producers to leave, and consumers once what was not pushed to them is released."""
         for stream in self.service.streams.of(ProduceStream):
-            # Not waited for: who does not read holds up nobody.
+            # Not awaited: a producer that does not read holds up no other.
             self.tasks.spawn(stream.leave(text, reason), "parting with a producer")
         await self.dealers.dismiss(reason, text, hand_back_ms)
 
@@ -298,7 +298,7 @@ class Node:
                 if not self.store.refused:  # that was logged when it began
                     log.warning("store trouble: %s", trouble)
             except Exception as error:
-                log.exception("%s stumbled and goes on", work)
+                log.exception("%s failed and goes on", work)
                 self._crashed(work.__name__, error)
 
     def _observe(self) -> None:

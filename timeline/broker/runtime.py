@@ -42,6 +42,15 @@ class Underway:
         self.end()
 
 
+async def wait_within(event: asyncio.Event, wait_s: float) -> None:
+    """Return when `event` is set. It is set after `wait_s` at the latest."""
+    timer = asyncio.get_running_loop().call_later(max(0.0, wait_s), event.set)
+    try:
+        await event.wait()
+    finally:
+        timer.cancel()
+
+
 class Tasks:
     """Running tasks. One that ends with an exception is logged and reported to `on_crash`."""
 

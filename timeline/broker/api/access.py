@@ -1,6 +1,6 @@
 """Rights: a caller's identity, and the table of what it may do. Pure: no file, no clock, no network.
 
-    metadata of a call ─▶ gatekeeper ─▶ Principal(identity) ─▶ gateway: `caller.refusal(deed, topic)`, per call or frame
+    metadata of a call ─▶ gatekeeper ─▶ Principal ─▶ gateway: `caller.refusal(deed, topic)`, per call or frame
 
 A refusal is a sentence, empty where there is none. It is decided before anybody looks whether the topic or the message
 exists, so that no refusal tells.
@@ -58,12 +58,13 @@ METHODS_OF_CLIENTS = frozenset({"Produce", "Mutate", "Consume", "Scan", "Forecas
 
 
 @dataclass(frozen=True)
-class Identity:
-    """The bearer of one token.
+class Principal:
+    """A caller: the bearer of one token.
 
     - `topics`, `groups`: names or globs with `*`, `?` or `[ab]`.
     - `expires_ms`: 0 is never.
     - `open`: no authentication; everybody may do everything.
+    - `as_operator`: it acts on messages of any group.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Identity:
     groups: tuple[str, ...] = ("*",)
     expires_ms: int = 0
     open: bool = False
+    as_operator: bool = field(default=False, compare=False)
     _known: dict[tuple[str, str, str | None], str] = field(default_factory=dict, compare=False, repr=False)
 
     def refusal(self, deed: Deed, topic: str, group: str | None = None) -> str:
@@ -103,26 +105,6 @@ class Identity:
             )
         return ""
 
-    def __str__(self) -> str:
-        return f"token {self.name!r}"
-
-
-@dataclass(frozen=True, slots=True)
-class Principal:
-    """The caller of one call. `as_operator`: it acts on messages of any group."""
-
-    identity: Identity
-    as_operator: bool = False
-
-    @property
-    def open(self) -> bool:
-        """Whether there is no authentication."""
-        return self.identity.open
-
-    def refusal(self, deed: Deed, topic: str, group: str | None = None) -> str:
-        """See `Identity.refusal`."""
-        return self.identity.refusal(deed, topic, group)
-
     def change_refusal(self, topic: str, group: str) -> str:
         """Return why it may not move, cancel, revive or purge messages of `group` (`as_operator`: of any group)."""
         if self.as_operator:
@@ -135,14 +117,17 @@ class Principal:
 
     def call_refusal(self, method: str) -> str:
         """Return why it may not call `method` at all."""
-        if self.as_operator and not self.open and Right.OPERATOR not in self.identity.rights:
-            return f"{self.identity!s} has not the right operator, which --as-operator takes"
-        if method in METHODS_OF_CLIENTS or self.open or Right.BROKER in self.identity.rights:
+        if self.as_operator and not self.open and Right.OPERATOR not in self.rights:
+            return f"{self!s} has not the right operator, which --as-operator takes"
+        if method in METHODS_OF_CLIENTS or self.open or Right.BROKER in self.rights:
             return ""
-        return f"{self.identity!s} may not {Deed.PEER}: that takes the right {Right.BROKER}"
+        return f"{self!s} may not {Deed.PEER}: that takes the right {Right.BROKER}"
+
+    def __str__(self) -> str:
+        return f"token {self.name!r}"
 
 
-ANYBODY = Principal(Identity("anybody", open=True))
+ANYBODY = Principal("anybody", open=True)
 """The caller where no tokens are asked for."""
 
 

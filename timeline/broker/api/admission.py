@@ -6,13 +6,13 @@ the same columns.
 
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
-from timeline.columns import Bools, Indexes, Int64, UInt8
+from timeline.columns import Bools, ColumnBatch, Indexes, Int64, UInt8
 from timeline.metrics import Metrics
 from timeline.model import MAX_TIME_MS, Answers, Operation, Status, Topic, payload_sums
 from timeline.storage_plugins.contract import Mutations, Puts, Settles
@@ -20,7 +20,7 @@ from timeline.wire.frames import Mutate, MutateFlag, Produce, PutFlag, Settle, S
 from timeline.wire.validate import Judgement, validate_mutate, validate_produce, validate_settle
 from timeline.wording import shown_duration
 
-log = logging.getLogger("timeline.broker")
+B = TypeVar("B", bound=ColumnBatch)
 
 BEYOND_EXPIRY = "the message's expires must lie after its due and after now"
 _INVALID = bytes([Status.INVALID.code])
@@ -45,13 +45,14 @@ class Refusals:
             self.where(beyond, beyond_horizon(topic))
 
     @property
-    def admitted(self) -> Indexes | None:
-        """Indexes of the messages that are not refused. None: all."""
-        if not self.reasons:
-            return None
+    def _admitted(self) -> Indexes:
         keep = np.ones(self.count, dtype=np.bool_)
         keep[list(self.reasons)] = False
         return np.flatnonzero(keep)
+
+    def rest(self, batch: B) -> B:
+        """Return the messages of `batch` that are not refused."""
+        return batch.take(self._admitted) if self.reasons else batch
 
     def merge(self, answers: Answers | None) -> Answers:
         """Return the answers for the whole frame: refusals, and `answers` (of the admitted, in order) for the rest."""
@@ -65,9 +66,8 @@ class Refusals:
         for index, (status, why) in self.reasons.items():
             whole.status[index] = status.code
             whole.details[index] = why
-        admitted = self.admitted
-        if answers is not None and admitted is not None and len(admitted):
-            whole.assign(admitted, answers)
+        if answers is not None and len(answers):
+            whole.assign(self._admitted, answers)
         return whole
 
 
@@ -95,8 +95,7 @@ def admit_puts(frame: Produce, topic: Topic, now: float) -> tuple[Refusals, Puts
         move=(frame.flags & PutFlag.MOVE) != 0,
         replace=(frame.flags & PutFlag.REPLACE) != 0,
     )
-    admitted = refusals.admitted
-    return refusals, puts if admitted is None else puts.take(admitted)
+    return refusals, refusals.rest(puts)
 
 
 def admit_mutations(frame: Mutate, topic: Topic, now: float) -> tuple[Refusals, Mutations]:
@@ -112,8 +111,7 @@ def admit_mutations(frame: Mutate, topic: Topic, now: float) -> tuple[Refusals, 
         due_ms=due_ms,
         leased=(frame.flags & MutateFlag.LEASED) != 0,
     )
-    admitted = refusals.admitted
-    return refusals, mutations if admitted is None else mutations.take(admitted)
+    return refusals, refusals.rest(mutations)
 
 
 def admit_settles(frame: Settle, topic: Topic, holder: bytes, now: float) -> tuple[Refusals, Settles]:
@@ -130,8 +128,7 @@ def admit_settles(frame: Settle, topic: Topic, holder: bytes, now: float) -> tup
         time_ms = _absolute(time_ms, (frame.flags & SettleFlag.AT) == 0, now)
         refusals.beyond_horizon(np.where(release & ~unseen, time_ms, 0), topic, now)
     settles = Settles.of(frame, holders=holder, time_ms=time_ms, unseen=unseen)
-    admitted = refusals.admitted
-    return refusals, settles if admitted is None else settles.take(admitted)
+    return refusals, refusals.rest(settles)
 
 
 def latest_ms(topic: Topic, now: float) -> int:

@@ -139,19 +139,26 @@ class ConsumeStream:
         id = hello.consumer.encode()
         if not 1 <= len(id) <= MAX_HOLDER_BYTES:
             raise Invalid(f"a consumer's id is 1 to {MAX_HOLDER_BYTES} bytes")
-        bearer = self._caller.identity.name
+        bearer = self._caller.name
         there = dealer.roster.consumers.get(id)
         if there is not None and there.bearer != bearer:
             # Whatever session it shows: a session id is no secret, a token is.
             raise TransportError(Fault.FORBIDDEN, f"consumer {hello.consumer!r:.80} is connected with another token")
-        return dealer.connect(
-            id,
-            hello.session,
-            bearer,
-            hello.lease_ms,
-            self._streams.heartbeat_ms,
-            (hello.credit_messages, hello.credit_bytes),
-            (hello.room_messages, hello.room_bytes),
+        return ConnectedConsumer(
+            id=id,
+            session=hello.session,
+            bearer=bearer,
+            lease_ms=hello.lease_ms or dealer.topic.settings.lease_ms,
+            heartbeat_ms=self._streams.heartbeat_ms,
+            credit_messages=hello.credit_messages,
+            credit_bytes=hello.credit_bytes,
+            room_messages=hello.room_messages,
+            room_bytes=hello.room_bytes,
+            limits=self._limits,
+            heard_ms=self._clock.monotonic_ms(),
+            wake=dealer.wake,
+            trickled=dealer.trickled,
+            outboxes=dealer.outboxes,
         )
 
     def _welcome(self, consumer: ConnectedConsumer, dealer: Dealer) -> Welcome:

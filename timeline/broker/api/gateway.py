@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from timeline.broker.api.access import ANYBODY, Principal
 from timeline.broker.api.consume import ConsumeStream
@@ -48,6 +48,10 @@ from timeline.wire import (
 
 log = logging.getLogger("timeline.broker")
 F = TypeVar("F")
+FRAMES_OF: dict[str, tuple[type[Any], ...]] = {
+    "Mutate": (Mutate, MutateTag), "Forecast": (Forecast,), "Topics": (Topics,), "Late": (Late,),
+}  # fmt: skip
+"""Unary methods that take their turn, and their frames."""
 
 
 class Gateway:
@@ -86,8 +90,8 @@ class Gateway:
         if not self._calls.admits(peer, 1, len(frame)):
             self._metrics.count("timeline_throttled_total", "calls")
             raise TransportError(Fault.OVERLOADED, "too many calls at once on this broker: try again later")
-        # What has begun runs to its end, whether or not the caller still waits: a move whose caller gave up must still
-        # reach the dealer, a topic that was created its catalog. What waits for its turn then has not begun.
+        # A call that has begun runs to its end, even if its caller is gone: a move must still reach the dealer, and a
+        # created topic its catalog. A call that still waits for its turn has not begun.
         call = PendingCall(self._clock.monotonic_ms())
         task = asyncio.get_running_loop().create_task(self._call(method, frame, caller, peer, call))
         self._under_way.add(task)
@@ -121,21 +125,21 @@ class Gateway:
             return await self._answer(method, frame, caller, call)
 
     async def _answer(self, method: str, data: bytes, caller: Principal, call: PendingCall) -> bytes:
-        answer: Any
-        if method == "Mutate":
-            mutation = cast(Mutate | MutateTag, self._decoded(method, data, Mutate, MutateTag))
-            if isinstance(mutation, Mutate):
-                answer = await self._mutations.by_ids(mutation, caller, call)
-            else:
-                answer = await self._mutations.by_tag(mutation, caller, call)
-        elif method == "Forecast":
-            answer = await self._reads.forecast(self._decoded(method, data, Forecast), caller)
-        elif method == "Topics":
-            answer = await self._topics.answer(self._decoded(method, data, Topics), caller)
-        elif method == "Late":
-            answer = await self._reads.late(self._decoded(method, data, Late), caller)
-        else:
+        if method not in FRAMES_OF:
             raise TransportError(Fault.REFUSED_FRAME, f"there is no method {method!r}")
+        asked: Any = self._decoded(method, data, *FRAMES_OF[method])
+        answer: Any
+        match asked:
+            case Mutate():
+                answer = await self._mutations.by_ids(asked, caller, call)
+            case MutateTag():
+                answer = await self._mutations.by_tag(asked, caller, call)
+            case Forecast():
+                answer = await self._reads.forecast(asked, caller)
+            case Topics():
+                answer = await self._topics.answer(asked, caller)
+            case Late():
+                answer = await self._reads.late(asked, caller)
         return encode(answer)
 
     def _decoded(self, method: str, data: bytes, *kinds: type[F]) -> F:

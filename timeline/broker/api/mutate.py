@@ -194,7 +194,7 @@ class MutateHandler:
         cursor = opened(topic, Walk.TAG, asked.cursor)
         now_ms = self._clock.now_ms()
         if mutation.by_ms and not mutation.dry_run and now_ms <= mutation.started_ms:
-            # What it shifts must count as asked for after its start, or a repeat would shift it again.
+            # Shifted messages must count as asked for after its start, or a repeat would shift them again.
             await asyncio.sleep(min(mutation.started_ms + 1 - now_ms, MOST_AHEAD_MS) / 1000.0)
             now_ms = self._clock.now_ms()
         step = await self._store.call(
@@ -218,5 +218,5 @@ def _note_operator(caller: Principal, operation: Operation, topic: Topic, what: 
         operation.name.lower(),
         what,
         topic.name,
-        extra={"identity": caller.identity.name, "token": caller.identity.token},
+        extra={"identity": caller.name, "token": caller.token},
     )

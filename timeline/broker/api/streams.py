@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 from timeline.broker.api.access import ANYBODY, Principal
 from timeline.broker.fairness import CooperativePace, host_of
 from timeline.broker.limits import Limits
+from timeline.broker.runtime import wait_within
 from timeline.metrics import Metrics
 from timeline.wire import Fault, Stream, TransportError
 
@@ -114,11 +115,7 @@ class Streams:
     async def ended(self, within_s: float) -> None:
         """Return when a stream ends, or after `within_s`."""
         self._ended.clear()
-        timer = asyncio.get_running_loop().call_later(within_s, self._ended.set)
-        try:
-            await self._ended.wait()
-        finally:
-            timer.cancel()
+        await wait_within(self._ended, within_s)
 
 
 async def first_frame(stream: Stream, hello_ms: int) -> bytes | None:

@@ -93,8 +93,8 @@ def opened(topic: Topic, walk: Walk, told: bytes) -> bytes:
     cursor = told[:-SUM_BYTES]
     if told and told != sealed(topic, walk, cursor):
         raise Invalid(
-            f"the cursor is none of a {walk} of {topic.name!r}: the topic was dropped and created again, or the cursor "
-            "is damaged. Give the last one as it came, or begin a new call"
+            f"the cursor does not belong to a {walk} of {topic.name!r}. It is damaged, or the topic was dropped and "
+            "created again. Give the last one as it came, or begin a new call"
         )
     return cursor
 

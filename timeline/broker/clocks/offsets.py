@@ -34,7 +34,7 @@ from timeline.sync import Member
 from timeline.wire import Ping, Pong, TransportError, WireError, decode_as, encode
 
 log = logging.getLogger("timeline.broker")
-MEND = "set the clocks by chrony or ntpd"
+REMEDY = "set the clocks by chrony or ntpd"
 
 
 class PeerClock:
@@ -172,7 +172,7 @@ class Clocks:
             return
         said, trust = _sentence(compared), self.trust
         if trust is Trust.QUARANTINED and not self.quarantined:
-            self.quarantined = f"quarantined: {said}; it leases nothing until that is mended ({MEND}): use another one"
+            self.quarantined = f"quarantined: {said}; it leases nothing until that is fixed ({REMEDY}): use another one"
             log.error(self.quarantined)
             self._changed()
         elif not trust.quarantined and self.quarantined:
@@ -180,7 +180,7 @@ class Clocks:
             log.warning("quarantined no more: %s", said)
             self._changed()
         elif trust is Trust.WARNED:
-            log.warning("%s: %s", said, MEND)
+            log.warning("%s: %s", said, REMEDY)
         else:
             log.info("clock %s: %s", trust, said)
         self._metrics.gauge("timeline_quarantined", 1 if self.quarantined else 0)
@@ -239,7 +239,7 @@ class Clocks:
             if off:
                 offset, id = worst
                 log.warning(
-                    "consumer %r has a clock %s ours, the worst of %d: %s", id.decode(), _off(offset), off, MEND
+                    "consumer %r has a clock %s ours, the worst of %d: %s", id.decode(), _off(offset), off, REMEDY
                 )
             else:
                 log.info("the clocks of all consumers are within %d ms", WARN_MS)

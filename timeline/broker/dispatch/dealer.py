@@ -26,7 +26,7 @@ from timeline.broker.dispatch.roster import ConnectedConsumer, Outboxes, Roster,
 from timeline.broker.dispatch.rounds import LeaseAhead, NextDue, RateLimit
 from timeline.broker.lanes.group_commit import Settling
 from timeline.broker.lanes.metered_store import MeteredStore
-from timeline.broker.runtime import Runtime, Tasks, Underway
+from timeline.broker.runtime import Runtime, Tasks, Underway, wait_within
 from timeline.broker.status.late import TopicLateness
 from timeline.columns import Bools
 from timeline.leases import deal
@@ -108,7 +108,7 @@ class Dealer:
         self.roster = Roster(runtime.limits)
         self.settling, self.lateness = settling, lateness
         self._store, self._clock, self._limits, self._metrics = store, runtime.clock, runtime.limits, runtime.metrics
-        self._buckets, self._hosts, self._outboxes = buckets, hosts, outboxes
+        self._buckets, self._hosts, self.outboxes = buckets, hosts, outboxes
         self._held = LeaseAheadBuffer[ConnectedConsumer]()
         self._rate = RateLimit()
         self._ahead = LeaseAhead(runtime.limits, store.store.capabilities.lease_ahead_ms)
@@ -172,34 +172,6 @@ class Dealer:
         self._behind = False
         self._retry_at_ms = 0.0
         self.wake()
-
-    def connect(
-        self,
-        id: bytes,
-        session: int,
-        bearer: str,
-        lease_ms: int,
-        heartbeat_ms: int,
-        credit: tuple[int, int],
-        room: tuple[int, int],
-    ) -> ConnectedConsumer:
-        """Return a consumer of this topic, not on the roster yet. `credit`, `room`: messages and bytes."""
-        return ConnectedConsumer(
-            id=id,
-            session=session,
-            bearer=bearer,
-            lease_ms=lease_ms or self.topic.settings.lease_ms,
-            heartbeat_ms=heartbeat_ms,
-            credit_messages=credit[0],
-            credit_bytes=credit[1],
-            room_messages=room[0],
-            room_bytes=room[1],
-            limits=self._limits,
-            heard_ms=self._clock.monotonic_ms(),
-            wake=self.wake,
-            trickled=self.trickled,
-            outboxes=self._outboxes,
-        )
 
     async def resume(self, consumer: ConnectedConsumer, in_hand: set[Token], peer: str) -> None:
         """Grant again to a consumer the leases of its id beyond the tokens in hand, at version + 1. No other consumer
@@ -266,7 +238,7 @@ class Dealer:
                 except StoreError as trouble:
                     self._back_off(trouble)
                 except Exception:
-                    log.exception("dealer of topic %r stumbled and goes on", self.topic.name)
+                    log.exception("dealer of topic %r failed and goes on", self.topic.name)
                     self._back_off(None)
         finally:
             if self._held_timer is not None:
@@ -285,11 +257,7 @@ class Dealer:
         if wait_ms == math.inf:
             await self._wake.wait()
         elif not self._wake.is_set():
-            timer = asyncio.get_running_loop().call_later(wait_ms / 1000.0, self._wake.set)
-            try:
-                await self._wake.wait()
-            finally:
-                timer.cancel()
+            await wait_within(self._wake, wait_ms / 1000.0)
         self._wake.clear()
 
     def _wait_ms(self) -> float:
@@ -322,12 +290,10 @@ class Dealer:
             return LateCause.STORE_SLOW, self._retry_at_ms - mono_ms
         if not self.roster.consumers:
             return LateCause.NO_CONSUMER, math.inf
-        if not self.roster.any_ready(mono_ms) or self._outboxes.full:
+        if not self.roster.any_ready(mono_ms) or self.outboxes.full:
             recovers_ms = self.roster.recovers_at_ms(mono_ms)
             wait_ms = min(self._limits.heartbeat_ms, (recovers_ms or mono_ms + self._limits.heartbeat_ms) - mono_ms)
-            cause = (
-                LateCause.NO_CREDIT if self._outboxes.full or self.roster.anybody(mono_ms) else LateCause.NO_CONSUMER
-            )
+            cause = LateCause.NO_CREDIT if self.outboxes.full or self.roster.anybody(mono_ms) else LateCause.NO_CONSUMER
             return cause, max(1.0, float(wait_ms))
         if mono_ms < self._fruitless_until_ms:
             return LateCause.NO_CREDIT, self._fruitless_until_ms - mono_ms
@@ -407,10 +373,10 @@ class Dealer:
         if len(leased.rows) or leased.expired or len(leased.buried) or leased.next_due_ms is None:
             return
         if leased.next_due_ms <= now_ms:
-            # What is due is larger than anybody's credit in bytes: wait for more credit.
+            # The next message is larger than any consumer's credit in bytes: wait for more credit.
             self._fruitless_until_ms = mono_ms + FRUITLESS_MS
         elif leased.next_due_ms <= until_ms:
-            # It was asked for and not given: a lease that is about to run out, which nobody may have ahead of its time.
+            # The store refused it: its lease is about to run out, and cannot be leased again ahead of that.
             self._never_ahead_ms = leased.next_due_ms
 
     def _account(self, leased: LeasedRows, mono_ms: float) -> None:
@@ -632,5 +598,5 @@ async def _dismiss(dealer: Dealer, reason: LeavingReason, text: str, hand_back_m
             await dealer.quiet()
     except TimeoutError:
         name = dealer.topic.name
-        log.warning("topic %r: what was not pushed is not back after %d ms: consumers leave now", name, hand_back_ms)
+        log.warning("topic %r: unpushed leases are not released after %d ms. Consumers leave now", name, hand_back_ms)
     dealer.dismiss(reason, text)

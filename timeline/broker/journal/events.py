@@ -117,51 +117,36 @@ class Journal:
 
     def put(self, topic: Topic, puts: Puts, answers: Answers) -> None:
         """The store has answered a put."""
-        if answers.displaced:
-            self._displaced(topic, puts, answers)
-        stored = answers.status == _OK
-        if not stored.any():
-            return
-        at = _picks(stored & (answers.version == 1))
-        if at is not None:
-            self._tell(
-                EventKind.PUT, topic, at, puts.ids, birth=puts.birth, version=answers.version, due=answers.due_ms,
-                group=puts.groups, tag=puts.tags, payload_bytes=puts.sizes, payload_sum=puts.payload_sum,
-                expires=puts.expires_ms,
-            )  # fmt: skip
-        at = _picks(stored & (answers.version > 1))  # if_exists="move": of another birth than the call's
-        if at is not None:
-            self._tell(
-                EventKind.MOVED, topic, at, puts.ids, version=answers.version, due=answers.due_ms, group=puts.groups
-            )
-
-    def _displaced(self, topic: Topic, puts: Puts, answers: Answers) -> None:
         for kind, expired in ((EventKind.EXPIRED, True), (EventKind.REPLACED, False)):
             gone = {at: one for at, one in answers.displaced.items() if one.expired is expired}
             if gone:
                 birth = np.array([one.birth for one in gone.values()], dtype=np.uint64)
                 version = np.array([one.version for one in gone.values()], dtype=np.int64)
                 ids = puts.ids.take(np.array(list(gone), dtype=np.intp))
-                self._tell(kind, topic, slice(None), ids, birth=birth, version=version)
+                self._tell(kind, topic, None, ids, birth=birth, version=version)
+        stored, moved = answers.status == _OK, answers.version > 1
+        self._tell(
+            EventKind.PUT, topic, stored & ~moved, puts.ids, birth=puts.birth, version=answers.version,
+            due=answers.due_ms, group=puts.groups, tag=puts.tags, payload_bytes=puts.sizes,
+            payload_sum=puts.payload_sum, expires=puts.expires_ms,
+        )  # fmt: skip
+        self._tell(  # if_exists="move": of another birth than the call's
+            EventKind.MOVED, topic, stored & moved, puts.ids, version=answers.version, due=answers.due_ms,
+            group=puts.groups,
+        )  # fmt: skip
 
     def leased(self, topic: Topic, leased: LeasedRows) -> None:
         """The store has leased: which leases had run out, and what was buried or removed on the way."""
-        rows = leased.rows
+        rows, buried = leased.rows, leased.buried
         if leased.prior_holders.nbytes:
-            at = _picks(leased.prior_holders.sizes > 0)
-            if at is not None:
-                self._tell(
-                    EventKind.RAN_OUT, topic, at, rows.ids, birth=rows.birth, version=rows.version - 1,
-                    due=leased.was_due_ms, consumer=leased.prior_holders,
-                )  # fmt: skip
-        if len(leased.buried):
-            self._buried(topic, leased.buried)
-        self.expired(topic, leased.expired)
-
-    def _buried(self, topic: Topic, rows: Rows) -> None:
+            self._tell(
+                EventKind.RAN_OUT, topic, leased.prior_holders.sizes > 0, rows.ids, birth=rows.birth,
+                version=rows.version - 1, due=leased.was_due_ms, consumer=leased.prior_holders,
+            )  # fmt: skip
         self._tell(
-            EventKind.BURIED, topic, slice(None), rows.ids, birth=rows.birth, version=rows.version, cause=rows.dead
+            EventKind.BURIED, topic, None, buried.ids, birth=buried.birth, version=buried.version, cause=buried.dead
         )
+        self.expired(topic, leased.expired)
 
     def expired(self, topic: Topic, count: int) -> None:
         """Note that `count` messages had expired and were removed. The store does not say which."""
@@ -203,40 +188,28 @@ class Journal:
     def unknown(self, topic: Topic, asked: Puts | Settles | Mutations) -> None:
         """The store has not said what became of `asked`."""
         births = {} if isinstance(asked, Mutations) else {"birth": asked.birth}
-        self._tell(EventKind.UNKNOWN, topic, slice(None), asked.ids, **births)
+        self._tell(EventKind.UNKNOWN, topic, None, asked.ids, **births)
 
     def settled(self, topic: Topic, settles: Settles, answers: Answers) -> None:
         """The store has answered settles."""
-        status = answers.status
-        for operation, kind in _OF_SETTLE.items():
-            which = (status == _OK) & (settles.operation == operation)
-            if not which.any():
-                continue
-            if kind is EventKind.RELEASED and settles.unseen.any():
-                self._settle(EventKind.HANDED_BACK, topic, which & settles.unseen, settles, answers)
-                which = which & ~settles.unseen
-            self._settle(kind, topic, which, settles, answers)
-        self._settle(EventKind.EXPIRED, topic, status == _EXPIRED, settles, answers)
-
-    def _settle(
-        self, kind: EventKind, topic: Topic, which: np.ndarray[Any, Any], settles: Settles, answers: Answers
-    ) -> None:
-        at = _picks(which)
-        if at is not None:
+        done = answers.status == _OK
+        kinds = {kind: done & (settles.operation == operation) for operation, kind in _OF_SETTLE.items()}
+        released, unseen = kinds[EventKind.RELEASED], settles.unseen
+        kinds[EventKind.RELEASED], kinds[EventKind.HANDED_BACK] = released & ~unseen, released & unseen
+        kinds[EventKind.EXPIRED] = answers.status == _EXPIRED
+        for kind, which in kinds.items():
             self._tell(
-                kind, topic, at, settles.ids, birth=settles.birth, version=settles.version, due=answers.due_ms,
+                kind, topic, which, settles.ids, birth=settles.birth, version=settles.version, due=answers.due_ms,
                 again=answers.late, consumer=settles.holders, cause=settles.reasons,
             )  # fmt: skip
 
     def mutated(self, topic: Topic, mutations: Mutations, answers: Answers) -> None:
         """The store has answered moves, cancels, revives or purges."""
-        kinds = ((_OF_MUTATION[mutations.operation], _OK), (EventKind.EXPIRED, _EXPIRED))
-        for kind, code in kinds:
-            at = _picks(answers.status == code)
-            if at is not None:
-                self._tell(
-                    kind, topic, at, mutations.ids, version=answers.version, due=answers.due_ms, group=mutations.groups
-                )
+        for kind, code in ((_OF_MUTATION[mutations.operation], _OK), (EventKind.EXPIRED, _EXPIRED)):
+            self._tell(
+                kind, topic, answers.status == code, mutations.ids, version=answers.version, due=answers.due_ms,
+                group=mutations.groups,
+            )  # fmt: skip
 
     def mutated_tag(self, topic: Topic, mutation: TagMutation, step: TagStep) -> None:
         """A chunk of an operation by tag is done."""
@@ -252,9 +225,13 @@ class Journal:
         self._carry(EventBatch(EventKind.TOPIC_DROPPED, topic.name, self._now_ms(), 1))
 
     def _tell(
-        self, kind: EventKind, topic: Topic, at: Indexes | slice, ids: Ragged, **columns: Ragged | np.ndarray[Any, Any]
+        self, kind: EventKind, topic: Topic, which: Bools | None, ids: Ragged, **columns: Ragged | np.ndarray[Any, Any]
     ) -> None:
-        """Hand over columns at `at`, cut loose from the frames they came in."""
+        """Hand over the columns where `which` (None: all), cut loose from the frames they came in."""
+        at: Indexes | slice = slice(None) if which is None or which.all() else np.flatnonzero(which)
+        count = len(ids) if isinstance(at, slice) else len(at)
+        if not count:
+            return
         kept: dict[str, Column] = {"id": _cut(ids, at)}
         for name, column in columns.items():
             if isinstance(column, Ragged):
@@ -262,7 +239,6 @@ class Journal:
                     kept[name] = _same_text(column) or _cut(column, at)
             elif len(column):
                 kept[name] = _folded(column[at])
-        count = len(ids) if isinstance(at, slice) else len(at)
         self._carry(EventBatch(kind, topic.name, self._now_ms(), count, kept))
 
 
@@ -280,11 +256,3 @@ def _same_text(column: Ragged) -> bytes:
 
 def _cut(column: Ragged, at: Indexes | slice) -> Ragged:
     return column.compact() if isinstance(at, slice) else column.take(at)
-
-
-def _picks(which: np.ndarray[Any, Any]) -> Indexes | slice | None:
-    """Return where `which` is True: all, some, or None for nowhere."""
-    if which.all():
-        return slice(None) if len(which) else None
-    at: Indexes = np.flatnonzero(which)
-    return at if len(at) else None

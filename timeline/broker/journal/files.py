@@ -134,7 +134,7 @@ class PendingFile:
         self.parts.append((kind, time_ms, count, columns))
         self.rows += count
         self.weight += weight
-        # What says that others are missing says since when.
+        # An event that counts missing ones says since when.
         began_ms = int(columns.get("due") or time_ms) if kind == "dropped" else time_ms
         self.oldest_ms = min(self.oldest_ms or began_ms, began_ms)
 

@@ -26,13 +26,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from timeline.broker.journal.events import IDLE_MS, EventBatch, EventKind
 from timeline.columns import Ragged
 from timeline.errors import Invalid
+from timeline.metrics import Metrics
 
 log = logging.getLogger("timeline.broker")
 HEAD = struct.Struct("<II")
@@ -180,22 +181,13 @@ def write_all(pipe: int, views: list[memoryview]) -> None:
 
 
 log = logging.getLogger("timeline.broker")
+EVENTS, DROPPED = "timeline_journal_events_total", "timeline_journal_dropped_total"
 QUEUE_BYTES = 64 * 1024 * 1024
 GATHER_S = 0.02
 """Pause between two looks at the queue. Each look takes the interpreter from the broker."""
 AGAIN_S, AGAIN_MOST_S = 1.0, 60.0
 """Pause before a process is started again. It doubles each time that one ends with nothing written."""
 T = TypeVar("T")
-
-
-class Counted(Protocol):
-    """The journal's counters, in the broker's thread."""
-
-    def events(self, dropped: bool, count: int) -> None:
-        """Count events that were handed on, or are missing in the journal."""
-
-    def restarted(self) -> None:
-        """Count a process that had ended and was replaced."""
 
 
 class JournalPipe:
@@ -210,9 +202,9 @@ class JournalPipe:
         self,
         start: Callable[[int, Callable[[], None]], JournalProcess],
         now_ms: Callable[[], int],
-        counted: Counted,
+        metrics: Metrics,
     ) -> None:
-        self._start, self._now_ms, self._counted = start, now_ms, counted
+        self._start, self._now_ms, self._metrics = start, now_ms, metrics
         self._loop = asyncio.get_running_loop()
         self._parts: deque[EventBatch] = deque()
         self._queued_bytes = 0
@@ -226,9 +218,9 @@ class JournalPipe:
         self._lock = threading.Lock()
 
     @classmethod
-    async def start(cls, url: str, name: str, session: str, now_ms: Callable[[], int], counted: Counted) -> JournalPipe:
+    async def start(cls, url: str, name: str, session: str, now_ms: Callable[[], int], metrics: Metrics) -> JournalPipe:
         """Start the process. Return once it can write. Raise Invalid with why it cannot."""
-        pipe = cls(partial(JournalProcess.start, url, name, session), now_ms, counted)
+        pipe = cls(partial(JournalProcess.start, url, name, session), now_ms, metrics)
         pipe.process = await _aside(pipe._started)
         pipe._thread = threading.Thread(target=pipe._work, name="timeline-journal", daemon=True)
         pipe._thread.start()
@@ -250,7 +242,7 @@ class JournalPipe:
             else:
                 self._parts.append(part)
                 self._queued_bytes += nbytes
-        self._counted.events(full, part.count)
+        self._metrics.count(DROPPED if full else EVENTS, by=part.count)
         if not full:
             self._something.set()
 
@@ -267,7 +259,7 @@ class JournalPipe:
                 with self._lock:
                     self._lost_since_ms = min(since_ms, self._lost_since_ms or since_ms)
                     self._lost += lost
-                self._tell(self._counted.events, True, lost - self.process.unsaid)
+                self._tell(DROPPED, lost - self.process.unsaid)
             pause_s = AGAIN_S if self.process.written else pause_s
             while not self._restarted(pause_s):
                 if self._closing:
@@ -302,7 +294,7 @@ class JournalPipe:
         """Count the drops of the process, too."""
         more, self._dropped = self.process.dropped - self._dropped, self.process.dropped
         if more > 0:
-            self._tell(self._counted.events, True, more)
+            self._tell(DROPPED, more)
 
     def _restarted(self, pause_s: float) -> bool:
         """Start another process, after a pause (none while closing). Return whether it is there."""
@@ -312,12 +304,12 @@ class JournalPipe:
         except (Invalid, OSError) as cannot:
             log.error("the journal's process cannot be started again: %s", cannot)
             return False
-        self._tell(self._counted.restarted)
+        self._tell("timeline_journal_restarts_total", 1)
         return True
 
-    def _tell(self, told: Callable[..., None], *about: object) -> None:
+    def _tell(self, counter: str, by: int) -> None:
         try:
-            self._loop.call_soon_threadsafe(told, *about)
+            self._loop.call_soon_threadsafe(partial(self._metrics.count, counter, by=by))
         except RuntimeError:
             pass  # the broker's loop has ended: nobody reads its counters any more
 

@@ -85,8 +85,6 @@ class MeteredStore:
         journal: Journal | None = None,
     ) -> None:
         self.store, self.journal = store, journal
-        self.embedded = not store.capabilities.shared
-        """Whether the store is a part of this process, so that all wait for each call."""
         self._clock, self._slow_ms, self._metrics = clock, limits.slow_ms, metrics
         self._changed, self._used = changed, used
         self._down = self.refused = ""
@@ -119,6 +117,11 @@ class MeteredStore:
         prove nothing."""
         self._down = why
         self._changed()
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the store is a part of this process, so that all wait for each call."""
+        return not self.store.capabilities.shared
 
     async def open(self) -> Opened:
         """Open the store. Raise StoreRefused or StoreUnavailable."""
@@ -205,8 +208,8 @@ class MeteredStore:
                 self.down = why
             raise
         except (Exception, asyncio.CancelledError) as broken:
-            # One call's trouble: what a caller sent may have met a bug, and must not stop everybody else. Nor must a
-            # cancellation that nobody asked of us: of a task of the plugin's own.
+            # One call's trouble must not stop all others. It may be a bug that one frame met, or a cancelled task of
+            # the plugin's own.
             task = asyncio.current_task()
             if isinstance(broken, asyncio.CancelledError) and (task is None or task.cancelling()):
                 raise

@@ -209,8 +209,8 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
 
 
 async def _abort(context: Any, fault: TransportError) -> None:
-    # What `abort` raises leads to the call's context, and that leads back to it: all that hangs there, such as the
-    # frame that was refused, stays until Python's collector comes by.
+    # The error of `abort` and the call's context refer to each other. All that they hold, such as the refused frame,
+    # would stay until Python's collector comes by.
     fault.__traceback__ = fault.__cause__ = fault.__context__ = None
     trailers = NOT_READY_TRAILER if fault.fault is Fault.NOT_READY else ()
     await context.abort(STATUS_OF.get(fault.fault, grpc.StatusCode.UNKNOWN), fault.reason, trailers)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import re
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import grpc
 
@@ -20,6 +21,7 @@ from timeline.errors import Invalid
 from timeline.files import read_file, stamp_of
 
 log = logging.getLogger("timeline.broker")
+T = TypeVar("T")
 
 MAX_BYTES = 4 * 1024 * 1024
 DAY_MS = 86_400_000
@@ -42,6 +44,37 @@ class LoadedCertificate:
         return grpc.ssl_server_certificate_configuration([(self.key, self.chain)], self.authorities)
 
 
+class Reloaded(Generic[T]):
+    """The contents of `files`, which `load` reads. `look` reads them again when they change. Invalid files are logged
+    once, as `what`, and ignored. Raise what `load` raises the first time."""
+
+    def __init__(self, what: str, files: Sequence[str | Path], load: Callable[[], T]) -> None:
+        self._what, self._files, self._load = what, files, load
+        self._stamps = self._stamped()
+        self.value = load()
+        self._trouble = ""
+
+    def _stamped(self) -> object:
+        return tuple(stamp_of(file) for file in self._files)
+
+    def look(self) -> bool:
+        """Read the files if they have changed. Return whether `value` is new."""
+        stamps = self._stamped()
+        if stamps == self._stamps:
+            return False
+        try:
+            value = self._load()
+        except Invalid as bad:
+            if bad.reason != self._trouble:
+                log.error("%s: %s", self._what, bad.reason)
+            self._trouble = bad.reason
+            return False
+        if self._stamped() != stamps:
+            return False  # being replaced at this moment
+        self.value, self._stamps, self._trouble = value, stamps, ""
+        return True
+
+
 class Certificates:
     """The files, and their last good contents. `now_ms`: the time in ms UTC. Raise Invalid if they cannot be used at
     all."""
@@ -49,11 +82,15 @@ class Certificates:
     def __init__(self, cert: str, key: str, client_ca: str, now_ms: Callable[[], int]) -> None:
         self._cert, self._key, self._client_ca = cert, key, client_ca
         self._now_ms = now_ms
-        self._stamp = self._stamps()
-        self.loaded = self._load()
-        self._trouble = ""
+        files = [file for file in (cert, key, client_ca) if file]
+        self._files = Reloaded("the certificate stays as it was", files, self._load)
         self._warned_ms = 0
         self._warn()
+
+    @property
+    def loaded(self) -> LoadedCertificate:
+        """The last good contents."""
+        return self._files.value
 
     def credentials(self) -> Any:
         """Return credentials for one listener of gRPC, which asks for changes before each handshake."""
@@ -73,21 +110,10 @@ class Certificates:
     def look(self) -> None:
         """Read the files again if they have changed."""
         self._warn()
-        stamp = self._stamps()
-        if stamp == self._stamp:
-            return
-        try:
-            loaded = self._load()
-            if self._stamps() != stamp:
-                return  # being replaced at this moment
-        except Invalid as bad:
-            if bad.reason != self._trouble:
-                log.error("the certificate stays as it was: %s", bad.reason)
-            self._trouble = bad.reason
-            return
-        self._stamp, self.loaded, self._trouble, self._warned_ms = stamp, loaded, "", 0
-        log.info("the certificate was read again", extra={"expires": _shown(loaded.expires_ms)})
-        self._warn()
+        if self._files.look():
+            self._warned_ms = 0
+            log.info("the certificate was read again", extra={"expires": _shown(self.loaded.expires_ms)})
+            self._warn()
 
     def _warn(self) -> None:
         now_ms = self._now_ms()
@@ -95,9 +121,6 @@ class Certificates:
             self._warned_ms = now_ms
             does = "expired" if now_ms >= self.loaded.expires_ms else "expires"
             log.warning("the certificate %s %s on %s: renew it", self._cert, does, _shown(self.loaded.expires_ms))
-
-    def _stamps(self) -> object:
-        return tuple(stamp_of(file) for file in (self._cert, self._key, self._client_ca) if file)
 
     def _load(self) -> LoadedCertificate:
         chain = read_file(self._cert, "certificate", MAX_BYTES)

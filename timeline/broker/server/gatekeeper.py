@@ -11,14 +11,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from timeline.broker.api.access import ANYBODY, Principal
+from timeline.broker.server.certificates import Reloaded
 from timeline.broker.server.tokens import NOBODY, TokenRecord, id_of, read_tokens
 from timeline.credentials import AS_OPERATOR, AUTHORIZATION
-from timeline.errors import Invalid
-from timeline.files import stamp_of
 from timeline.metrics import Metrics
 from timeline.wire import Fault, TransportError
 
@@ -54,29 +54,25 @@ class Gatekeeper:
     the time in ms UTC. Raise Invalid if the file cannot be read or is none."""
 
     def __init__(self, path: str, now_ms: Callable[[], int], metrics: Metrics) -> None:
-        self._path = Path(path) if path else None
         self._now_ms, self._metrics = now_ms, metrics
-        self._stamp: object = None
-        self._entries: dict[str, TokenRecord] = {}
         self._guests: set[_Guest] = set()
         self._refused: dict[str, int] = {}
         self._last_refused = ""
-        self._trouble = ""
-        if self._path is not None:
-            self._stamp = stamp_of(self._path)
-            self._entries = read_tokens(self._path)
-            self._callers = self._made()
+        read = partial(read_tokens, Path(path))
+        self._file = Reloaded("the tokens stay as they were", [path], read) if path else None
+        self._take(self._file.value if self._file is not None else {})
 
     @property
     def open(self) -> bool:
         """Whether everybody is accepted."""
-        return self._path is None
+        return self._file is None
 
-    def _made(self) -> dict[tuple[str, bool], Principal]:
-        """Return a caller for each token, and one as an operator, so that calls make none."""
-        return {
-            (entry.id, as_operator): Principal(entry.identity, as_operator)
-            for entry in self._entries.values()
+    def _take(self, entries: dict[str, TokenRecord]) -> None:
+        self._entries = entries
+        # A caller for each token, and one as an operator, so that calls make none.
+        self._callers = {
+            (entry.id, as_operator): replace(entry.bearer, as_operator=as_operator)
+            for entry in entries.values()
             for as_operator in (False, True)
         }
 
@@ -89,8 +85,8 @@ class Gatekeeper:
                 authorization = value if isinstance(value, str) else value.decode("ascii", "replace")
             elif key == AS_OPERATOR:
                 as_operator = True
-        if self._path is None:
-            return Principal(ANYBODY.identity, True) if as_operator else ANYBODY
+        if self._file is None:
+            return replace(ANYBODY, as_operator=True) if as_operator else ANYBODY
         caller = self._callers[self._known(authorization), as_operator]
         why = caller.call_refusal(method)
         if why:
@@ -142,30 +138,18 @@ class Gatekeeper:
 
     def look(self) -> None:
         """Read the file again if it has changed, expel callers that may not stay, and log refusals."""
-        if self._path is not None:
-            self._reread(self._path)
+        if self._file is not None:
+            before = self._entries.keys()
+            if self._file.look():
+                self._take(self._file.value)
+                now = self._entries.keys()
+                new, gone = len(now - before), len(before - now)
+                log.info("the tokens were read again: %d, %d of them new, %d gone", len(now), new, gone)
             self._expel()
         if self._refused:
             causes = ", ".join(f"{count} with {cause}" for cause, count in sorted(self._refused.items()))
             log.warning("calls were refused: %s; the last one from %s", causes, self._last_refused or "somewhere")
             self._refused.clear()
-
-    def _reread(self, path: Path) -> None:
-        stamp = stamp_of(path)
-        if stamp == self._stamp:
-            return
-        try:
-            entries = read_tokens(path)
-        except Invalid as bad:
-            if bad.reason != self._trouble:
-                log.error("the tokens stay as they were: %s", bad.reason)
-            self._trouble = bad.reason
-            return
-        self._trouble, self._stamp = "", stamp
-        added, gone = entries.keys() - self._entries.keys(), self._entries.keys() - entries.keys()
-        self._entries = entries
-        self._callers = self._made()
-        log.info("the tokens were read again: %d, %d of them new, %d gone", len(entries), len(added), len(gone))
 
     def _expel(self) -> None:
         now_ms = self._now_ms()
@@ -176,15 +160,15 @@ class Gatekeeper:
 
     def _leaves(self, caller: Principal, now_ms: int) -> str:
         """Return why `caller` has to leave. Empty: it may stay."""
-        entry = self._entries.get(caller.identity.token)
+        entry = self._entries.get(caller.token)
         if entry is None:
             self._metrics.count("timeline_access_refused_total", "revoked token")
-            return f"{caller.identity!s} has been revoked"
+            return f"{caller!s} has been revoked"
         if 0 < entry.expires_ms <= now_ms:
             self._metrics.count("timeline_access_refused_total", "expired token")
             return _expired(entry)
-        if entry.identity != caller.identity:
-            return f"the rights of {caller.identity!s} have changed: connect again"
+        if entry.bearer != caller:
+            return f"the rights of {caller!s} have changed: connect again"
         return ""
 
 

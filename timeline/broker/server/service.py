@@ -51,7 +51,7 @@ OPTIONS = [
     ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
     ("grpc.max_send_message_length", MAX_FRAME_BYTES),
     (REUSE, 0),
-    # Who has said nothing for so long, in TLS or without, is hung up on; until then a connection is all that he has.
+    # A silent connection, in TLS or without, is closed after this time. Until then it costs no more than itself.
     ("grpc.server_handshake_timeout_ms", 10_000),
     # A window that stays as it is: one that grows with what arrives let a flood of puts take hundreds of MiB unread.
     ("grpc.http2.bdp_probe", 0),
@@ -182,8 +182,7 @@ async def _run(
     await server.start()
 
     def opened(store_open: bool) -> None:
-        # What stands now stands to the end. Walking all of it, as each full collection would, stops every delivery
-        # for some 25 ms.
+        # All objects of now live to the end. A full collection would walk them, and stop deliveries for some 25 ms.
         gc.collect()
         gc.freeze()
         sys.setswitchinterval(SWITCH_S)
@@ -249,22 +248,7 @@ async def _journal(config: ServeConfig, metrics: Metrics, clock: Clock) -> Journ
     """Return the journal's carrier, if there is a journal. Raise Invalid if it cannot be written."""
     if not config.journal:
         return None
-
-    session, counted = f"{secrets.randbits(32):08x}", _Counted(metrics)
-    return await JournalPipe.start(config.journal, config.name, session, clock.now_ms, counted)
-
-
-class _Counted:
-    """The journal's counters."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    def events(self, dropped: bool, count: int) -> None:
-        self._metrics.count("timeline_journal_dropped_total" if dropped else "timeline_journal_events_total", by=count)
-
-    def restarted(self) -> None:
-        self._metrics.count("timeline_journal_restarts_total")
+    return await JournalPipe.start(config.journal, config.name, f"{secrets.randbits(32):08x}", clock.now_ms, metrics)
 
 
 def _options(config: ServeConfig, shared: bool) -> list[tuple[str, int]]:
@@ -336,18 +320,16 @@ async def _join(node: Node, opened: Opened, stopping: asyncio.Event, announce: C
     joining = asyncio.ensure_future(node.join(opened))
     told = asyncio.ensure_future(stopping.wait())
     try:
-        await asyncio.wait({joining, told}, timeout=JOIN_SOON_S, return_when=asyncio.FIRST_COMPLETED)
-        if not (joining.done() or told.done()):
+        done, _ = await asyncio.wait({joining, told}, timeout=JOIN_SOON_S, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
             log.warning("not ready yet: %s", node.not_ready)
             announce(True)
             await asyncio.wait({joining, told}, return_when=asyncio.FIRST_COMPLETED)
-            if joining.done():
-                await joining
-            return joining.done()
         if not joining.done():
             return False
         await joining
-        announce(True)
+        if done:
+            announce(True)
         return True
     finally:
         told.cancel()

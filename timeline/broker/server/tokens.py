@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from timeline.broker.api.access import Identity, Right
+from timeline.broker.api.access import Principal, Right
 from timeline.errors import Invalid
 from timeline.files import read_with_mode
 from timeline.model import MAX_TIME_MS
@@ -73,10 +73,10 @@ class TokenRecord:
         return self
 
     @property
-    def identity(self) -> Identity:
-        """The identity of its bearer."""
+    def bearer(self) -> Principal:
+        """Its bearer as a caller."""
         rights = frozenset(map(Right, self.rights))
-        return Identity(self.name, self.id, rights, self.topics, self.groups, self.expires_ms)
+        return Principal(self.name, self.id, rights, self.topics, self.groups, self.expires_ms)
 
     def is_shown(self, token: str) -> bool:
         """Return whether `token` is this one. It takes equally long if not."""

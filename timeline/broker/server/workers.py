@@ -185,7 +185,7 @@ class Supervisor:
         """Run one process from start to end. Return its exit code."""
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         pipe = asyncio.subprocess.PIPE
-        # In a session of its own: Ctrl-C in the terminal reaches us alone, who end it in order.
+        # In a session of its own: Ctrl-C in the terminal reaches only us, and we end it in order.
         process = await asyncio.create_subprocess_exec(
             *self._command, stdin=pipe, stdout=pipe, env=environment, start_new_session=True, limit=LINE_BYTES
         )
@@ -284,7 +284,7 @@ def _reserved(listen: str) -> Any:
     kind, *_, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     with socket.socket(kind, socket.SOCK_STREAM) as held:
         # Bound and not listening: it keeps the port, and gets no connection.
-        # What a broker here had with its clients a moment ago may not be quite over, and is no reason to wait.
+        # Connections of an earlier broker here may not be quite over, and are no reason to wait.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
