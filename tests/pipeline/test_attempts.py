@@ -20,10 +20,9 @@ from tests.driver.broker import Broker
 from timeline.errors import Invalid
 from timeline.model import Operation
 from timeline.pipeline.source.columns import read_schema
-from timeline.pipeline.source.intake import SeenBirths
 from timeline.pipeline.source.options import SourceOptions
 from timeline.pipeline.source.streaming import LATE_MS, HolderPartition, TimelineStreamReader, gather, held, settle_all
-from timeline.pipeline.source.writing import WritePlan, WriteTask
+from timeline.pipeline.source.writing import SeenBirths, WritePlan, WriteTask
 
 pytestmark = pytest.mark.slow
 
@@ -68,6 +67,15 @@ async def test_two_tries_of_one_task_at_once_and_one_that_died_put_each_row_once
     assert [one.collapsed for one in done] == [0, 0], "another try's rows are not taken for identical ones"
     again = await asyncio.to_thread(WriteTask(plan(broker), 4).write, batches(100, 100))
     assert again.collapsed == 100, "those of another part of the table are"
+
+
+async def test_a_row_whose_id_belongs_to_another_group_is_rejected_with_the_remedy(broker: Broker) -> None:
+    async with timeline.connect(broker.address) as tl, tl.producer("t", group="ops") as p:
+        await p.produce(b"theirs", at=LATER_US // 1_000, id="a")
+    due = pa.array([LATER_US], pa.timestamp("us", tz="UTC"))
+    row = pa.RecordBatch.from_arrays([due, pa.array(["mine"]), pa.array(["a"])], ["due", "payload", "id"])
+    with pytest.raises(Invalid, match=r"1 × FORBIDDEN: .*for the group that owns them \(option group, --group NAME\)"):
+        await asyncio.to_thread(WriteTask(plan(broker), 0).write, iter([row]))
 
 
 def share(broker: Broker, now_ms: int, again: bool = False) -> HolderPartition:
@@ -161,7 +169,7 @@ def test_a_second_occurrence_is_told_from_the_first_however_many_there_are() -> 
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        ({}, "say which topic"),
+        ({}, "no topic is named"),
         ({"topic": "t", "adresses": "b:1"}, "no option 'adresses': did you mean addresses"),
         ({"topic": "t", "addresses": "b"}, "host:port"),
         ({"topic": "t", "timeout": "soon"}, "timeout must be"),

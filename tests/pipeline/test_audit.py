@@ -11,8 +11,7 @@ import pytest
 
 from tests.pipeline.conftest import write_events
 from timeline.broker.journal.events import IDLE_MS
-from timeline.pipeline.jobs.audit import Audit, audit, audit_page, silence
-from timeline.pipeline.jobs.stories import Pending
+from timeline.pipeline.jobs.audit import Audit, Pending, audit, audit_page, not_known
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -149,7 +148,7 @@ def test_what_is_not_known_is_not_called_broken(
     (gap,) = found.gaps
     assert (gap.broker, gap.events) == ("b", events)
     assert (gap.since_ms, gap.until_ms) == (ms(at(since)), ms(at(until)))
-    told = "12 events of broker b are missing" if events else "events, nobody knows how many, of broker b are missing"
+    told = "12 events of broker b are missing" if events else "an unknown number of events of broker b are missing"
     assert told in audit_page(found, "x")
 
 
@@ -159,7 +158,7 @@ def test_nothing_is_called_kept_of_a_topic_that_the_journal_does_not_know(spark:
     found = audit(spark, f"file://{tmp_path}", ["orders"], lay(spark, []), ["r7"])
     assert (found.broken, found.silent, found.unheard, found.exit_code) == ({}, ["orders"], ["r7"], 3)
     assert found.verdict == "no promise was looked at: no event was found"
-    topic, id = silence(found)
+    topic, id = not_known(found)
     assert "no event of the topic 'orders'. It ends at 2026-01-01 13:00:00 UTC" in topic and "each minute" in topic
     assert "no event of the id 'r7'" in id
     page = audit_page(found, "x")

@@ -12,7 +12,7 @@ import pytest
 from tests.security.guarded import Tokens
 from tests.services import require_service
 from timeline.cli.app import run
-from timeline.cli.data.pipeline import as_options, ours, pipeline, pipeline_command
+from timeline.cli.data.pipeline import ours, pipeline, pipeline_command
 from timeline.pipeline.connection import IDENTITY, identity
 
 
@@ -52,7 +52,7 @@ def test_a_token_file_that_is_not_there_is_said(capsys: pytest.CaptureFixture[st
     assert "--token-file" in capsys.readouterr().err
 
 
-def test_a_refusal_of_rows_names_the_commands_options() -> None:
+def test_a_refusal_of_rows_names_the_options_of_source_and_command() -> None:
     require_service("spark")
     from timeline.pipeline.source.options import SourceOptions
     from timeline.pipeline.source.writing import WriteCounts, too_many
@@ -62,7 +62,6 @@ def test_a_refusal_of_rows_names_the_commands_options() -> None:
     )
     said = too_many(done, SourceOptions("b:1", "t"))
     pages = f"Job aborted: Traceback\n  File x\ntimeline.errors.Invalid: INVALID: {said}\n\tat org.apache.spark.X"
-    kind, line = ours(RuntimeError(pages))
-    told = as_options(line)
-    assert kind == "Invalid" and "maxRejects" not in told and "rejectsPath" not in told
-    assert "more than --max-rejects 0" in told and "--rejects URL keeps them" in told and "--group NAME" in told
+    kind, told = ours(RuntimeError(pages))
+    assert kind == "Invalid" and "more than maxRejects=0 (--max-rejects)" in told
+    assert "rejectsPath (--rejects URL) keeps them" in told and "2 × FORBIDDEN" in told

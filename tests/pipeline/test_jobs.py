@@ -18,14 +18,12 @@ import timeline
 from tests.pipeline.conftest import LATER, MAPPING, Serving, serving, stored, write_events
 from timeline.errors import Invalid, Unavailable
 from timeline.pipeline import connection
-from timeline.pipeline.jobs.audit import audit, audit_page
-from timeline.pipeline.jobs.backup import backup
+from timeline.pipeline.jobs.audit import audit, audit_page, pending_in
+from timeline.pipeline.jobs.backup import backup, restore, verify
 from timeline.pipeline.jobs.forecast import forecast, forecast_page
 from timeline.pipeline.jobs.journal import compact, live_files
 from timeline.pipeline.jobs.load import LoadRequest, load
 from timeline.pipeline.jobs.measure import measure
-from timeline.pipeline.jobs.restore import restore, verify
-from timeline.pipeline.jobs.stories import pending_in
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -175,7 +175,7 @@ def test_an_audit_ends_with_3_where_events_are_missing_and_with_1_where_a_promis
         "session": "one",
     }
     for name, more, code, said in (
-        ("missing", {}, 3, "not known: 12 events of b, 2026-01-01"),
+        ("missing", {}, 3, "not known: 12 events of broker b are missing, from 2026-01-01"),
         ("early", {"lateness": -5}, 1, "early"),
     ):
         write_events(tmp_path / name, "t", [*events[:1], events[1] | more])

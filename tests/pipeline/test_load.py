@@ -130,7 +130,7 @@ def test_a_load_that_was_done_but_for_its_last_word_is_done(
         load(spark, table, replace(asked, where=""), MAPPING)
     told = state.read_text()
     state.write_text(told.replace('"rows": 300', '"rows": 299'))
-    with pytest.raises(Invalid, match="299 rows of 300 were put or set aside: the table is not what it was"):
+    with pytest.raises(Invalid, match="299 rows of 300 were put or rejected: the table has changed"):
         load(spark, table, asked, MAPPING)
     for damaged, sentence in (
         (told[:-9], "is no JSON"),

@@ -12,6 +12,8 @@ from pyspark.sql import datasource as ds
 import timeline
 from tests.pipeline.conftest import Serving
 from timeline.model import State
+from timeline.pipeline import TimelineSource, register
+from timeline.pipeline.session import PUSHDOWN
 from timeline.pipeline.source.options import LIVING
 from timeline.pipeline.source.reading import PushedFilter, pushed
 
@@ -99,6 +101,21 @@ def test_what_a_query_asks_is_pushed_down_and_right(
     for column in ("due", "state", "id"):
         if column != left:
             assert not any(f"{column}#" in line for line in filters), plan
+
+
+@pytest.mark.parametrize("setting", ["false", "true"])
+def test_the_plain_source_reads_the_same_and_leaves_filters_to_spark(
+    spark: Any, broker: Serving, stocked: str, setting: str
+) -> None:
+    spark.dataSource.register(TimelineSource)
+    spark.conf.set(PUSHDOWN, setting)
+    try:
+        query = read(spark, broker, stocked).load().where("tag = 'odd' AND due < timestamp'2031-01-01 00:01:00'")
+        assert query.count() == 30
+        plan = query._jdf.queryExecution().executedPlan().toString()
+        assert "Filter" in plan and "tag#" in plan
+    finally:
+        register(spark)
 
 
 def test_only_the_columns_that_are_asked_for_are_read(spark: Any, broker: Serving, stocked: str) -> None:

@@ -1,4 +1,4 @@
-"""Data in and out at scale, on Spark: the data source `timeline` and the jobs around it.
+"""Data in and out at scale, on Spark: the data source `timeline`, and the jobs around it.
 
     from timeline.pipeline import register
 
@@ -6,9 +6,9 @@
     reminders.write.format("timeline").mode("append").options(addresses="b1:9000,b2:9000", topic="reminders").save()
     pending = spark.read.format("timeline").options(addresses="b1:9000", topic="reminders").load()
 
-Rows travel as Arrow batches between Spark and the wire's columns; executors talk to the brokers themselves. Nothing
-else of this package imports this one, so that `import timeline` needs no Spark: `pip install 'timeline[spark]'` brings
-it."""
+Rows travel as Arrow batches between Spark and the wire's columns. Executors talk to the brokers themselves.
+
+Only `timeline.cli` imports this package, so `import timeline` needs no Spark. The extra `spark` brings it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from timeline.pipeline.session import register, spark_session
     from timeline.pipeline.source import TimelineSource
 
-# Looked up on first use: whoever only asks for a job's help needs no Spark.
+# Looked up on first use: the help of a job needs no Spark.
 _HOMES = {"TimelineSource": "source", "register": "session", "spark_session": "session"}
 
 

@@ -1,5 +1,4 @@
-"""A client for the plain threads of Spark's Python workers: one event loop in a thread, calls that may run beside each
-other, and the questions that planning asks."""
+"""A client for the plain threads of Spark's Python workers: one event loop in a thread, with concurrent calls."""
 
 from __future__ import annotations
 
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from timeline.clock import Clock
 from timeline.config import parse_switch
 from timeline.credentials import Credentials, credentials_of
 from timeline.driver.blocking.calls import Background, iterate
@@ -21,17 +21,17 @@ from timeline.model import Status, Topic
 
 T = TypeVar("T")
 ASK_MS = 10_000
-"""Who asks for a job that nobody answers hears so after this long."""
+"""Default timeout of a call, for jobs and their planning."""
 _TRACE = "Traceback (most recent call last):"
 _RAISED = re.compile(r"(?!SQLSTATE)[\w.]+(: |$)")
 _CALLING, _CAUSE = "An error occurred while calling", "Caused by: "
 IDENTITY = ("TLS", "TLS_CA", "TLS_CERT", "TLS_KEY", "TOKEN_FILE", "TOKEN")
-"""The variables are these behind TIMELINE_."""
+"""Variables of the environment, without TIMELINE_."""
 
 
 class SparkConnection:
-    """A client at `addresses` whose calls wait `timeout_ms`, `ASK_MS` when it is 0, as whom the process's variables say
-    (`identity`). Use it with `with`. Raises Invalid."""
+    """A client at `addresses`, with the credentials of `identity`. Use it with `with`. `timeout_ms`: of a call; 0:
+    `ASK_MS`. Raise Invalid for wrong addresses or credentials."""
 
     def __init__(self, addresses: str, timeout_ms: int = 0) -> None:
         self.client = Timeline(addresses, f"{timeout_ms or ASK_MS}ms", credentials=identity())
@@ -46,7 +46,7 @@ class SparkConnection:
         self.close()
 
     def close(self) -> None:
-        """Flushes and closes."""
+        """Flush and close."""
         try:
             self._background.run(self.client.aclose())
         except Closed:
@@ -55,40 +55,46 @@ class SparkConnection:
             self._background.close()
 
     def run(self, asked: Coroutine[Any, Any, T]) -> T:
-        """Runs `asked` to its end."""
+        """Run `asked` to its end."""
         return self._background.run(asked)
 
     def start(self, asked: Coroutine[Any, Any, T]) -> Future[T]:
-        """Has `asked` run beside this thread."""
+        """Start `asked` in the loop's thread."""
         return self._background.start(asked)
 
     def iterate(self, source: AsyncIterator[T]) -> Iterator[T]:
-        """Goes through an asynchronous generator."""
+        """Iterate an asynchronous generator."""
         return iterate(self._background, source)
 
     def topic(self, name: str) -> Topic:
-        """The topic's record. Raises NotFound with the topics there are, Unavailable when nobody answers."""
+        """Return the topic's record. Raise NotFound, which lists the topics, or Unavailable."""
         topics = self.run(self.client.topics())
         for topic in topics:
             if topic.name == name:
                 return topic
         there = ", ".join(sorted(topic.name for topic in topics)[:20]) or "none"
-        raise NotFound(f"there is no topic {name!r}: create it first (timeline topic create); there are: {there}")
+        raise NotFound(f"there is no topic {name!r}. Create it first (timeline topic create). There are: {there}")
+
+    def broker_now_ms(self) -> int:
+        """Return the time by a broker's clock. Raise Unavailable."""
+        return round(Clock().now_ms() + self.run(self.client.ping()).offset_ms)
 
     def check_put(self, topic: str, group: str) -> None:
-        """Whether we may put on `topic` for `group`: asked by taking off a message that nobody has put, which takes the
-        same right, topic and group, and changes nothing. Raises Forbidden, Unavailable, Unknown."""
+        """Raise Forbidden unless we may put on `topic` for `group`. Raise Unavailable or Unknown too.
+
+        This cancels an id that does not exist. It takes the same right, topic and group, and changes nothing."""
         (answer,) = self.run(self.client.producer(topic, group).cancel_many([uuid.uuid4().hex]))
         if answer.status is Status.FORBIDDEN:
             raise Forbidden(
-                f"{answer.detail}. To put takes the same: name a group that the token is for (--group NAME), or show "
-                "another token"
+                f"{answer.detail}. Producing needs this right. Name a group of the token (--group NAME), or use another"
+                " token"
             )
 
 
 def identity() -> Credentials:
-    """Who we are to brokers and whom we trust: the variables that client commands take, which reach each of Spark's
-    Python workers. SourceOptions of a job are shown on Spark's pages; a token must not be. Raises Invalid."""
+    """Return the credentials for brokers, from the variables of client commands. Raise Invalid.
+
+    Variables reach each of Spark's Python workers. Options would be shown on Spark's pages, and a token must not be."""
     tls, ca, cert, key, file, token = (os.environ.get(f"TIMELINE_{name}") or None for name in IDENTITY)
     try:
         encrypted = (parse_switch(tls) or None) if tls else None
@@ -98,15 +104,15 @@ def identity() -> Credentials:
 
 
 def first_line(failed: BaseException) -> str:
-    """What went wrong, out of the pages that Spark makes of it."""
+    """Return the cause of a failure, out of Spark's long report."""
     lines = [line.strip() for line in str(failed).splitlines() if line.strip()]
     if not lines:
         return type(failed).__name__
     first, trace, _ = lines[0].partition(_TRACE)
-    if trace:  # of a Python worker: what was raised stands at the end
+    if trace:  # of a Python worker: its exception stands at the end
         raised = [line for line in lines[1:] if _RAISED.match(line)]
         return first + (raised[-1] if raised else lines[-1])
-    if first.startswith(_CALLING):  # the bridge to Java, which says what was called
+    if first.startswith(_CALLING):  # by the bridge to Java, whose first line names the call
         causes = [line.removeprefix(_CAUSE) for line in lines if line.startswith(_CAUSE)]
         return causes[-1] if causes else lines[min(1, len(lines) - 1)].removeprefix(": ")
     return lines[0]

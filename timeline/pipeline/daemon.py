@@ -1,7 +1,7 @@
-"""The process that Spark forks its Python workers from, with what they need imported already: a worker is ready in
-milliseconds rather than in a second. All but gRPC, which does not go through a fork.
+"""The process from which Spark forks its Python workers. It has their modules imported, so a worker is ready in
+milliseconds instead of a second. gRPC is not imported, since it does not survive a fork.
 
-Set by `spark_session`; elsewhere: `spark.python.daemon.module=timeline.pipeline.daemon`.
+`spark_session` sets it. Elsewhere, set `spark.python.daemon.module=timeline.pipeline.daemon`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files on any fsspec filesystem, a plain path being a local one. A file appears whole or not at all."""
+"""Files on any fsspec filesystem. A plain path is a local one. A file appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from timeline.storage_plugins import shown
 
 
 def at(url: str) -> tuple[Any, str]:
-    """The filesystem and the path in it that `url` names. Raises Invalid for a scheme that is unknown or lacks its
-    package, with fsspec's words, and for credentials before a bucket."""
+    """Return the filesystem of `url`, and the path in it. Raise Invalid, with fsspec's words, for a scheme that is
+    unknown or lacks its package. Raise Invalid for credentials in front of a bucket too."""
     try:
         filesystem, path = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as bad:
         raise Invalid(f"{shown(url)!r} is no place for files: {bad}") from bad
     if "@" in path.partition("/")[0]:
         raise Invalid(
-            f"{shown(url)!r}: credentials are not taken from a URL, which is shown and logged: put them into the "
-            "environment, as the filesystem's documentation says"
+            f"{shown(url)!r}: credentials are not taken from a URL, because URLs are shown and logged. Put them into "
+            "the environment, as the filesystem's documentation says"
         )
     return filesystem, path
 
 
 def joined(url: str, *names: str) -> str:
-    """`url` with more names behind it."""
+    """Return `url` with `names` appended."""
     return "/".join([url.rstrip("/"), *names])
 
 
 def write_bytes(url: str, data: bytes) -> None:
-    """Writes a file, whole or not at all."""
+    """Write a file, whole or not at all."""
     filesystem, path = at(url)
     if not isinstance(filesystem, LocalFileSystem):
         filesystem.pipe_file(path, data)  # an object store shows an object once it is complete
@@ -45,12 +45,12 @@ def write_bytes(url: str, data: bytes) -> None:
 
 
 def write_json(url: str, told: Any) -> None:
-    """Writes JSON, for people too."""
+    """Write JSON, indented."""
     write_bytes(url, (json.dumps(told, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode())
 
 
 def read_json(url: str) -> Any:
-    """What a JSON file says; None when there is none. Raises Invalid for what is no JSON."""
+    """Return the content of a JSON file; None if it is missing. Raise Invalid if it is no JSON."""
     filesystem, path = at(url)
     if not filesystem.exists(path):
         return None
@@ -60,25 +60,23 @@ def read_json(url: str) -> Any:
         raise Invalid(f"{shown(url)} is no JSON, it was changed or is damaged: {wrong}") from wrong
 
 
-def write_table(url: str, table: pa.Table) -> int:
-    """Writes a Parquet file, whole or not at all; its size in bytes."""
+def write_table(url: str, table: pa.Table) -> None:
+    """Write a Parquet file, whole or not at all."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
-    data = sink.getvalue()
-    write_bytes(url, data.to_pybytes())
-    return int(data.size)
+    write_bytes(url, sink.getvalue().to_pybytes())
 
 
-def names_in(url: str, suffix: str = "") -> list[str]:
-    """The paths of all files below `url` that end in `suffix`, in order; none when it is not there."""
+def names_in(url: str) -> list[str]:
+    """Return the paths of all files below `url`, in order; none if it is missing."""
     filesystem, path = at(url)
     if not filesystem.exists(path):
         return []
-    return sorted(name for name in filesystem.find(path) if name.endswith(suffix))
+    return sorted(filesystem.find(path))
 
 
 def remove(url: str) -> None:
-    """Takes a file or a folder away, if it is there."""
+    """Remove a file or a folder, if it is there."""
     filesystem, path = at(url)
     if filesystem.exists(path):
         filesystem.rm(path, recursive=True)

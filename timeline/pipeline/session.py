@@ -1,4 +1,4 @@
-"""The Spark session that the jobs run in when they are commands, and what all jobs use of one."""
+"""The Spark session of the commands, and the parts of a session that all jobs use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from timeline.pipeline.source import PushingSource
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 WORKERS = "spark.pyspark.python"
 Progress = Callable[[str, int, int], None]
-"""Receives what a job is doing, how many of it are done, and of how many (0: unknown)."""
+"""Receives a job's step, how many are done, and of how many (0: unknown)."""
 
 EVERY_S = 0.25
 T = TypeVar("T")
@@ -32,15 +32,16 @@ def quiet(what: str, done: int, total: int) -> None:
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Makes `format("timeline")` known to `spark`, and has it hand filters down. Answers `spark`."""
+    """Register `format("timeline")`, and let `spark` push filters down to it. Return `spark`."""
     spark.dataSource.register(PushingSource)
     spark.conf.set(PUSHDOWN, "true")
     return spark
 
 
 def spark_session(name: str, master: str = "", settings: Mapping[str, str] | None = None) -> SparkSession:
-    """A session called `name`, on this machine unless `master` or spark-submit says otherwise, with `timeline`
-    registered. On this machine, Python workers are what runs here, unless PYSPARK_PYTHON or a setting says which."""
+    """Return a session called `name`, with `timeline` registered. Default master: this machine, or spark-submit's.
+
+    On this machine, workers run this process's Python, unless PYSPARK_PYTHON or a setting names another."""
     builder = SparkSession.builder.appName(name)
     if master:
         builder = builder.master(master)
@@ -53,7 +54,7 @@ def spark_session(name: str, master: str = "", settings: Mapping[str, str] | Non
     }
     asked = dict(settings or {})
     if _is_here(master or asked.get("spark.master", "")):
-        # Whatever python3 is on the PATH need not have this package.
+        # Another python3 on the PATH need not have this package.
         os.environ.setdefault("PYSPARK_PYTHON", asked.get(WORKERS, sys.executable))
     for key, value in (defaults | asked).items():
         builder = builder.config(key, value)
@@ -61,42 +62,42 @@ def spark_session(name: str, master: str = "", settings: Mapping[str, str] | Non
     try:
         return register(builder.getOrCreate())
     except KeyboardInterrupt:
-        # The engine ignores SIGINT. Cut off before it could say where it listens, it would stay for ever.
+        # The engine ignores SIGINT. If it is cut off before it reports its port, it would stay for ever.
         for pid, (parent, _) in processes().items():
             if parent == os.getpid() and pid not in before:
-                with suppress(ProcessLookupError, ChildProcessError):  # somebody else has seen its end
+                with suppress(ProcessLookupError, ChildProcessError):  # another wait has taken its exit code
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
         raise
 
 
 def processes() -> dict[int, tuple[int, str]]:
-    """Return all processes of this machine by id: whose child each is, and its name."""
+    """Return all processes of this machine by id, each with its parent's id and its name."""
     found: dict[int, tuple[int, str]] = {}
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
             head, _, rest = Path(f"/proc/{entry}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
         except OSError:
-            continue  # it has ended this moment, or is not ours to see
+            continue  # it has just ended, or is not ours to read
         found[int(entry)] = int(rest.split()[1]), head.partition("(")[2]
     return found
 
 
 def _is_here(master: str) -> bool:
-    """Whether Spark's workers run on this machine, started by this process. spark-submit has said where they run."""
+    """Return whether this process starts Spark's workers on this machine. spark-submit decides by itself."""
     return "PYSPARK_GATEWAY_PORT" not in os.environ and (not master or master.startswith("local"))
 
 
-def read_topic(spark: SparkSession, addresses: str, topic: str, columns: str, **options: str) -> DataFrame:
-    """Return the messages of `topic` in all states, unless `options` say otherwise; `columns` as DDL."""
+def read_topic(spark: SparkSession, addresses: str, topic: str, columns: str | StructType, **options: str) -> DataFrame:
+    """Return the messages of `topic`, by default in all states. `columns`: as DDL or a schema."""
     told = {"addresses": addresses, "topic": topic, "state": "all"} | options
     return spark.read.format("timeline").options(**told).schema(columns).load()
 
 
 def watched(spark: SparkSession, action: Callable[[], T], progress: Callable[[int, int], None]) -> T:
-    """What `action` answers. `progress(done, total)` is told of its tasks meanwhile, from another thread."""
-    # Spark looks for data sources in the session of the thread that writes, and a thread that did not make the session
-    # has none. Making a frame is the public call that tells the thread its session.
+    """Return the result of `action`. Meanwhile another thread calls `progress(done, total)` with its tasks."""
+    # Spark looks up data sources in the session of the thread that writes. Only the thread that made the session has
+    # one. Creating a frame is the public call that gives this thread its session.
     spark.createDataFrame([], StructType([]))
     context, group = spark.sparkContext, f"timeline-{uuid.uuid4().hex[:12]}"
     over = threading.Event()
@@ -116,7 +117,7 @@ def watched(spark: SparkSession, action: Callable[[], T], progress: Callable[[in
 
 
 def _tasks(spark: SparkSession, group: str) -> tuple[int, int]:
-    """How many tasks of the group's stages are done, and how many there are."""
+    """Return how many tasks of the group's stages are done, and how many there are."""
     tracker = spark.sparkContext.statusTracker()
     done = total = 0
     for job in tracker.getJobIdsForGroup(group):

@@ -70,7 +70,6 @@ class SparkJob:
             yield spark
         except (PySparkException, Py4JError) as failed:
             kind, said = ours(failed)
-            said = as_options(said) if name == "load" else said
             raise Failed(UNREACHABLE if kind in RETRYABLE else REFUSED, said) from failed
         except Invalid as bad:
             raise Failed(REFUSED, bad.reason) from bad
@@ -138,14 +137,6 @@ def ours(failed: BaseException) -> tuple[str, str]:
     """Kind and sentence of the error of ours that Spark wraps, else Spark's own first line."""
     found = _OURS.findall(str(failed))
     return found[-1] if found else ("", first_line(failed))
-
-
-def as_options(said: str) -> str:
-    """A sentence of the data source's as one of `timeline pipeline load`, whose options have other names."""
-    said = said.replace("maxRejects=", "--max-rejects ").replace("rejectsPath keeps them", "--rejects URL keeps them")
-    if "FORBIDDEN" in said and "--group" not in said:
-        said += ". What belongs to another group is put in its name: --group NAME"
-    return said
 
 
 class JobProgress:
@@ -324,7 +315,7 @@ def restore(job: SparkJob, url: str, topic: str, past: str, dead: str, verifies:
       timeline pipeline restore file:///backups/departures --address new-broker:9000 --verify
     """
     with job.running("restore") as spark, watched() as watch:
-        from timeline.pipeline.jobs import restore as jobs
+        from timeline.pipeline.jobs import backup as jobs
 
         if not verifies:
             done = jobs.restore(spark, job.address, url, topic, past, dead, watch)
@@ -407,9 +398,8 @@ def audit(job: SparkJob, journal: str, topics: tuple[str, ...], backup: str, ids
     """
     with job.running("audit") as spark, watched() as watch:
         from timeline.pipeline.files import write_bytes
-        from timeline.pipeline.jobs.audit import STORIES, audit_page, silence
+        from timeline.pipeline.jobs.audit import STORIES, audit_page, not_known, pending_in
         from timeline.pipeline.jobs.audit import audit as run
-        from timeline.pipeline.jobs.stories import pending_in
 
         if len(set(ids)) > STORIES:
             raise click.UsageError(f"--id: {STORIES} stories can be told at once, not {len(set(ids))}")
@@ -432,17 +422,8 @@ def audit(job: SparkJob, journal: str, topics: tuple[str, ...], backup: str, ids
         print_fields({name.replace("_", " "): f"{count:,}" for name, count in found.messages.items()})
         rows = [(promise, f"{count:,}") for promise, count in found.broken.items()]
         print_table(("broken promise", "messages"), rows, ("messages",), empty=found.verdict)
-        for sentence in silence(found):
+        for sentence in not_known(found):
             say(f"not known: {sentence}")
-        for gap in found.gaps:
-            between = f"{shown_time(gap.since_ms)} to {shown_time(gap.until_ms)}"
-            many = f"{gap.events:,} events" if gap.events else "how many events"
-            say(f"not known: {many} of {gap.broker}, {between}")
-        if found.unknown:
-            say(
-                f"not known: {found.unknown:,} messages are not on the timeline; what ended them may be missing in the "
-                "journal, or not be written yet"
-            )
     return found.exit_code
 
 

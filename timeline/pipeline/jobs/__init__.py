@@ -1,1 +1,1 @@
-"""The jobs around the data source: load, backup, restore, forecast, audit and compact, and their trials."""
+"""The jobs around the data source, and their trials."""

@@ -1,13 +1,16 @@
-"""The job `backup`: a topic, payloads and dead letters included, → Parquet with a manifest.
+"""The jobs `backup` and `restore`: a topic, with payloads and dead letters, → Parquet with a manifest → any store.
 
     URL/manifest.json               what the backup is of, what is in it, and checksums
     URL/chunks/0003.json            what chunk 3 has; there once it is written
     URL/data/chunk=0003/*.parquet   messages of some buckets
 
-The job goes through the topic's buckets in chunks. A chunk that is written stays, and a backup that died goes on with
-the next one. A backup without a manifest was never finished; one whose manifest does not fit its files was tampered
-with or is damaged. What a topic does meanwhile shows as it stood when its bucket was read: to have one instant of it,
-pause it.
+The backup goes through the topic's buckets in chunks. Written chunks stay, so a backup that died continues with the
+next one. A backup without a manifest was never finished. If the manifest does not fit the files, the backup is damaged
+or was changed. Each bucket is saved as it was when it was read. For one instant of a topic, pause it.
+
+A restore keeps ids and scheduled times. It creates the topic if it is missing, and refuses one with other messages. If
+the topic has some of the backup's messages, the restore broke off, and continues. Dead letters stay in the backup
+unless they are to be revived.
 """
 
 from __future__ import annotations
@@ -19,27 +22,31 @@ from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from timeline.clock import Clock
-from timeline.errors import Invalid, TimelineError
+from timeline.errors import Invalid, NotFound, TimelineError
 from timeline.model import TopicSettings
 from timeline.pipeline.connection import SparkConnection, first_line
 from timeline.pipeline.files import joined, read_json, write_json
-from timeline.pipeline.session import Progress, quiet, watched
+from timeline.pipeline.jobs.load import write
+from timeline.pipeline.session import Progress, quiet, read_topic, watched
 from timeline.pipeline.source.columns import read_schema
 from timeline.storage_plugins import shown
 
 VERSION = 1
 CHUNKS = 8
 KEPT = ("id", "scheduled", "tag", "group", "expires", "died", "dead", "payload_sum", "payload", "headers")
-"""What must be the same after a restore; the rest of a row tells how it stood."""
+"""Columns that must be the same after a restore. The others say how the message was."""
+PAST = ("refuse", "now", "skip")
+DEAD = ("skip", "revive")
+EXAMPLES = 10
 
 
 @dataclass
 class Chunk:
-    """What a part of a backup has: messages of the buckets from `first` to before `end`."""
+    """A part of a backup: the messages of the buckets in [first, end)."""
 
     number: int
     first: int
@@ -52,7 +59,7 @@ class Chunk:
 
 @dataclass
 class Manifest:
-    """What a backup has. `taken_ms`, `until_ms`: when it was begun, and when it was over."""
+    """The content of a backup. `taken_ms`, `until_ms`: when it began and ended."""
 
     topic: str
     uid: str
@@ -65,35 +72,35 @@ class Manifest:
 
     @property
     def messages(self) -> int:
-        """How many messages it has, dead letters included."""
+        """The number of messages, dead letters included."""
         return sum(chunk.messages for chunk in self.chunks)
 
     @property
     def dead(self) -> int:
-        """How many dead letters."""
+        """The number of dead letters."""
         return sum(chunk.dead for chunk in self.chunks)
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of payloads."""
+        """The size of all payloads."""
         return sum(chunk.payload_bytes for chunk in self.chunks)
 
     def as_json(self) -> dict[str, Any]:
-        """For the file."""
+        """Return the manifest's file."""
         return asdict(self) | {"messages": self.messages, "dead": self.dead, "payload_bytes": self.payload_bytes}
 
     def topic_settings(self) -> TopicSettings:
-        """The topic's settings when it was taken."""
+        """Return the topic's settings of then. Raise Invalid if they are damaged."""
         return TopicSettings(**self.settings).check()
 
 
 def read_manifest(url: str) -> Manifest:
-    """The manifest of a finished backup. Raises Invalid for what is none."""
+    """Return the manifest of a finished backup. Raise Invalid if there is none, or if it is damaged."""
     told = read_json(joined(url, "manifest.json"))
     if told is None:
         raise Invalid(
-            f"{shown(url)} has no manifest: it is no backup, or one that was not finished "
-            "(the same again goes on with it)"
+            f"{shown(url)} has no manifest: it is no backup, or one that was not finished. The same backup again "
+            "continues it"
         )
     if not isinstance(told, dict) or told.get("version") != VERSION or not told.get("complete"):
         raise Invalid(f"the manifest of {shown(url)} is not one of version {VERSION} of a finished backup")
@@ -108,8 +115,7 @@ def read_manifest(url: str) -> Manifest:
 
 
 def chunk_of(told: Any, url: str) -> Chunk | None:
-    """The chunk that the JSON in `url` tells of; None where it tells of none. Raises Invalid for what cannot be
-    meant."""
+    """Return the chunk of the JSON in `url`; None for null. Raise Invalid if it is damaged."""
     if told is None:
         return None
     try:
@@ -123,10 +129,10 @@ def chunk_of(told: Any, url: str) -> Chunk | None:
 
 
 def measure(rows: DataFrame, chunk: Chunk) -> Chunk:
-    """Return `chunk` with what `rows` amount to: messages, dead letters, bytes of payload, and a checksum over all that
-    is kept."""
+    """Return `chunk` with the figures of `rows`: messages, dead letters, bytes of payload, and a checksum over the
+    columns `KEPT`."""
     one = F.xxhash64(*(F.col(name) if name != "headers" else F.to_json("headers") for name in KEPT))
-    # Two sums: of rows that were exchanged for others, or are there twice, one of them shows.
+    # Two sums: at least one of them shows rows that were exchanged, or that are there twice.
     found = rows.agg(
         F.count("*").alias("messages"),
         F.count("died").alias("dead"),
@@ -140,7 +146,7 @@ def measure(rows: DataFrame, chunk: Chunk) -> Chunk:
 
 
 def data_of(spark: SparkSession, url: str, chunks: Sequence[Chunk]) -> DataFrame:
-    """The messages of these chunks."""
+    """Return the messages of `chunks`."""
     schema = read_schema(payload=True)
     if not chunks:
         return spark.createDataFrame([], schema)
@@ -148,12 +154,12 @@ def data_of(spark: SparkSession, url: str, chunks: Sequence[Chunk]) -> DataFrame
 
 
 def chunk_path(url: str, chunk: Chunk) -> str:
-    """Where a chunk's files are."""
+    """Return the folder of a chunk's files."""
     return joined(url, "data", f"chunk={chunk.number:04d}")
 
 
 def check_files(spark: SparkSession, url: str, manifest: Manifest) -> None:
-    """Raises Invalid where the files are not those that the manifest tells of."""
+    """Raise Invalid if the files are not those of the manifest."""
     for chunk in manifest.chunks:
         if not chunk.messages:
             continue
@@ -172,8 +178,8 @@ def check_files(spark: SparkSession, url: str, manifest: Manifest) -> None:
 def backup(
     spark: SparkSession, addresses: str, topic: str, url: str, chunks: int = CHUNKS, progress: Progress = quiet
 ) -> Manifest:
-    """Writes the topic's messages below `url`; answers the manifest. Raises Invalid when another backup is there,
-    NotFound or Unavailable; the same call goes on after the last chunk that was written."""
+    """Write the topic's messages below `url`, and return the manifest. Raise Invalid if another backup is there,
+    NotFound, or Unavailable. The same call continues after the last written chunk."""
     with SparkConnection(addresses) as connection:
         record = connection.topic(topic)
     manifest = Manifest(record.name, str(record.uid), asdict(record.settings), Clock().now_ms())
@@ -186,12 +192,10 @@ def backup(
     for number, (first, end) in enumerate(itertools.pairwise(edges)):
         progress("chunks written", number, count)
         marker = joined(url, "chunks", f"{number:04d}.json")
-        done, chunk = chunk_of(read_json(marker), marker), Chunk(number, first, end)
-        if done is None or (done.first, done.end) != (first, end):
-            chunk = _write(spark, addresses, topic, url, chunk)
+        chunk = chunk_of(read_json(marker), marker)
+        if chunk is None or (chunk.first, chunk.end) != (first, end):
+            chunk = _write(spark, addresses, topic, url, Chunk(number, first, end))
             write_json(marker, asdict(chunk))
-        else:
-            chunk = done
         manifest.chunks.append(chunk)
     progress("chunks written", count, count)
     manifest.until_ms, manifest.complete = Clock().now_ms(), True
@@ -200,24 +204,189 @@ def backup(
 
 
 def _check_place(url: str, manifest: Manifest) -> int:
-    """When the backup at `url` was begun: now, or when the run did that died. Raises Invalid for another one's."""
+    """Return when the backup at `url` began: now, or when a run that died began. Raise Invalid for another backup."""
     if read_json(joined(url, "manifest.json")) is not None:
         raise Invalid(f"{shown(url)} has a finished backup already: name another place")
     there = read_json(joined(url, "topic.json"))
-    if there is not None and not isinstance(there, dict):
+    if there is None:
+        return manifest.taken_ms
+    if not isinstance(there, dict):
         raise Invalid(f"{shown(url)} has something else than a backup: name another place")
-    if there is not None and (there.get("topic"), there.get("uid")) != (manifest.topic, manifest.uid):
+    if (there.get("topic"), there.get("uid")) != (manifest.topic, manifest.uid):
         raise Invalid(f"{shown(url)} has part of a backup of topic {there.get('topic')!r}: name another place")
-    return int(there.get("taken_ms", manifest.taken_ms)) if there is not None else manifest.taken_ms
+    return int(there.get("taken_ms", manifest.taken_ms))
 
 
 def _write(spark: SparkSession, addresses: str, topic: str, url: str, chunk: Chunk) -> Chunk:
-    options = {
-        "addresses": addresses, "topic": topic, "state": "all", "payload": "true",
-        "buckets": f"{chunk.first}-{chunk.end}",
-    }  # fmt: skip
-    rows = spark.read.format("timeline").options(**options).load()
+    rows = read_topic(spark, addresses, topic, read_schema(payload=True), buckets=f"{chunk.first}-{chunk.end}")
     writer = rows.write.mode("overwrite").option("compression", "zstd")
     watched(spark, lambda: writer.parquet(chunk_path(url, chunk)), lambda done, total: None)
-    # What is measured is what is in the files, not what was on its way to them.
+    # Measure the files, not the rows on their way to them.
     return measure(data_of(spark, url, [chunk]), chunk)
+
+
+@dataclass
+class Restored:
+    """The result of a restore. `skipped`: messages that were due by then. `dead`: dead letters that were left out.
+    `expired`: messages whose expiry was over. `made`: whether it created the topic."""
+
+    topic: str
+    messages: int
+    put: int = 0
+    there: int = 0
+    skipped: int = 0
+    dead: int = 0
+    expired: int = 0
+    made: bool = False
+
+
+@dataclass
+class BackupComparison:
+    """The topic compared with the backup: messages that are the same, `missing` in the topic, `extra` there, or
+    `differing`. `examples`: the difference by id, for some."""
+
+    same: int = 0
+    missing: int = 0
+    extra: int = 0
+    differing: int = 0
+    examples: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def well(self) -> bool:
+        """Whether both sides are the same."""
+        return not (self.missing or self.extra or self.differing)
+
+
+def restore(
+    spark: SparkSession,
+    addresses: str,
+    url: str,
+    topic: str = "",
+    past: str = "refuse",
+    dead: str = "skip",
+    progress: Progress = quiet,
+) -> Restored:
+    """Put the messages of the backup at `url` on `topic`; empty: the backup's topic. `past`: for messages that are due
+    by now. Raise Invalid if the backup is damaged, if the topic has other messages, or if `past` is "refuse" and some
+    are due."""
+    if past not in PAST or dead not in DEAD:
+        raise Invalid(f"past is one of {', '.join(PAST)}, dead one of {', '.join(DEAD)}")
+    manifest = read_manifest(url)
+    progress("checking the backup", 0, 0)
+    check_files(spark, url, manifest)
+    rows = data_of(spark, url, manifest.chunks)
+    name = topic or manifest.topic
+    done = Restored(name, manifest.messages)
+    now_ms = Clock().now_ms()
+    _count(rows, now_ms, dead, done)
+    if past == "refuse" and done.skipped:
+        raise Invalid(
+            f"{done.skipped:,} of {manifest.messages:,} messages are due by now. Restore them as due now (--past now), "
+            "or leave them out (--past skip)"
+        )
+    done.made = _make_topic(addresses, name, manifest)
+    if not done.made:
+        _check_others(spark, addresses, name, rows)
+    due = F.col("scheduled").alias("due")
+    chosen = _chosen(rows, now_ms, past, dead).select("id", due, "payload", "tag", "headers", "expires", "group")
+    done.skipped = done.skipped if past == "skip" else 0
+    for (group,) in sorted(rows.select("group").distinct().collect()):
+        options = {
+            "addresses": addresses, "topic": name, "group": group, "past": "now", "run": f"restore-{manifest.uid}",
+        }  # fmt: skip
+        part = chosen.where(F.col("group") == group).drop("group")
+        counts = write(
+            spark,
+            part,
+            options,
+            lambda tasks, total: progress("messages", manifest.messages * tasks // total, manifest.messages),
+        )
+        done.put += counts["put"]
+        done.there += counts["there"]
+    return done
+
+
+def _is_past(now_ms: int) -> Column:
+    return F.unix_millis("scheduled") <= now_ms
+
+
+def _is_over(now_ms: int) -> Column:
+    return F.coalesce(F.unix_millis("expires") <= now_ms, F.lit(False))
+
+
+def _count(rows: DataFrame, now_ms: int, dead: str, done: Restored) -> None:
+    living = F.col("died").isNull()
+    found = rows.agg(
+        F.count_if(living & _is_past(now_ms) & ~_is_over(now_ms)).alias("past"),
+        F.count_if(~living).alias("dead"),
+        F.count_if(_is_over(now_ms)).alias("expired"),
+    ).head()  # fmt: skip
+    assert found is not None
+    done.skipped, done.expired = found["past"], found["expired"]
+    done.dead = found["dead"] if dead == "skip" else 0
+
+
+def _chosen(rows: DataFrame, now_ms: int, past: str, dead: str) -> DataFrame:
+    """Return the messages of a backup that a restore puts."""
+    chosen = rows.where(~_is_over(now_ms))
+    if dead == "skip":
+        chosen = chosen.where("died IS NULL")
+    if past == "skip":
+        chosen = chosen.where(~_is_past(now_ms) | F.col("died").isNotNull())
+    return chosen
+
+
+def _make_topic(addresses: str, name: str, manifest: Manifest) -> bool:
+    """Create the topic as it was. Return False if it is there."""
+    with SparkConnection(addresses) as connection:
+        try:
+            connection.topic(name)
+        except NotFound:
+            plain = asdict(TopicSettings())
+            told = asdict(manifest.topic_settings()).items()
+            others = {setting: value for setting, value in told if value != plain[setting]}
+            connection.run(connection.client.create_topic(name, **others))
+            return True
+    return False
+
+
+def _check_others(spark: SparkSession, addresses: str, topic: str, rows: DataFrame) -> None:
+    """Raise Invalid if the topic has messages that the backup does not have."""
+    there = read_topic(spark, addresses, topic, "id string")
+    others = there.join(rows.select("id"), "id", "left_anti").limit(EXAMPLES).collect()
+    if others:
+        raise Invalid(
+            f"topic {topic!r} has messages that are not of this backup, such as {others[0]['id']!r}. Restore into "
+            "another topic (--topic NAME), or into one that is empty"
+        )
+
+
+def verify(
+    spark: SparkSession, addresses: str, url: str, topic: str = "", past: str = "refuse", dead: str = "skip"
+) -> BackupComparison:
+    """Compare the topic with the backup, message by message: scheduled time unless it was past, tag, group, expiry, and
+    the content's checksum."""
+    manifest = read_manifest(url)
+    now_ms = Clock().now_ms()
+    ours = _chosen(data_of(spark, url, manifest.chunks), now_ms, past, dead)
+    columns = "id string, scheduled timestamp, tag string, `group` string, expires timestamp, payload_sum long"
+    theirs = read_topic(spark, addresses, topic or manifest.topic, columns)
+    both = ours.alias("a").join(theirs.alias("b"), F.col("a.id") == F.col("b.id"), "full_outer")
+    wrong = [
+        F.when(~F.col(f"a.{name}").eqNullSafe(F.col(f"b.{name}")), F.lit(name))
+        for name in ("tag", "group", "expires", "payload_sum")
+    ]
+    moved = ~F.col("a.scheduled").eqNullSafe(F.col("b.scheduled")) & (F.unix_millis("a.scheduled") > manifest.taken_ms)
+    why = (
+        F.when(F.col("b.id").isNull(), F.lit("missing"))
+        .when(F.col("a.id").isNull(), F.lit("extra"))
+        .otherwise(F.concat_ws(" ", F.when(moved, F.lit("scheduled")), *wrong))
+    )
+    judged = both.select(F.coalesce("a.id", "b.id").alias("id"), why.alias("why"))
+    counts = {row["why"]: row["count"] for row in judged.groupBy("why").count().collect()}
+    compared = BackupComparison(
+        counts.pop("", 0), counts.pop("missing", 0), counts.pop("extra", 0), sum(counts.values())
+    )
+    for row in judged.where("why != ''").limit(EXAMPLES).collect():
+        compared.examples[row["id"]] = row["why"]
+    return compared

@@ -1,9 +1,9 @@
-"""The job `forecast`: how much comes due per step of the time ahead, within what band, and how many consumers that
-takes.
+"""The job `forecast`: how many messages come due per step ahead, within what band, and how many consumers they need.
 
-Two parts add up: what lies on the timeline already, which is known, and what is still to be put. The second is learnt
-from the journal: of what came due at such an hour of such a weekday in the weeks before, how much was put later than
-this long ahead. Each week is one observation; the band reaches from the least to the most of them."""
+The forecast adds two parts. The pending messages on the timeline are known. The messages still to be put are learnt
+from the journal. For each week before, it counts the messages due at that hour of that weekday. Only those count that
+were put less long ahead than the step is away now. Each week is one observation. The band reaches from the least to the
+most of them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ ABOVE = 1.5
 
 @dataclass
 class ForecastStep:
-    """A step ahead: messages `pending` for it now, and `expected` in all, between `low` and `high`; `peak_per_s`: in
-    its busiest second, of those pending."""
+    """A step ahead: messages `pending` now, and `expected` in all, between `low` and `high`. `peak_per_s`: pending
+    messages of its busiest second."""
 
     start_ms: int
     pending: int = 0
@@ -42,9 +42,8 @@ class ForecastStep:
 
 @dataclass
 class LoadForecast:
-    """`steps` of `step_ms` each; `overdue` messages now. `weeks`: how many weeks of history there were.
-    `per_consumer_s`: what one consumer was taken to settle a second; `consumers`: how many the busiest step needs by
-    that."""
+    """`steps` of `step_ms` each, and the messages that are `overdue` now. `weeks`: of history. `per_consumer_s`:
+    messages that one consumer settles per second, `measured` in the journal or given; 0: not known."""
 
     topic: str
     now_ms: int
@@ -57,14 +56,14 @@ class LoadForecast:
 
     @property
     def consumers(self) -> int:
-        """How many consumers the busiest step needs, its band's upper end included."""
+        """The consumers that the busiest step needs, at the upper end of its band; 0: not known."""
         busiest = max((step.high for step in self.steps), default=0.0) / (self.step_ms / 1000)
         return max(1, ceil(busiest / self.per_consumer_s)) if self.per_consumer_s else 0
 
     @property
     def spikes(self) -> list[ForecastStep]:
-        """The steps with most, where they stand out: at least twice the mean, and where many do, as on a plateau with
-        nothing around it, well above those."""
+        """The fullest steps, with at least twice the mean. If many have that, as on a plateau, only those well above
+        them."""
         most = sorted(self.steps, key=lambda step: -step.expected)
         usual = sum(step.expected for step in self.steps) / max(1, len(self.steps))
         high = [step for step in most if step.expected and step.expected >= 2 * usual]
@@ -83,11 +82,12 @@ def forecast(
     per_consumer_s: float = 0.0,
     progress: Progress = quiet,
 ) -> LoadForecast:
-    """Reckons the load of `topic` over the next `window_ms`. `history`: the journal's URL, empty: only what is pending
-    counts. `per_consumer_s`: what a consumer settles a second; 0: as the journal shows. Raises Invalid, NotFound."""
+    """Forecast the load of `topic` over the next `window_ms`. `history`: the journal's URL; empty: count only pending
+    messages. `per_consumer_s`: messages that a consumer settles per second; 0: as in the journal. Raise Invalid or
+    NotFound."""
     count = -(-window_ms // step_ms)
     if not 1 <= count <= MAX_STEPS:
-        raise Invalid(f"{count} steps are asked for, 1 to {MAX_STEPS} can be drawn: choose another --window or --step")
+        raise Invalid(f"{count} steps are asked for, 1 to {MAX_STEPS} can be drawn. Choose another --window or --step")
     now_ms = Clock().now_ms()
     start_ms = now_ms - now_ms % step_ms
     ahead = LoadForecast(topic, now_ms, step_ms, [ForecastStep(start_ms + at * step_ms) for at in range(count)])
@@ -95,9 +95,10 @@ def forecast(
     _pending(spark, addresses, topic, ahead)
     if history:
         progress("reading the history", 1, 3)
-        _learn(spark, journal(spark, history).where(F.col("topic") == topic), ahead)
+        events = journal(spark, history).where(F.col("topic") == topic)
+        _learn(spark, events, ahead)
         if not per_consumer_s:
-            per_consumer_s = _settled_per_s(journal(spark, history).where(F.col("topic") == topic))
+            per_consumer_s = _settled_per_s(events)
             ahead.measured = per_consumer_s > 0
     ahead.per_consumer_s = per_consumer_s
     progress("done", 3, 3)
@@ -121,15 +122,14 @@ def _pending(spark: SparkSession, addresses: str, topic: str, ahead: LoadForecas
 
 
 def _learn(spark: SparkSession, events: DataFrame, ahead: LoadForecast) -> None:
-    """What is still to be put for each step: of each week before, what came due at that hour of that weekday and was
-    put less long before it than the step is away now."""
+    """Add the messages still to be put for each step, as the weeks before show them."""
     put = events.where(is_kind("put") & F.col("due").isNotNull()).select(
         F.unix_millis("due").alias("due_ms"), (F.unix_millis("due") - F.unix_millis("time")).alias("lead_ms")
     )  # fmt: skip
     span = put.agg(F.min("due_ms").alias("a")).head()
     if span is None or span["a"] is None:
         return
-    # Whole weeks back from now: week 1 is the last.
+    # Whole weeks back from now.
     ahead.weeks = min(52, (ahead.now_ms - int(span["a"])) // WEEK_MS)
     if not ahead.weeks:
         return
@@ -160,7 +160,7 @@ def _learn(spark: SparkSession, events: DataFrame, ahead: LoadForecast) -> None:
 
 
 def _settled_per_s(events: DataFrame) -> float:
-    """What a consumer settles in a busy second: of each consumer the 95th percentile, and of these the median."""
+    """Return what a consumer settles in a busy second: the 95th percentile per consumer, and their median."""
     second = F.date_trunc("second", "time").alias("second")
     busy = events.where(is_kind("acked")).groupBy("consumer", second).count()
     each = busy.groupBy("consumer").agg(F.percentile_approx("count", 0.95).alias("rate"))
@@ -169,7 +169,7 @@ def _settled_per_s(events: DataFrame) -> float:
 
 
 def forecast_page(ahead: LoadForecast) -> str:
-    """The forecast as a page for people."""
+    """Return the forecast as a page."""
     seconds = "" if ahead.step_ms % MINUTE_MS == 0 else ":%S"
     names = [as_datetime(step.start_ms).strftime(f"%a %d %H:%M{seconds}") for step in ahead.steps]
     series = {

@@ -1,9 +1,8 @@
 """The event journal as a table, what is missing in it, and the job `compact`.
 
-`compact` makes few large files of the many small ones that brokers write, a partition (date, hour, topic) at a time.
-First a note says which files the new one stands for. Then the new file appears, whole or not at all. Then the old ones
-go, and then the note. `live_files` counts each event once at any moment in between. The next run finishes one that
-died.
+`compact` joins the many small files that brokers write, one partition (date, hour, topic) at a time. First a note lists
+the files that the new one replaces. Then the new file appears, whole or not at all. Then the old files go, and the note
+last. `live_files` counts each event once at any moment in between. The next run finishes one that died.
 """
 
 from __future__ import annotations
@@ -34,22 +33,22 @@ consumer string, `group` string, tag string, lateness long, deliveries int, agai
 payload_bytes long, payload_sum long, count long, broker string, session string, date string, hour int, topic string
 """
 NOTE = "_replaces-"
-"""Beside a compacted file, while the files that it replaces may still be there: a JSON list of their names."""
+"""Prefix of a note beside a compacted file: a JSON list of the replaced files, which may still be there."""
 _SCHEMES = {"file": "file://", "local": "file://", "s3": "s3a://", "s3a": "s3a://", "gcs": "gs://", "gs": "gs://"}
 
 ROLL_MS = 60_000
-"""How long an event waits for its file where its broker has not said so."""
+"""How long an event waits for its file, if its broker has not reported it."""
 SLACK_MS = 5_000
-"""Writing a file takes so long, or less."""
+"""The longest time that writing a file takes."""
 EVER_MS = 253_402_300_800_000
 MOST = 1_000
 LEAST_FILES = 2
 SETTLED_MS = 2 * 3_600_000
-"""A partition whose hour began so long ago gets nothing more, but from a broker whose clock is wrong."""
+"""Age of an hour after which its partition gets no more events, except from a broker whose clock is wrong."""
 
 
 def live_files(url: str) -> list[str]:
-    """The paths of the files that count: all but those that a compacted one stands for already."""
+    """Return the paths of the files that count: all except those that a compacted file has replaced."""
     filesystem, _ = at(url)
     there = names_in(url)
     files = {name for name in there if name.endswith(".parquet") and not name.rpartition("/")[2].startswith("_")}
@@ -57,8 +56,8 @@ def live_files(url: str) -> list[str]:
 
 
 def _replaced(filesystem: Any, there: Sequence[str]) -> dict[str, list[str]]:
-    """Of each note whose new file is there, the files that it stands for. A note whose file is not there yet may be of
-    a run that is at work: it says nothing until then."""
+    """Return the replaced files per note. A note whose new file is not there yet does not count: its run may be at
+    work."""
     found: dict[str, list[str]] = {}
     files = set(there)
     for note in there:
@@ -69,18 +68,18 @@ def _replaced(filesystem: Any, there: Sequence[str]) -> dict[str, list[str]]:
 
 
 def spark_path(url: str, path: str) -> str:
-    """A path of `url`'s filesystem as Spark names it."""
+    """Return a path of `url`'s filesystem as Spark names it."""
     filesystem, _ = at(url)
     scheme = filesystem.protocol if isinstance(filesystem.protocol, str) else filesystem.protocol[0]
     return _SCHEMES.get(scheme, f"{scheme}://") + path
 
 
 def journal(spark: SparkSession, url: str) -> DataFrame:
-    """All events. Raises Invalid when there are none."""
+    """Return all events. Raise Invalid if there are none."""
     files = live_files(url)
     if not files:
         raise Invalid(
-            f"there is no journal in {shown(url)}: brokers write one with --journal URL, its first file within a minute"
+            f"there is no journal in {shown(url)}. Brokers write one with --journal URL, its first file within a minute"
         )
     _, path = at(url)
     reader = spark.read.schema(EVENTS).option("basePath", spark_path(url, path))
@@ -93,13 +92,13 @@ def is_kind(*kinds: str) -> Column:
 
 
 def rows_of(found: DataFrame) -> list[dict[str, Any]]:
-    """A small result as plain values."""
+    """Return a small result as plain values."""
     return [row.asDict(recursive=True) for row in found.collect()]
 
 
 @dataclass
 class Gap:
-    """From when until when `events` events are missing of a broker; 0: nobody knows how many, for it was killed."""
+    """An interval in which `events` of a broker are missing; 0: an unknown number, because it was killed."""
 
     broker: str
     since_ms: int
@@ -109,8 +108,8 @@ class Gap:
 
 @dataclass
 class Gaps:
-    """`missing`: what will never be known. `coming`: since when a broker that is running has not written. `unended`:
-    sessions of brokers that never said that they ended."""
+    """`missing`: lost events. `coming`: events that running brokers have not written yet. `unended`: the broker of each
+    session without an end."""
 
     missing: list[Gap] = field(default_factory=list)
     coming: list[Gap] = field(default_factory=list)
@@ -118,12 +117,12 @@ class Gaps:
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """From when until when of all of it."""
+        """All intervals, as (from, to) in ms."""
         return [(gap.since_ms, gap.until_ms) for gap in (*self.missing, *self.coming)]
 
 
 def gaps(events: DataFrame, now_ms: int) -> Gaps:
-    """The gaps in a journal that is looked at now."""
+    """Return the gaps in a journal, as of now."""
     dropped = events.where(is_kind("dropped"))
     columns = ("broker", F.unix_millis("due").alias("since_ms"), F.unix_millis("time").alias("until_ms"), "count")
     found = Gaps()
@@ -137,8 +136,8 @@ def gaps(events: DataFrame, now_ms: int) -> Gaps:
 
 
 def _sessions(events: DataFrame) -> list[dict[str, Any]]:
-    """Each run of a broker that the journal knows the beginning of, by broker and time. `cut`: its end was noted by
-    others, and with it what is missing."""
+    """Return each broker session whose start is in the journal, by broker and time. `cut`: another process has reported
+    its end, with the missing events."""
     wait = F.when(is_kind("started"), F.unix_millis("until") - F.unix_millis("time"))
     told = events.where(F.col("session").isNotNull()).groupBy("broker", "session").agg(
         F.bool_or(is_kind("started")).alias("began_here"),
@@ -153,14 +152,14 @@ def _sessions(events: DataFrame) -> list[dict[str, Any]]:
 
 
 def _judge(sessions: Sequence[dict[str, Any]], now_ms: int, found: Gaps) -> None:
-    """What is missing of those of a broker's sessions that have not ended."""
+    """Add the gaps of a broker's sessions that have no end."""
     for row in sessions:
         if row["ended"]:
             continue
         found.unended.append(row["broker"])
         if row["cut"]:
             continue
-        # Other topics' files may not have come as far as the one that did.
+        # The files of other topics may reach less far.
         since_ms = row["last_ms"] - row["wait_ms"] - SLACK_MS
         silent_ms = row["last_ms"] + row["wait_ms"] + SLACK_MS + IDLE_MS
         after = min((other["began_ms"] for other in sessions if other["began_ms"] > row["last_ms"]), default=0)
@@ -172,7 +171,7 @@ def _judge(sessions: Sequence[dict[str, Any]], now_ms: int, found: Gaps) -> None
 
 @dataclass
 class Compacted:
-    """What was done: `partitions` with `files` before and one each now, and their events."""
+    """The result: `partitions` that had `files` before and have one each now, and their events."""
 
     partitions: int = 0
     files: int = 0
@@ -180,7 +179,7 @@ class Compacted:
 
 
 def compact(spark: SparkSession, url: str, older_ms: int = SETTLED_MS) -> Compacted:
-    """Compacts the partitions whose hour began longer ago than `older_ms`."""
+    """Compact the partitions whose hour began longer ago than `older_ms`."""
     finish(url)
     todo = _partitions(url, Clock().now_ms() - older_ms)
     done = Compacted(partitions=len(todo))
@@ -194,7 +193,7 @@ def compact(spark: SparkSession, url: str, older_ms: int = SETTLED_MS) -> Compac
 
 
 def _partitions(url: str, before_ms: int) -> dict[str, list[str]]:
-    """Folders with several files, and these."""
+    """Return the folders with several files, and the files."""
     found: dict[str, list[str]] = defaultdict(list)
     for path in live_files(url):
         found[path.rpartition("/")[0]].append(path)
@@ -224,16 +223,16 @@ def _compact_some(url: str, some: Iterable[tuple[str, list[str]]]) -> Iterator[t
 
 
 def finish(url: str) -> None:
-    """Takes away what compacted files stand for, where a run died before it did."""
+    """Remove replaced files that a run left when it died."""
     filesystem, _ = at(url)
     for note, files in _replaced(filesystem, names_in(url)).items():
         _retire(filesystem, note, files)
 
 
 def _retire(filesystem: Any, note: str, files: Sequence[str]) -> None:
-    """The files go, and then the note that names them; another run may be at the same."""
+    """Remove the files, and then the note that names them. Another run may do the same at once."""
     for path in [*files, note]:
         try:
             filesystem.rm_file(path)
         except FileNotFoundError:
-            pass  # it is gone: that was all
+            pass  # another run has removed it

@@ -1,9 +1,9 @@
 """The job `load`: any table that Spark reads → a topic's timeline.
 
-It looks at all rows first, and says what they would add to the load and what cannot be put, before anything is written:
-as expressions that Spark computes where the data lies; what comes back is counts. A run that died is run again as it
-was: with `state` it goes on after the files that were done; what was put is there, and what was delivered meanwhile is
-not put again as long as the topic remembers.
+It checks all rows before anything is written: which cannot be put, and the load that they add. Spark computes this
+where the data lies, and returns counts. A run that died is started again in the same way. With `state` it continues
+after the finished files. Messages that were put are there. Delivered ones are not put again, as long as the topic
+remembers them.
 """
 
 from __future__ import annotations
@@ -39,38 +39,34 @@ FILES_A_STEP = 16
 
 
 def mapped(table: DataFrame, expressions: Mapping[str, str]) -> DataFrame:
-    """The table's rows with the columns of messages. `expressions`: SQL for the columns that are not there under their
-    names; those without one are taken as they are, when they are there. Raises Invalid naming the column."""
-    chosen: list[Column] = []
-    for name in COLUMNS:
-        if name in expressions:
-            chosen.append(F.expr(expressions[name]).alias(name))
-        elif name in table.columns:
-            chosen.append(F.col(name))
-    rows = table.select(*chosen)
+    """Return the table's rows with the columns of messages. `expressions`: SQL for columns; without one, a column of
+    that name is taken. Raise Invalid, which names the column."""
+    rows = table.select(
+        *(
+            F.expr(expressions[name]).alias(name) if name in expressions else F.col(name)
+            for name in COLUMNS
+            if name in expressions or name in table.columns
+        )
+    )
     check_written(rows.schema)
     return rows
 
 
 def earliest_ms(rows: DataFrame) -> int:
-    """The earliest due; 0 when there is none."""
+    """Return the earliest due time; 0 if there is none."""
     found = rows.agg(F.min(_millis("due"))).head()
     return int(found[0] or 0) if found is not None else 0
 
 
 def shifted(rows: DataFrame, by_ms: int) -> DataFrame:
-    """The same rows, all moved in time by `by_ms`."""
-    if not by_ms:
-        return rows
-    moved = {"due": F.timestamp_millis(_millis("due") + F.lit(by_ms))}
-    if "expires" in rows.columns:
-        moved["expires"] = F.timestamp_millis(_millis("expires") + F.lit(by_ms))
-    return rows.withColumns(moved)
+    """Return the same rows, all moved in time by `by_ms`."""
+    names = [name for name in ("due", "expires") if by_ms and name in rows.columns]
+    return rows.withColumns({name: F.timestamp_millis(_millis(name) + F.lit(by_ms)) for name in names})
 
 
 def with_ids(rows: DataFrame) -> DataFrame:
-    """The same rows with an id where there is no such column: made of all that a row says, so that the same row has the
-    same id whenever it is loaded."""
+    """Return the same rows with ids. If there is no such column, an id is made of the row's whole content, so the same
+    row always has the same id."""
     if "id" in rows.columns:
         return rows
     said = [F.coalesce(_text(rows.schema, name), F.lit("\0")) for name in rows.columns]
@@ -87,13 +83,13 @@ def _text(schema: StructType, name: str) -> Column:
 
 
 def _millis(name: str) -> Column:
-    """A timestamp in ms, rounded up."""
+    """Return a timestamp in ms, rounded up."""
     return F.ceil(F.unix_micros(name) / 1000).cast("long")
 
 
 @dataclass
 class Spike:
-    """A step in which more comes due than usual."""
+    """A step in which more messages than usual come due."""
 
     start_ms: int
     count: int
@@ -101,9 +97,9 @@ class Spike:
 
 @dataclass
 class TableCheck:
-    """What a look at all rows found. `bad`: rows by why they cannot be put. `identical`: rows that say the same as
-    another (without an id of their own); `conflicts`: rows whose id another row has with another content. `curve`: how
-    many come due per `step_ms`, by start."""
+    """The result of checking all rows. `bad`: rows that cannot be put, by reason. `identical`: rows without an id that
+    are the same as another. `conflicts`: rows whose id another row has, with other content. `curve`: (start, rows due)
+    per `step_ms`."""
 
     rows: int = 0
     payload_bytes: int = 0
@@ -122,7 +118,7 @@ class TableCheck:
 
     @property
     def spikes(self) -> list[Spike]:
-        """The steps with most, when that is at least three times the mean of all steps with any."""
+        """The fullest steps, if they have at least three times the mean of the steps that are not empty."""
         if not self.curve:
             return []
         usual = sum(count for _, count in self.curve) / len(self.curve)
@@ -131,7 +127,7 @@ class TableCheck:
 
 
 def check(rows: DataFrame, settings: TopicSettings, now_ms: int, past: str, own_ids: bool) -> TableCheck:
-    """Looks at all rows in two passes: one for values, one for ids. `own_ids`: the table came with them."""
+    """Check all rows in two passes: values, then ids. `own_ids`: the table has ids."""
     checked = TableCheck()
     reasons = _reasons(rows, settings, now_ms, past)
     one = F.coalesce(*(F.when(wrong, F.lit(reason)) for reason, wrong in reasons))
@@ -175,7 +171,7 @@ def _reasons(rows: DataFrame, settings: TopicSettings, now_ms: int, past: str) -
 
 
 def _check_ids(rows: DataFrame, checked: TableCheck, own_ids: bool) -> None:
-    """How many rows share an id with another one, and say the same or not."""
+    """Count the rows that share an id with another one, with the same content or not."""
     said = F.xxhash64(*(name if name != "headers" else F.to_json("headers") for name in rows.columns if name != "id"))
     counted = (
         rows.where("id IS NOT NULL").groupBy("id").agg(F.count("*").alias("rows"), F.count_distinct(said).alias("said"))
@@ -190,7 +186,7 @@ def _check_ids(rows: DataFrame, checked: TableCheck, own_ids: bool) -> None:
 
 
 def _draw(good: DataFrame, checked: TableCheck) -> None:
-    """The load curve, in steps of a minute or of more where that would be too many."""
+    """Add the load curve, in steps of a minute, or longer ones if there would be too many."""
     span_ms = max(1, checked.last_ms - checked.first_ms)
     checked.step_ms = next(step for step in _STEPS_MS if span_ms / step <= STEPS_SHOWN or step == _STEPS_MS[-1])
     start = (F.col("due_ms") - F.col("due_ms") % checked.step_ms).alias("start")
@@ -199,26 +195,27 @@ def _draw(good: DataFrame, checked: TableCheck) -> None:
 
 
 def refuse_bad(checked: TableCheck, max_rejects: int, allow_identical: bool) -> None:
-    """Raises Invalid when the rows are not as they must be; nothing was put yet."""
+    """Raise Invalid if more rows are bad or identical than allowed. Nothing was put yet."""
     if checked.rejected > max_rejects:
         told = [f"{count:,} × {reason}" for reason, count in sorted(checked.bad.items(), key=lambda each: -each[1])]
         if checked.conflicts:
             told.append(f"{checked.conflicts:,} × the id is another row's, too")
         raise Invalid(
             f"{checked.rejected:,} of {checked.rows:,} rows cannot be put, more than the {max_rejects:,} allowed: "
-            f"{'; '.join(told)}. Mend them, or allow them to be left out (--max-rejects, --rejects URL keeps them)"
+            f"{'; '.join(told)}. Fix them, or allow them to be left out (--max-rejects; --rejects URL keeps them)"
         )
     if checked.identical and not allow_identical:
         raise Invalid(
-            f"{checked.identical:,} of {checked.rows:,} rows are identical to another and have no id of their own: "
-            "give rows an id (--id EXPRESSION), or let them collapse into one (--allow-identical)"
+            f"{checked.identical:,} of {checked.rows:,} rows are identical to another and have no id of their own. "
+            "Give rows an id (--id EXPRESSION), or let them collapse into one (--allow-identical)"
         )
 
 
 @dataclass
 class LoadRequest:
-    """What to load where. `past`: reject, now. `shift_to_ms`: the whole table is moved in time so that its earliest due
-    is then. `state`: a JSON file (any fsspec URL) by which a run that died goes on. `where`: SQL, only these rows."""
+    """A load to be done. `past`: reject or now. `shift_to_ms`: the time to which the earliest due time moves, and all
+    others with it. `state`: a JSON file (any fsspec URL) that lets a run that died continue. `where`: SQL, only these
+    rows."""
 
     addresses: str
     topic: str
@@ -236,7 +233,7 @@ class LoadRequest:
 
 @dataclass
 class LoadResult:
-    """What a load did, or, `dry_run`, would do."""
+    """The result of a load. With `dry_run`, nothing was put."""
 
     checked: TableCheck
     warnings: list[str] = field(default_factory=list)
@@ -250,11 +247,11 @@ class LoadResult:
 
     @property
     def looked_at(self) -> int:
-        """Rows that are done with."""
+        """Rows that are finished."""
         return self.put + self.there + self.settled + self.collapsed + self.rejected
 
     def add(self, report: Mapping[str, int]) -> None:
-        """Counts what one step's report says."""
+        """Add the counts of a step's report."""
         for name in ("put", "there", "settled", "rejected", "collapsed"):
             setattr(self, name, getattr(self, name) + int(report[name]))
 
@@ -266,9 +263,8 @@ def load(
     expressions: Mapping[str, str] | None = None,
     progress: Progress = quiet,
 ) -> LoadResult:
-    """Puts the rows of `table`. `expressions`: SQL for the columns of messages, see `rows.mapped`. Raises Invalid when
-    the rows are not as they must be, NotFound, Forbidden, Unavailable; what was put by then stays, and the same call
-    goes on."""
+    """Put the rows of `table`. `expressions`: SQL for the columns of messages, as `mapped` takes it. Raise Invalid for
+    bad rows, NotFound, Forbidden, or Unavailable. Rows that were put stay, and the same call continues."""
     SourceOptions.of({"addresses": asked.addresses, "topic": asked.topic, "past": asked.past, "timeout": asked.timeout})
     with SparkConnection(asked.addresses) as connection:
         topic = connection.topic(asked.topic)
@@ -277,12 +273,12 @@ def load(
     state = _State.of(asked, topic, table, expressions or {})
     rows = mapped(table, expressions or {})
     own_ids = "id" in rows.columns
-    progress("looking at the rows", 0, 0)
+    progress("checking the rows", 0, 0)
     if not state.resumed:
         state.checked_ms = Clock().now_ms()
         state.shift_by_ms = asked.shift_to_ms - earliest_ms(rows) if asked.shift_to_ms else 0
     rows = with_ids(shifted(rows, state.shift_by_ms))
-    # What came due after the first try is no mistake of the table's.
+    # Rows that came due after the first try are no mistake of the table.
     checked = check(rows, topic.settings, state.checked_ms, asked.past, own_ids)
     loaded = LoadResult(checked, resumed=state.resumed, dry_run=asked.dry_run)
     loaded.warnings = _warnings(topic, loaded.checked)
@@ -297,21 +293,18 @@ def _warnings(topic: Topic, checked: TableCheck) -> list[str]:
     found: list[str] = []
     if not topic.settings.remember_ms:
         found.append(
-            f"topic {topic.name!r} remembers nothing: a run that dies and is run again sends what was delivered "
-            f"meanwhile once more (timeline topic update {topic.name} --remember 1d)"
+            f"topic {topic.name!r} remembers nothing. A run that dies and is run again sends messages that were "
+            f"delivered meanwhile once more (timeline topic update {topic.name} --remember 1d)"
         )
     for spike in checked.spikes[:3]:
-        found.append(f"{spike.count:,} come due within {checked.step_ms // 1000} s from {_shown(spike.start_ms)}")
+        start = as_datetime(spike.start_ms).isoformat(timespec="minutes")
+        found.append(f"{spike.count:,} come due within {checked.step_ms // 1000} s from {start}")
     return found
-
-
-def _shown(millis: int) -> str:
-    return as_datetime(millis).isoformat(timespec="minutes")
 
 
 @dataclass
 class _State:
-    """What a run that died had done: kept in a JSON file, when one is named. `rows`: of the files that are done."""
+    """The progress of a load, kept in a JSON file if one is named. `rows`: of the files in `done`."""
 
     url: str
     fingerprint: str
@@ -339,7 +332,7 @@ class _State:
             return fresh
         if not isinstance(kept, dict) or kept.get("fingerprint") != fingerprint:
             raise Invalid(
-                f"the state in {asked.state} is of another load (another table, topic or mapping): name another "
+                f"the state in {asked.state} is of another load (another table, topic or mapping). Name another "
                 "file, or remove it"
             )
         try:
@@ -350,11 +343,10 @@ class _State:
             raise Invalid(f"the state in {asked.state} was changed or is damaged: {wrong}. Remove it") from wrong
 
     def keep(self) -> None:
-        """Writes it down."""
+        """Write the file."""
         if self.url:
             names = ("fingerprint", "run", "shift_by_ms", "checked_ms", "rows", "done")
-            told = {name: getattr(self, name) for name in names}
-            write_json(self.url, told)
+            write_json(self.url, {name: getattr(self, name) for name in names})
 
 
 def _put(
@@ -366,7 +358,7 @@ def _put(
     loaded: LoadResult,
     progress: Progress,
 ) -> None:
-    """Writes; where a state is kept, some of the table's files at a time: those that are done are not read again."""
+    """Write the rows. With a state, write some of the table's files at a time, and skip those that are done."""
     state.keep()
     files = sorted(table.inputFiles()) if asked.state else []
     left = [file for file in files if file not in state.done]
@@ -377,35 +369,34 @@ def _put(
         "past": str(state.checked_ms) if asked.past == "reject" else "now", "maxRejects": str(asked.max_rejects),
         "rejectsPath": asked.rejects, "allowIdentical": "true",
     }  # fmt: skip
+
+    def tell(before: int, done: int, tasks: int) -> None:
+        progress("rows", before + (total - before) * done // tasks, total)
+
     for step in steps:
         part = _only(table, step) if state.done or len(steps) > 1 else table
         rows = with_ids(shifted(mapped(part, expressions), state.shift_by_ms))
         before = loaded.looked_at
-        # Each step has names of its own for what it keeps: the same again when it is run again.
+        # Each step has a run of its own, which is the same when the step runs again.
         run = {"run": "|".join([state.run, *step[:1]])}
-        loaded.add(write(spark, rows, options | run, partial(_tell, progress, before, total)))
+        loaded.add(write(spark, rows, options | run, partial(tell, before)))
         state.rows += loaded.looked_at - before
         state.done += step
         state.keep()
     if files and state.rows != loaded.checked.rows:
         raise Invalid(
-            f"{state.rows:,} rows of {loaded.checked.rows:,} were put or set aside: the table is not what it was when "
-            f"it was looked at. Remove {state.url}, and run it again"
+            f"{state.rows:,} rows of {loaded.checked.rows:,} were put or rejected: the table has changed since it was "
+            f"checked. Remove {state.url}, and run the load again"
         )
     if state.url:
         remove(state.url)
 
 
-def _tell(progress: Progress, before: int, total: int, done: int, of: int) -> None:
-    """`done` tasks of the step, `of` so many, as rows."""
-    progress("rows", before + (total - before) * done // of, total)
-
-
 def write(
     spark: SparkSession, rows: DataFrame, options: Mapping[str, str], progress: Callable[[int, int], None]
 ) -> dict[str, int]:
-    """Writes `rows` to the source; the report's counts."""
-    with tempfile.TemporaryDirectory(prefix="timeline-") as folder:  # where Spark's driver is, which commits
+    """Write `rows` to the source. Return the report's counts."""
+    with tempfile.TemporaryDirectory(prefix="timeline-") as folder:  # on Spark's driver, which commits
         report = f"file://{folder}/report.json"
         told = {name: value for name, value in options.items() if value} | {"reportPath": report}
         writer = rows.write.format("timeline").mode("append").options(**told)
@@ -415,6 +406,6 @@ def write(
 
 
 def _only(table: DataFrame, files: list[str]) -> DataFrame:
-    """The rows of some of the table's files. Spark spells local ones in two ways."""
+    """Return the rows of some of the table's files. Spark spells local ones in two ways."""
     spelt = {*files, *(f"file:/{file[8:]}" for file in files if file.startswith("file:///"))}
     return table.where(F.col("_metadata.file_path").isin(sorted(spelt)))

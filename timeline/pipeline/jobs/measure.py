@@ -1,8 +1,8 @@
-"""How fast rows get in and out, beside the same rows written straight to Parquet, and what each process takes for it.
+"""The speed of rows in and out, compared with the same rows written to Parquet, and the time of each process.
 
     timeline pipeline measure --rows 1000000 --parallel 1 --parallel 2 --parallel 4
 
-Table, Spark, brokers and stores share the machine, as everywhere in these figures."""
+Table, Spark, brokers and stores share one machine."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from timeline.bench.processes import TICKS_PER_S, CannotMeasure, Measured, broker, resident_bytes
 from timeline.clock import Clock
 from timeline.driver.client import Timeline
-from timeline.pipeline.jobs.backup import backup
+from timeline.pipeline.jobs.backup import backup, restore
 from timeline.pipeline.jobs.load import LoadRequest, load
-from timeline.pipeline.jobs.restore import restore
 from timeline.pipeline.session import processes, read_topic
 from timeline.pipeline.source.columns import read_schema
 
@@ -37,8 +37,8 @@ NO_CONTENT = [name for name in read_schema(payload=True).names if name not in ("
 
 @dataclass
 class MeasuredStep:
-    """One step: rows a second, and the processor time of Spark's engine, of its Python workers and of the brokers, in
-    microseconds a row. `engine_mib`, `driver_mib`: memory of the engine and of this process at ten points of it."""
+    """One step: rows per second, and the processor time of Spark's engine, its Python workers and the broker, in
+    microseconds per row. `engine_mib`, `driver_mib`: memory of the engine and of this process, at ten points."""
 
     seconds: float = 0.0
     rows_per_s: float = 0.0
@@ -48,12 +48,12 @@ class MeasuredStep:
     engine_mib: list[int] = field(default_factory=list)
     driver_mib: list[int] = field(default_factory=list)
     workers_mib: int = 0
-    """The most that one Python worker had."""
+    """The most memory of one Python worker."""
 
 
 @dataclass
 class PipelineMeasurement:
-    """What was measured; `looked_s`: of the load, the time until its first row was put."""
+    """The figures of all steps. `looked_s`: of the load, the time before its first row was put."""
 
     rows: int
     parallel: int
@@ -67,8 +67,8 @@ class PipelineMeasurement:
 async def measure(
     spark: SparkSession, folder: Path, store: str, into: str, rows: int, payload_bytes: int, parallel: int
 ) -> PipelineMeasurement:
-    """Writes `rows` of `payload_bytes` as Parquet, loads them onto a broker on `store`, scans them, backs them up, and
-    restores them to one on `into`. Raises CannotMeasure, and whatever the jobs raise."""
+    """Write `rows` of `payload_bytes` as Parquet, load them into a broker on `store`, scan them, back them up, and
+    restore them into one on `into`. Raise CannotMeasure, and the errors of the jobs."""
     figures = PipelineMeasurement(rows, parallel, store.partition(":")[0])
     table, place = f"file://{folder}/table", f"file://{folder}/backup"
     made = _made(spark, rows, payload_bytes, Clock().now_ms() + AHEAD_MS)
@@ -77,25 +77,25 @@ async def measure(
         async with Timeline(address, "60s") as tl:
             await tl.create_topic(TOPIC)
         source = spark.read.parquet(table)
-        await _step(figures, "parquet", [one], lambda: source.write.parquet(f"file://{folder}/again"))
+        await _step(figures, "parquet", one, lambda: source.write.parquet(f"file://{folder}/again"))
         looked = _Looked()
         asked = LoadRequest(address, TOPIC)
-        loading = _step(figures, "load", [one], lambda: load(spark, source, asked, progress=looked))
-        if (loaded := await loading).put != rows:
+        loaded = await _step(figures, "load", one, lambda: load(spark, source, asked, progress=looked))
+        if loaded.put != rows:
             figures.wrong.append(f"{loaded.put:,} rows were put")
         figures.looked_s = round(looked.seconds, 2)
         figures.broker_mib = one.resident_bytes() // MIB
         for name, columns in (("scan", NO_CONTENT), ("scan with payload", read_schema(payload=True).names)):
             frame = _scanned(spark, address, columns, max(4, 2 * parallel))
-            await _step(figures, name, [one], lambda frame=frame: _counted(frame, figures))  # type: ignore[misc]
-        await _step(figures, "back up", [one], lambda: backup(spark, address, TOPIC, place))
+            await _step(figures, name, one, lambda frame=frame: _counted(frame, figures))  # type: ignore[misc]
+        await _step(figures, "back up", one, lambda: backup(spark, address, TOPIC, place))
     async with broker(folder, into) as (two, address):
-        await _step(figures, "restore", [two], lambda: restore(spark, address, place))
+        await _step(figures, "restore", two, lambda: restore(spark, address, place))
     return figures
 
 
 def _made(spark: SparkSession, rows: int, payload_bytes: int, first_ms: int) -> DataFrame:
-    """Rows with ids that fall anywhere, due at random over thirty days."""
+    """Return rows with random ids, due at random times within thirty days."""
     return spark.range(0, rows, 1, max(1, -(-rows // ROWS_A_PARTITION))).selectExpr(
         "substr(md5(string(id)), 1, 16) AS id",
         f"timestamp_millis({first_ms}L + pmod(xxhash64(id), {WINDOW_MS}L)) AS due",
@@ -104,13 +104,12 @@ def _made(spark: SparkSession, rows: int, payload_bytes: int, first_ms: int) -> 
 
 
 def _scanned(spark: SparkSession, address: str, columns: list[str], partitions: int) -> DataFrame:
-    fields = [one for one in read_schema(payload=True).fields if one.name in columns]
-    schema = ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in fields)
+    schema = StructType([one for one in read_schema(payload=True).fields if one.name in columns])
     return read_topic(spark, address, TOPIC, schema, state="", partitions=str(partitions))
 
 
 def _counted(frame: DataFrame, figures: PipelineMeasurement) -> None:
-    """All columns of all rows are made, and dropped."""
+    """Read all columns of all rows, and drop them."""
     names = [one for one in frame.columns if one != "headers"]
     found = frame.selectExpr(f"xxhash64({', '.join(f'`{name}`' for name in names)}) AS hash").agg({"hash": "count"})
     row = found.head()
@@ -119,7 +118,7 @@ def _counted(frame: DataFrame, figures: PipelineMeasurement) -> None:
 
 
 class _Looked:
-    """How long a load looks at its rows before it puts the first."""
+    """A load's progress: how long it checks rows before it puts the first."""
 
     def __init__(self) -> None:
         self._clock = Clock()
@@ -127,35 +126,35 @@ class _Looked:
         self.seconds = 0.0
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        if what == "rows" and not self.seconds:
+        if total and not self.seconds:
             self.seconds = (self._clock.monotonic_ms() - self._began_ms) / 1000
 
 
-async def _step(figures: PipelineMeasurement, name: str, brokers: list[Measured], work: Callable[[], T]) -> T:
-    """Does `work` in another thread, watched."""
+async def _step(figures: PipelineMeasurement, name: str, broker: Measured, work: Callable[[], T]) -> T:
+    """Do `work` in another thread, and measure it."""
     clock, step = Clock(), figures.steps.setdefault(name, MeasuredStep())
-    before, served = _Used.now(brokers), sum(one.cpu_s() for one in brokers)
+    before, served = _Used.now(broker.pid), broker.cpu_s()
     began_ms = clock.monotonic_ms()
-    async with _sampled(step, brokers):
+    async with _sampled(step, broker.pid):
         done = await asyncio.to_thread(work)
     step.seconds = round((clock.monotonic_ms() - began_ms) / 1000, 2)
-    after = _Used.now(brokers)
+    after = _Used.now(broker.pid)
     step.rows_per_s = round(figures.rows / max(step.seconds, 0.001))
     a_row = 1e6 / figures.rows
     step.engine_us = round((after.engine_s - before.engine_s) * a_row, 2)
     step.workers_us = round((after.workers_s - before.workers_s) * a_row, 2)
-    step.brokers_us = round((sum(one.cpu_s() for one in brokers) - served) * a_row, 2)
+    step.brokers_us = round((broker.cpu_s() - served) * a_row, 2)
     return done
 
 
 @asynccontextmanager
-async def _sampled(step: MeasuredStep, brokers: list[Measured]) -> AsyncIterator[None]:
-    """Keeps an eye on the memory meanwhile."""
+async def _sampled(step: MeasuredStep, broker: int) -> AsyncIterator[None]:
+    """Sample the memory meanwhile."""
     seen: list[tuple[int, int]] = []
 
     async def look() -> None:
         while True:
-            used = _Used.now(brokers)
+            used = _Used.now(broker)
             seen.append((used.engine_bytes // MIB, used.driver_bytes // MIB))
             step.workers_mib = max(step.workers_mib, used.worker_bytes // MIB)
             await asyncio.sleep(EVERY_S)
@@ -171,7 +170,7 @@ async def _sampled(step: MeasuredStep, brokers: list[Measured]) -> AsyncIterator
 
 @dataclass
 class _Used:
-    """What Spark's processes below this one have used."""
+    """Time and memory used by this process and by Spark's processes below it."""
 
     engine_s: float = 0.0
     workers_s: float = 0.0
@@ -180,13 +179,13 @@ class _Used:
     worker_bytes: int = 0
 
     @classmethod
-    def now(cls, brokers: list[Measured]) -> _Used:
-        """Looks at all processes that this one has started, but for `brokers`."""
-        used, served = cls(driver_bytes=resident_bytes(os.getpid())), {one.pid for one in brokers}
+    def now(cls, broker: int) -> _Used:
+        """Look at all processes that this one has started, except the process `broker`."""
+        used = cls(driver_bytes=resident_bytes(os.getpid()))
         children: dict[int, list[tuple[int, str]]] = {}
         for pid, (parent, name) in processes().items():
             children.setdefault(parent, []).append((pid, name))
-        below = [one for one in children.get(os.getpid(), []) if one[0] not in served]
+        below = [one for one in children.get(os.getpid(), []) if one[0] != broker]
         while below:
             pid, name = below.pop()
             below += children.get(pid, [])
@@ -200,12 +199,12 @@ class _Used:
                     used.workers_s += own_s
                     used.worker_bytes = max(used.worker_bytes, resident_bytes(pid))
             except (FileNotFoundError, ProcessLookupError, CannotMeasure):
-                continue  # it has ended this moment
+                continue  # it has just ended
         return used
 
 
 def _spent_s(pid: int) -> tuple[float, float]:
-    """Processor time of a process, and of those of its children that have ended: workers come and go."""
+    """Return the processor time of a process, and of its ended children: workers come and go."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     own, ended = int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
     return own / TICKS_PER_S, ended / TICKS_PER_S

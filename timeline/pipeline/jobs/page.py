@@ -1,4 +1,4 @@
-"""An HTML page that opens anywhere: one file, its plots drawn as SVG, no script, nothing fetched."""
+"""An HTML page that opens anywhere: one file with plots as SVG, without scripts, which loads nothing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 WIDTH, HEIGHT, LEFT, BOTTOM, LETTER = 860, 240, 64, 34, 7
+LABELS = 8
 INK, SOFT, LINE = "#1f2933", "#7b8794", "#d9e2ec"
 COLOURS = ("#2f6f9f", "#d97706", "#7c3aed", "#b91c1c", "#0f766e")
 Axis = Callable[[float], str]
@@ -25,7 +26,7 @@ svg {{ width: 100%; height: auto; }} svg text {{ font: 12px system-ui, sans-seri
 
 
 def page(title: str, under: str, parts: Sequence[str]) -> str:
-    """The whole page. `parts` are HTML already."""
+    """Return the whole page. `parts`: HTML."""
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
     body = "\n".join(parts)
     return (
@@ -35,29 +36,29 @@ def page(title: str, under: str, parts: Sequence[str]) -> str:
 
 
 def section(title: str, *parts: str) -> str:
-    """A heading and what is below it."""
+    """Return a heading and its parts."""
     return f"<h2>{escape(title)}</h2>\n" + "\n".join(parts)
 
 
 def paragraph(text: str, kind: str = "") -> str:
-    """A sentence; `kind`: soft, good, bad."""
+    """Return a sentence. `kind`: soft, good or bad."""
     return f'<p class="{kind}">{escape(text)}</p>'
 
 
 def tiles(values: Sequence[tuple[str, str]]) -> str:
-    """Figures at a glance: (name, value)."""
+    """Return large figures. `values`: (name, value)."""
     return '<div class="tiles">' + "".join(f"<div><b>{escape(v)}</b>{escape(n)}</div>" for n, v in values) + "</div>"
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table; numbers are set with thousands apart."""
+    """Return a table. Its numbers have separators of thousands."""
     head = "".join(f"<th>{escape(name)}</th>" for name in heads)
     body = "".join("<tr>" + "".join(f"<td>{escape(_said(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def folded(title: str, inside: str) -> str:
-    """What opens when it is asked for."""
+    """Return a part that is folded until a click."""
     return f"<details><summary>{escape(title)}</summary>{inside}</details>"
 
 
@@ -70,8 +71,8 @@ def _said(value: object) -> str:
 
 
 def _frame(top: float, label: str, marks: Sequence[tuple[float, str]], inside: str, axis: Axis) -> str:
-    """Axes around `inside`: `top` is the largest value, `marks` are (x from 0 to 1, text), of which those are left out
-    that would lie over the one before; `axis` says a value."""
+    """Return a plot: axes around `inside`. `top`: the largest value. `marks`: (x from 0 to 1, text), without those that
+    would overlap. `axis`: formats a value."""
     lines = ""
     for step in range(5):
         y = HEIGHT - BOTTOM - step / 4 * (HEIGHT - BOTTOM - 10)
@@ -98,7 +99,7 @@ def _y(share: float) -> float:
 
 
 def short(value: float) -> str:
-    """A number of three digits and its size."""
+    """Return a number with three digits and its unit prefix."""
     for size, mark in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g}{mark}"
@@ -106,7 +107,7 @@ def short(value: float) -> str:
 
 
 def bars(label: str, values: Sequence[tuple[str, float]], shown: int = 12) -> str:
-    """A bar each, in order, with its name below (every so often where there are many)."""
+    """Return a plot of bars in order. About `shown` of them have their name below."""
     if not values:
         return paragraph("nothing to draw", "soft")
     top = max(value for _, value in values) or 1
@@ -130,10 +131,9 @@ def lines(
     names: Sequence[str],
     series: Mapping[str, Sequence[float]],
     band: tuple[Sequence[float], Sequence[float]] | None = None,
-    shown: int = 8,
     axis: Axis = short,
 ) -> str:
-    """Lines over the same steps, each with its name; `band`: (low, high) drawn behind; `axis` says a value."""
+    """Return a plot of lines over the same steps. `band`: (low, high), drawn behind. `axis`: formats a value."""
     count = len(names)
     if not count:
         return paragraph("nothing to draw", "soft")
@@ -153,6 +153,6 @@ def lines(
         if count == 1:
             inside += f'<circle cx="{_x(0.5):.1f}" cy="{_y(values[0] / top):.1f}" r="3" fill="{colour}"/>'
         legend += f'<span style="color:{colour}">■</span> {escape(name)} &nbsp; '
-    every = max(1, -(-count // shown))
+    every = max(1, -(-count // LABELS))
     marks = [(place[at], names[at]) for at in range(0, count, every)]
     return _frame(top, label, marks, inside, axis) + f'<p class="soft">{legend}</p>'

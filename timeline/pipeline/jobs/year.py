@@ -1,17 +1,14 @@
-"""A year of departures through all of it, every one accounted for: loaded, moved and cancelled, backed up, restored
-into another store and compared, replayed through a broker and its consumers, journalled, audited.
+"""A year of departures through the whole pipeline, with every departure accounted for.
 
-    make pipeline
+The year is loaded, moved and cancelled. It is backed up, restored into another store and compared. Then it is replayed
+through a broker and its consumers, journalled, and audited. `make pipeline` does all of it.
 
-The year lasts a minute here; its dues keep their proportions. What comes out of Spark's audit must be what the data
-say.
+Here the year lasts a minute. Its due times keep their proportions. Spark's audit must find what the data say.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -24,19 +21,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from timeline.child import Child
+from timeline.bench.processes import broker
 from timeline.clock import Clock
 from timeline.columns import Int64
 from timeline.driver.client import Timeline
-from timeline.driver.producer import Producer
 from timeline.errors import TimelineError
 from timeline.model import Status
-from timeline.pipeline.jobs.audit import Audit, audit, audit_page
-from timeline.pipeline.jobs.backup import backup
+from timeline.pipeline.jobs.audit import Audit, audit, audit_page, pending_in
+from timeline.pipeline.jobs.backup import BackupComparison, backup, restore, verify
 from timeline.pipeline.jobs.forecast import forecast, forecast_page
 from timeline.pipeline.jobs.load import LoadRequest, load
-from timeline.pipeline.jobs.restore import BackupComparison, restore, verify
-from timeline.pipeline.jobs.stories import pending_in
 from timeline.pipeline.session import Progress
 
 MINUTE_MS = 60_000
@@ -51,27 +45,26 @@ MAPPING = {"id": "flight_id", "payload": "to_json(struct(*))", "tag": "carrier"}
 
 
 class ReplayFailed(TimelineError):
-    """The replay did not come to what the data say."""
+    """The replay did not end as the data say."""
 
     code = "FAILED"
 
 
 @dataclass
 class Departures:
-    """The departures as columns, their times scaled so that the year lasts `window_ms` from `start_ms`."""
+    """The departures as columns, with times scaled so that the year lasts `window_ms` from `start_ms`."""
 
     ids: list[bytes]
     due_ms: Int64
     leaves_ms: Int64
     cancelled: np.ndarray[Any, np.dtype[np.bool_]]
     late: np.ndarray[Any, np.dtype[np.bool_]]
-
     due_sql: str
-    """The scale of the due times as an expression over the file's columns."""
+    """The scaled due time as an expression over the file's columns."""
 
     @classmethod
     def read(cls, path: str, start_ms: int, window_ms: int) -> Departures:
-        """Reads the year's file."""
+        """Read the year's file."""
         table = pq.read_table(path, columns=["flight_id", "sched_dep_ms", "dep_delay_min"])
         scheduled = table.column("sched_dep_ms").to_numpy()
         delay = pc.fill_null(table.column("dep_delay_min"), float("nan")).to_numpy()
@@ -93,7 +86,7 @@ class Departures:
 
 @dataclass
 class Replayed:
-    """What the consumers saw."""
+    """The counts of producers and consumers."""
 
     moved: int = 0
     cancelled: int = 0
@@ -104,12 +97,13 @@ class Replayed:
 
 
 async def change(addresses: str, topic: str, year: Departures, done: Replayed, progress: Progress) -> None:
-    """Moves what is late and cancels what is cancelled."""
+    """Move late departures, and cancel cancelled ones."""
     async with Timeline(addresses, "60s") as tl, tl.producer(topic) as p:
         late = np.flatnonzero(year.late)
         for start in range(0, len(late), CALL):
             at = late[start : start + CALL]
-            done.moved += await _moved(p, [year.ids[one] for one in at.tolist()], year.leaves_ms[at])
+            moved = await p.move_many([year.ids[one] for one in at.tolist()], at=year.leaves_ms[at])
+            done.moved += moved.raise_failed().counts.get(Status.OK, 0)
             progress("moved", done.moved, len(late))
         gone = [year.ids[one] for one in np.flatnonzero(year.cancelled).tolist()]
         for start in range(0, len(gone), CALL):
@@ -118,13 +112,8 @@ async def change(addresses: str, topic: str, year: Departures, done: Replayed, p
             progress("cancelled", done.cancelled, len(gone))
 
 
-async def _moved(p: Producer, ids: list[bytes], at: Int64) -> int:
-    receipts = await p.move_many(ids, at=at)
-    return receipts.raise_failed().counts.get(Status.OK, 0)
-
-
 async def deliver(addresses: str, topic: str, year: Departures, done: Replayed, progress: Progress) -> None:
-    """Takes and acknowledges all that is not cancelled. Raises ReplayFailed when that does not come to an end."""
+    """Consume and acknowledge all departures that are not cancelled. Raise ReplayFailed if that takes too long."""
     wanted = {id for id, cancelled in zip(year.ids, year.cancelled.tolist(), strict=True) if not cancelled}
     due = dict(zip(year.ids, np.where(year.late, year.leaves_ms, year.due_ms).tolist(), strict=True))
     seen: Counter[bytes] = Counter()
@@ -164,16 +153,9 @@ async def _closed(over: asyncio.Event, close: Callable[[], Any]) -> None:
     await close()
 
 
-class Serving(Child):
-    """A broker of ours."""
-
-    trouble = ReplayFailed
-    listen = ""
-
-
 @dataclass
 class Account:
-    """What became of the year's departures, and how long each step took in seconds."""
+    """The fate of the departures, and the seconds of each step."""
 
     departures: int = 0
     late: int = 0
@@ -188,7 +170,7 @@ class Account:
 
     @property
     def sheet(self) -> list[tuple[str, int, int]]:
-        """What was counted, what it is, what it must be."""
+        """Each figure: its name, its count, and the count that it must have."""
         told, flown = self.audit.messages, self.departures - self.cancelled
         there = self.compared
         astray = there.missing + there.extra + there.differing
@@ -221,15 +203,15 @@ class Account:
 async def year(
     spark: SparkSession, data: str, folder: Path, progress: Progress, lead_ms: int = LEAD_MS, window_ms: int = WINDOW_MS
 ) -> Account:
-    """Runs the year of `data` in `folder`, where brokers, journal, backup and pages are left: the first departure is
-    due `lead_ms` from now, the last one `window_ms` later. Raises ReplayFailed when it does not come to its end."""
+    """Run the year of `data` in `folder`, which keeps journal, backup and pages. The first departure is due in
+    `lead_ms`, the last one `window_ms` later. Raise ReplayFailed if it takes too long."""
     clock, account = Clock(), Account()
     start_ms = clock.now_ms() + lead_ms
     departures = Departures.read(data, start_ms, window_ms)
     account.departures, account.late = len(departures), int(departures.late.sum())
     account.cancelled = int(departures.cancelled.sum())
     journal = f"file://{folder}/journal"
-    store = f"sqlite:///{folder}/departures.db"
+    store, place = f"sqlite:///{folder}/departures.db", f"file://{folder}/backup"
 
     @asynccontextmanager
     async def timed(step: str) -> AsyncIterator[None]:
@@ -237,8 +219,8 @@ async def year(
         yield
         account.seconds[step] = (clock.monotonic_ms() - began_ms) / 1000
 
-    async with _broker(folder, "one", "--store", store, "--journal", f"{journal}?roll=5s") as one:
-        # Paused until all is moved and cancelled: what is due by then goes out at once, and the audit says why.
+    async with _broker(folder, store, "--name", "one", "--journal", f"{journal}?roll=5s") as one:
+        # Paused until all is moved and cancelled. Then overdue messages go out at once, and the audit gives the cause.
         async with Timeline(one, "60s") as tl:
             await tl.create_topic(TOPIC, remember="1d", paused=True)
         async with timed("load"):
@@ -251,13 +233,20 @@ async def year(
             await change(one, TOPIC, departures, account.replayed, progress)
         ahead = await asyncio.to_thread(forecast, spark, one, TOPIC, lead_ms + window_ms, 1_000)
         (folder / "forecast.html").write_text(forecast_page(ahead), encoding="utf-8")
-        await _house(spark, one, folder, account, timed, progress)
+        async with timed("back up"):
+            manifest = await asyncio.to_thread(backup, spark, one, TOPIC, place, 4, progress)
+            account.backed_up = manifest.messages
+        async with _broker(folder, "memory://", "--name", "two") as two:
+            async with timed("restore"):
+                await asyncio.to_thread(restore, spark, two, place, "", "now", "skip", progress)
+            async with timed("compare"):
+                account.compared = await asyncio.to_thread(verify, spark, two, place)
         async with Timeline(one, "60s") as tl:
             await tl.resume_topic(TOPIC)
         async with timed("deliver"):
             await deliver(one, TOPIC, departures, account.replayed, progress)
-    # The journal is whole once its broker has ended; what is left on the timeline another one tells.
-    async with _broker(folder, "three", "--store", store) as three, timed("audit"):
+    # The journal is whole once its broker has ended. Another broker reads the rest of the timeline.
+    async with _broker(folder, store, "--name", "three") as three, timed("audit"):
         there = pending_in(spark, three, [TOPIC], "")
         assert there is not None
         account.left = await asyncio.to_thread(there.rows.count)
@@ -266,24 +255,8 @@ async def year(
     return account
 
 
-async def _house(spark: SparkSession, one: str, folder: Path, account: Account, timed: Any, progress: Progress) -> None:
-    """Backs up, restores into another store, and compares."""
-    place = f"file://{folder}/backup"
-    async with timed("back up"):
-        manifest = await asyncio.to_thread(backup, spark, one, TOPIC, place, 4, progress)
-        account.backed_up = manifest.messages
-    async with _broker(folder, "two", "--store", "memory://") as two:
-        async with timed("restore"):
-            await asyncio.to_thread(restore, spark, two, place, "", "now", "skip", progress)
-        async with timed("compare"):
-            account.compared = await asyncio.to_thread(verify, spark, two, place)
-
-
 @asynccontextmanager
-async def _broker(folder: Path, name: str, *options: str) -> AsyncIterator[str]:
-    command = [sys.executable, "-m", "timeline", "serve", "--listen", "127.0.0.1:0", "--metrics", "off", "--json"]
-    broker = await Serving.start(name, folder, *command, "--name", name, *options)
-    try:
-        yield json.loads(await broker.line())["listen"]
-    finally:
-        await broker.end(60.0)
+async def _broker(folder: Path, store: str, *options: str) -> AsyncIterator[str]:
+    async with broker(folder, store, *options) as (child, address):
+        yield address
+        await child.end(60.0)  # time to write its journal

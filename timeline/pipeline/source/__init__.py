@@ -3,8 +3,8 @@
     spark.dataSource.register(TimelineSource)
     spark.read.format("timeline").option("addresses", "b1:9000").option("topic", "reminders").load()
 
-Executors need this package and reach the brokers themselves. Nothing that is secret is an option: what a connection
-needs beyond an address comes from the environment of driver and executors, so that no plan shows it."""
+Executors need this package, and talk to the brokers themselves. Secrets are no options, because plans show options.
+They come from the environment of driver and executors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from timeline.errors import Invalid
-from timeline.pipeline.source.columns import STREAMED, read_schema
+from timeline.pipeline.source.columns import read_schema
 from timeline.pipeline.source.options import SourceOptions
 from timeline.pipeline.source.reading import PushingReader, TimelineReader
 from timeline.pipeline.source.streaming import TimelineStreamReader
@@ -23,14 +23,13 @@ from timeline.pipeline.source.writing import TimelineStreamWriter, TimelineWrite
 
 
 class TimelineSource(DataSource):
-    """Batch write, batch read, stream write and stream read of a topic's timeline; see `SourceOptions` for what may be
-    asked."""
+    """Batch write, batch read, stream write and stream read of a topic. `SourceOptions` lists the options."""
 
     reads: ClassVar[type[TimelineReader]] = TimelineReader
 
     @classmethod
     def name(cls) -> str:
-        """What `format` says."""
+        """Return the name for `format`."""
         return "timeline"
 
     @cached_property
@@ -38,35 +37,32 @@ class TimelineSource(DataSource):
         return SourceOptions.of(dict(self.options))
 
     def schema(self) -> StructType:
-        """The columns of a message. A person may ask for some of them only: `.schema("id string, due timestamp")`."""
+        """Return the columns of a message. Fewer may be asked for: `.schema("id string, due timestamp")`."""
         return read_schema(self._asked.payload)
 
     def reader(self, schema: StructType) -> TimelineReader:
-        """For `spark.read`."""
+        """Return the reader for `spark.read`."""
         return self.reads(self._asked, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> TimelineWriter:
-        """For `df.write`, with mode "append"."""
+        """Return the writer for `df.write`. Raise Invalid for any mode but "append"."""
         if overwrite:
-            raise Invalid(
-                "a timeline is not overwritten: use .mode('append'), and cancel what is to go (timeline cancel)"
-            )
+            raise Invalid("a timeline is not overwritten. Use .mode('append'). `timeline cancel` removes messages")
         return TimelineWriter(self._asked, schema)
 
     def streamReader(self, schema: StructType) -> TimelineStreamReader:
-        """For `spark.readStream`."""
+        """Return the reader for `spark.readStream`."""
         return TimelineStreamReader(self._asked, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> TimelineStreamWriter:
-        """For `df.writeStream`."""
+        """Return the writer for `df.writeStream`."""
         return TimelineStreamWriter(self._asked, schema)
 
 
 class PushingSource(TimelineSource):
-    """The same where Spark hands down what a query asks, which it refuses to readers that could take it while
-    `spark.sql.python.filterPushdown.enabled` is off. `timeline.pipeline.register` sets that, and registers this one."""
+    """The same source with filters pushed down to Scan, which `timeline.pipeline.register` registers.
+
+    Spark refuses a reader with `pushFilters` while `spark.sql.python.filterPushdown.enabled` is false, its default. A
+    source cannot see that setting. So `TimelineSource`, which works without it, pushes nothing down."""
 
     reads = PushingReader
-
-
-__all__ = ["STREAMED", "PushingSource", "TimelineSource"]

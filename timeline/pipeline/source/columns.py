@@ -1,16 +1,16 @@
-"""The columns of the source: what a table to write must have, and what a table that is read has, out of its pages.
+"""The columns of the source: those of a table to write, and those of a table that is read.
 
-Written: `due` (timestamp) and `payload` (binary or string); when there, `id` and `tag` (string), `headers`
-(map<string,string>) and `expires` (timestamp). Read: all fields of a message, 64-bit numbers as they lie (births,
-operation ids and checksums are unsigned; Spark's long shows the same bits signed), times as timestamps, null where
-there is none. Numbers and byte strings are handed on without an object a row, but for headers where a message has any.
+Written: `due` (timestamp) and `payload` (binary or string). Optional: `id` and `tag` (string), `headers`
+(map<string,string>) and `expires` (timestamp).
+
+Read: all fields of a message. Births, operation ids and checksums are unsigned; Spark's long shows the same bits
+signed. Times are timestamps, null where there is none. Only headers become an object per row.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,7 @@ from pyspark.sql.types import (
 from timeline.columns import Bools, Int64, Ragged, UInt32, UInt64
 from timeline.errors import Invalid
 from timeline.model import Rows, State, decode_headers
+from timeline.wire.frames import ScanPage
 
 TIMES = pa.timestamp("us", tz="UTC")
 _ARROW_HEADERS = pa.map_(pa.string(), pa.string())
@@ -45,15 +46,7 @@ _WRITTEN: dict[str, tuple[tuple[DataType, ...], str]] = {
 _REQUIRED = ("due", "payload")
 
 
-@dataclass(frozen=True, slots=True)
-class PageRows:
-    """A page of a scan: its rows, and the broker's time."""
-
-    rows: Rows
-    now_ms: int
-
-
-_READ: dict[str, tuple[DataType, bool, Callable[[PageRows], pa.Array]]] = {
+_READ: dict[str, tuple[DataType, bool, Callable[[ScanPage], pa.Array]]] = {
     "id": (StringType(), False, lambda page: texts(page.rows.ids)),
     "due": (TimestampType(), False, lambda page: times(page.rows.due_ms)),
     "state": (StringType(), False, lambda page: states_of(page.rows, page.now_ms)),
@@ -72,21 +65,15 @@ _READ: dict[str, tuple[DataType, bool, Callable[[PageRows], pa.Array]]] = {
     "last_op": (LongType(), False, lambda page: longs(page.rows.last_op)),
     "payload_sum": (LongType(), False, lambda page: longs(page.rows.payload_sum)),
     "payload_bytes": (IntegerType(), False, lambda page: ints(page.rows.payload_bytes)),
-    "payload": (BinaryType(), True, lambda page: _payloads(page)),
+    "payload": (BinaryType(), True, lambda page: payloads_of(page.rows)),
     "headers": (HEADERS, True, lambda page: headers_of(page.rows.headers, len(page.rows))),
 }
-"""Of each column its type, whether it may be null, and how it is made of a page."""
+"""Per column: its type, whether it may be null, and how it is made of a page."""
 
 READ = StructType([StructField(name, kind, nullable) for name, (kind, nullable, _) in _READ.items()])
-"""What a batch read has; payload and headers only where they are asked for."""
+"""The columns of a batch read. Payload and headers are there only on request."""
 
 CONTENT = ("payload", "headers")
-
-STREAMED = StructType(
-    [field for field in READ.fields if field.name in ("id", "due", "scheduled", "tag", "version", "deliveries")]
-    + [READ["payload"], READ["headers"]]
-)
-"""What a stream read has: what was delivered. `due`: when it came due."""
 
 _ARROW = {
     "string": pa.string(), "binary": pa.binary(), "int": pa.int32(), "bigint": pa.int64(), "timestamp": TIMES,
@@ -100,19 +87,19 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def read_schema(payload: bool) -> StructType:
-    """The columns of a batch read, with or without the content."""
+    """Return the columns of a batch read, with or without the content."""
     return READ if payload else StructType([field for field in READ.fields if field.name not in CONTENT])
 
 
 def check_written(schema: StructType) -> None:
-    """Raises Invalid unless rows of `schema` can be put; the sentence names the column and what to do."""
+    """Raise Invalid unless rows of `schema` can be put. The error names the column and the remedy."""
     for field in schema.fields:
         known = _WRITTEN.get(field.name)
         if known is None:
             near = difflib.get_close_matches(field.name.lower(), _WRITTEN, n=1)
-            hint = f"; if it is the {near[0]}, rename it" if near else ""
+            hint = f". If it is the {near[0]}, rename it" if near else ""
             raise Invalid(
-                f"column {field.name!r} is none of {', '.join(_WRITTEN)}: drop it, or put it into the payload{hint}"
+                f"column {field.name!r} is none of {', '.join(_WRITTEN)}. Drop it, or put it into the payload{hint}"
             )
         types, words = known
         if not any(_same(field.dataType, one) for one in types):
@@ -122,21 +109,21 @@ def check_written(schema: StructType) -> None:
             )
     for name in _REQUIRED:
         if name not in schema.names:
-            raise Invalid(f"there is no column {name!r} ({_WRITTEN[name][1]}); the columns are {_listed(schema.names)}")
+            raise Invalid(f"there is no column {name!r} ({_WRITTEN[name][1]}). The columns are {_listed(schema.names)}")
 
 
 def check_read(schema: StructType, whole: StructType) -> None:
-    """Raises Invalid unless `schema`, which a person asked for, is some of the columns of `whole` with their types."""
+    """Raise Invalid unless `schema`, which a person asked for, has only columns of `whole`, with their types."""
     for field in schema.fields:
         if field.name not in whole.names:
             near = difflib.get_close_matches(field.name, whole.names, n=1)
-            hint = f": did you mean {near[0]}?" if near else f"; there are {_listed(whole.names)}"
+            hint = f": did you mean {near[0]}?" if near else f". There are {_listed(whole.names)}"
             raise Invalid(f"messages have no column {field.name!r}{hint}")
         kind = whole[field.name].dataType
         if not _same(field.dataType, kind):
             raise Invalid(
-                f"column {field.name!r} is {kind.simpleString()}, not {field.dataType.simpleString()}: "
-                "read it as it is and cast it then"
+                f"column {field.name!r} is {kind.simpleString()}, not {field.dataType.simpleString()}. "
+                "Read it with its own type and cast it then"
             )
 
 
@@ -146,9 +133,9 @@ def _same(one: DataType, other: DataType) -> bool:
 
 def _cure(words: str, kind: DataType) -> str:
     if isinstance(kind, TimestampNTZType):
-        return ", which has no time zone: cast it to timestamp where the session's zone is the one that it means"
+        return ", which has no time zone. Cast it to timestamp if its times are in the session's zone"
     if words == "a timestamp" and isinstance(kind, LongType | IntegerType):
-        return ": timestamp_millis(…) or timestamp_seconds(…) makes one of a number"
+        return ": timestamp_millis(…) or timestamp_seconds(…) makes a timestamp of a number"
     return ": cast it"
 
 
@@ -160,13 +147,8 @@ _STATES = pa.array([State.WAITING.value, State.AVAILABLE.value, State.LEASED.val
 
 
 def texts(column: Ragged, nullable: bool = False) -> pa.Array:
-    """A column of UTF-8, empty ones as null where `nullable`."""
+    """Return a column of UTF-8. If `nullable`, empty means null."""
     return _bytes(column, pa.string(), nullable)
-
-
-def binaries(column: Ragged) -> pa.Array:
-    """A column of bytes."""
-    return _bytes(column, pa.binary(), False)
 
 
 def _bytes(column: Ragged, kind: pa.DataType, nullable: bool) -> pa.Array:
@@ -182,24 +164,24 @@ def _bytes(column: Ragged, kind: pa.DataType, nullable: bool) -> pa.Array:
 
 
 def times(millis: Int64, nullable: bool = False) -> pa.Array:
-    """Milliseconds as timestamps, 0 as null where `nullable`."""
+    """Return milliseconds as timestamps. If `nullable`, 0 means null."""
     micros = millis * 1_000
     mask = (millis == 0) if nullable else None
     return pa.array(micros, pa.int64(), mask=mask).cast(TIMES)
 
 
 def longs(numbers: Int64 | UInt64) -> pa.Array:
-    """64-bit numbers; unsigned ones with the same bits."""
+    """Return 64-bit numbers, unsigned ones with the same bits."""
     return pa.array(numbers.view(np.int64), pa.int64())
 
 
 def ints(numbers: UInt32) -> pa.Array:
-    """Counts below 2^31."""
+    """Return counts, at most 2^31 - 1."""
     return pa.array(np.minimum(numbers, 2**31 - 1).astype(np.int32), pa.int32())
 
 
 def headers_of(column: Ragged | None, count: int) -> pa.Array:
-    """Encoded headers as maps; null where a message has none."""
+    """Return encoded headers as maps; null where a message has none."""
     if column is None or not column.nbytes:
         return pa.nulls(count, _ARROW_HEADERS)
     maps = [list(decode_headers(item).items()) if item else None for item in column.tolist()]
@@ -207,18 +189,18 @@ def headers_of(column: Ragged | None, count: int) -> pa.Array:
 
 
 def states_of(rows: Rows, now_ms: int) -> pa.Array:
-    """Each row's state at the broker's time of reading."""
+    """Return each row's state at the broker's time of reading."""
     code = np.where(rows.holders.sizes > 0, 2, 0)
     code[rows.due_ms <= now_ms] = 1
     code[rows.died_ms > 0] = 3
     return pa.DictionaryArray.from_arrays(pa.array(code, pa.int8()), _STATES).cast(pa.string())
 
 
-def _payloads(page: PageRows) -> pa.Array:
-    rows = page.rows
-    return binaries(rows.payloads) if rows.payloads is not None else pa.nulls(len(rows), pa.binary())
+def payloads_of(rows: Rows) -> pa.Array:
+    """Return payloads; null where they were not asked for."""
+    return _bytes(rows.payloads, pa.binary(), False) if rows.payloads is not None else pa.nulls(len(rows), pa.binary())
 
 
-def record_batch(page: PageRows, schema: pa.Schema) -> pa.RecordBatch:
-    """The columns of `schema` of a page."""
+def record_batch(page: ScanPage, schema: pa.Schema) -> pa.RecordBatch:
+    """Return a page as a batch with the columns of `schema`."""
     return pa.RecordBatch.from_arrays([_READ[name][2](page) for name in schema.names], schema=schema)

@@ -1,6 +1,6 @@
-"""The options of the data source, read once and checked: what is out of range or mistyped is said before anything runs.
+"""The options of the data source, read and checked once, before anything runs.
 
-Names are those of the driver in Spark's way of writing (`ifExists` for `if_exists`); case and underscores do not count.
+Names are those of the driver in Spark's spelling (`ifExists` for `if_exists`). Case and underscores do not count.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from timeline.driver.message import encode_tag, encode_text
@@ -23,14 +23,14 @@ LIVING = (State.WAITING, State.AVAILABLE, State.LEASED)
 PAST = ("reject", "now")
 MAX_PARTITIONS = 4096
 MAX_ROWS = 50_000
-"""Rows that one partition of a micro-batch may hold: as many leases as one Hello could name."""
+"""Most rows that one partition of a micro-batch may hold: as many leases as one Hello could name."""
 
 _SPARKS_OWN = ("path", "checkpointlocation", "queryname")
 
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What a person asked of the source. Durations in ms; `addresses` as the driver takes them."""
+    """The options of one query. Durations are in ms. `addresses`: host:port, separated by commas."""
 
     addresses: str
     topic: str
@@ -51,12 +51,10 @@ class SourceOptions:
     lease_ms: int = 0
     max_rows_per_batch: int = 20_000
     wait_ms: int = 1_000
-    given: frozenset[str] = field(default_factory=frozenset)
-    """The names that were said."""
 
     @classmethod
     def of(cls, asked: Mapping[str, str]) -> SourceOptions:
-        """The options out of Spark's. Raises Invalid, which names the option."""
+        """Read Spark's options. Raise Invalid, which names the option."""
         said: dict[str, str] = {}
         for name, value in asked.items():
             known = _KNOWN.get(_plain(name))
@@ -64,13 +62,13 @@ class SourceOptions:
                 said[known] = value
             elif name.lower() not in _SPARKS_OWN:
                 near = difflib.get_close_matches(_plain(name), _KNOWN, n=1)
-                hint = f": did you mean {_KNOWN[near[0]]}?" if near else f"; there are {', '.join(_OPTIONS)}"
+                hint = f": did you mean {_KNOWN[near[0]]}?" if near else f". There are {', '.join(_OPTIONS)}"
                 raise Invalid(f"the source 'timeline' has no option {name!r}{hint}")
         if not said.get("topic"):
-            raise Invalid("say which topic: .option('topic', 'reminders')")
+            raise Invalid("no topic is named. Set .option('topic', 'reminders')")
         read = {_OPTIONS[name][0]: _OPTIONS[name][1](value, name) for name, value in said.items()}
         read["addresses"] = read.get("addresses") or _addresses("", "addresses")
-        options = cls(**read, given=frozenset(said))
+        options = cls(**read)
         if "maxRowsPerBatch" in said:
             least, most = options.partitions, options.partitions * MAX_ROWS
             _whole(least, most)(said["maxRowsPerBatch"], "maxRowsPerBatch")
@@ -150,8 +148,8 @@ _OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "addresses": ("addresses", _addresses),  # host:port of the brokers, comma-separated
     "topic": ("topic", lambda value, name: check_topic_name(value)),
     "timeout": ("timeout_ms", _duration),  # how long a call may take
-    # Write. Group: who owns the messages. `past`, for rows that are due already, may be a time in ms: reject what is
-    # due by then. The same `run` again recognises what an earlier try has put.
+    # Write. `group`: the owner of the messages. `past`, for rows that are due already, may be a time in ms: reject rows
+    # due by then. The same `run` recognises the rows that an earlier try has put.
     "group": ("group", lambda value, name: encode_text(value, name, MAX_GROUP_BYTES)),
     "ifExists": ("if_exists", _one_of("move", "replace")),
     "allowIdentical": ("allow_identical", _flag),  # identical rows without an id collapse into one
@@ -166,10 +164,10 @@ _OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "payload": ("payload", _flag),  # with payload and headers
     "partitions": ("partitions", _whole(1, MAX_PARTITIONS)),  # how many tasks
     "buckets": ("buckets", _range),  # only the buckets from A to before B, as A-B
-    # Stream read. `wait`: how long to look for what is due before Spark is told that there is nothing.
-    "lease": ("lease_ms", _duration),  # how long a micro-batch has, extended while it works
+    # Stream read. `wait`: how long to look for due messages before the query gets none.
+    "lease": ("lease_ms", _duration),  # of a micro-batch, extended while it works
     "maxRowsPerBatch": ("max_rows_per_batch", _whole(1, MAX_PARTITIONS * MAX_ROWS)),
     "wait": ("wait_ms", _duration),
 }
-"""By its name in Spark: the option's field, and what reads its text (with the name, for errors)."""
+"""By its name in Spark: the option's field, and the reader of its text, which gets the name for errors."""
 _KNOWN = {_plain(name): name for name in _OPTIONS}

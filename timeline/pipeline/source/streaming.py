@@ -1,16 +1,17 @@
-"""Messages of a timeline as a stream: each micro-batch is what came due, leased until the query has done with it.
+"""Messages of a timeline as a stream: each micro-batch is what came due, leased until the query commits it.
 
-The offset says which micro-batch of which query. Its messages stand on the timeline, under one holder for each of its
-partitions, named by query, batch and partition. A query that is started again from its checkpoint reads the batch that
-it had not finished again, as far as its leases last; what it never committed comes back when they run out. At least
-once, with `id` and `version` to tell repeats apart.
+The offset names the query and the micro-batch. Each partition of a micro-batch has a holder, named by query, batch and
+partition. Its messages stay on the timeline under that holder. A query that restarts from its checkpoint reads an
+unfinished batch again, as far as its leases last. If it never commits, the messages come back when the leases run out.
+Delivery is at least once; `id` and `version` tell repeats apart.
 
-A micro-batch is what its partitions leased, and that is settled before anybody reads it: whatever a holder has when a
-task has read it is what any other try of the task reads, and what `commit` acknowledges, no more. So only the first try
-of a task leases, and only until `lease_by_ms` on the broker's clock. Any other looks, without being in its way, until
-something is held or that time is over, and then takes the holder over: that ends a lease under way, and what is held
-from then on is all there will be. Who was taken over leases nothing more. A broker takes over at itself alone: where
-there are several, what another try finds may not be all yet, and it waits until that time is over.
+Every try of a task reads the same rows, and `commit` acknowledges exactly those:
+
+- The rows of a partition are fixed before anybody reads them. Only the first try of a task leases, and only until
+  `lease_by_ms` on the broker's clock.
+- Any other try only looks, until something is held or that time is over. Then it takes the holder over. This ends a
+  lease in flight, so nothing more is added. A try that was taken over leases nothing more.
+- A take-over reaches one broker. If there are several, the other try waits until `lease_by_ms` is over.
 """
 
 from __future__ import annotations
@@ -33,33 +34,34 @@ from pyspark.sql.types import StructType
 from timeline.clock import Clock
 from timeline.driver.client import Timeline
 from timeline.errors import Invalid, Superseded, TimelineError, Unavailable
-from timeline.model import PAYLOAD_DAMAGED, Operation, Rows, Topic, payload_sums
+from timeline.model import PAYLOAD_DAMAGED, Operation, Rows, Status, Topic, payload_sums
 from timeline.pipeline.connection import SparkConnection
-from timeline.pipeline.source.columns import CONTENT, READ, PageRows, arrow_schema, check_read, record_batch
+from timeline.pipeline.source.columns import CONTENT, READ, arrow_schema, check_read, record_batch
 from timeline.pipeline.source.options import MAX_ROWS, SourceOptions
+from timeline.wire.frames import ScanPage
 
 LEASING_MS = 30_000
-"""After a batch was planned, its tasks may lease for so long."""
+"""How long the tasks of a batch may lease after it was planned."""
 LATE_MS = 10_000
 """A lease that began in time is over by then."""
 MORE_MS = 50.0
-"""What comes due later than so long after the last part is the next batch's."""
+"""Messages due later than this after the last part belong to the next batch."""
 LOOK_MS = 250
-"""A try that may not lease looks so often whether the one that may has."""
+"""How often a try that may not lease looks for what the first try has leased."""
 
 log = logging.getLogger("timeline.pipeline")
 DEFAULT_LEASE_MS = 600_000
 LOOK_EVERY_S = 0.02
 BLIND_EVERY_MS = 15_000
-"""What a lease that ran out left is not counted as due: so often a batch is tried without knowing of any."""
+"""How often a batch is tried although nothing counts as due: messages whose lease ran out are not counted."""
 COMMIT_TRIES = 5
 Offset = dict[str, Any]
 
 
 @dataclass
 class HolderPartition(InputPartition):
-    """One partition of a micro-batch. `most`: rows it may lease. `again`: the batch was planned before, by a query that
-    ended; nothing is leased for it any more."""
+    """One partition of a micro-batch. `most`: rows it may lease. `again`: a query that ended has planned the batch, so
+    nothing more is leased for it."""
 
     topic: str
     holder: str
@@ -70,12 +72,12 @@ class HolderPartition(InputPartition):
 
 
 def holder_of(query: str, batch: int, part: int) -> str:
-    """The holder of a partition of a micro-batch."""
+    """Return the holder of a partition of a micro-batch."""
     return f"spark/{query}/{batch}/{part}"
 
 
 async def gather(client: Timeline, share: HolderPartition, first_try: bool) -> None:
-    """What the partition is to have is under its holder, and will not be more. `first_try`: of the task."""
+    """Return when all rows of the partition are under its holder, and no more will come. `first_try`: of the task."""
     if first_try and not share.again and await _leased(client, share):
         return
     while True:
@@ -84,22 +86,22 @@ async def gather(client: Timeline, share: HolderPartition, first_try: bool) -> N
         over = left_ms <= 0
         if (found or over) and (await _brokers(client, share) <= 1 or over):
             return
-        # Where there are several, the first try may be at another broker, where nobody has taken it over.
+        # If there are several brokers, the first try may be at another one, where nobody has taken it over.
         await asyncio.sleep((left_ms if found else min(left_ms, LOOK_MS)) / 1000.0)
 
 
 async def _brokers(client: Timeline, share: HolderPartition) -> int:
-    """Takes the holder over, which ends a lease under way at the broker that is reached; how many brokers there are."""
+    """Take the holder over, which ends a lease in flight at that broker. Return how many brokers there are."""
     try:
         async with client.holding(share.topic, share.holder, f"{share.lease_ms}ms") as holding:
             assert holding.welcome is not None
             return len(holding.welcome.brokers)
     except Superseded:
-        return 1  # by another try at this broker, which leases no more than this one does
+        return 1  # by another try at this broker, which leases nothing either
 
 
 async def _leased(client: Timeline, share: HolderPartition) -> bool:
-    """Leases for the partition, unless that was done or it is too late; False: another try took the holder over."""
+    """Lease for the partition, unless that is done or too late. Return False if another try took the holder over."""
     try:
         async with client.holding(share.topic, share.holder, f"{share.lease_ms}ms") as holding:
             found, now_ms = await _look(client, share)
@@ -111,7 +113,7 @@ async def _leased(client: Timeline, share: HolderPartition) -> bool:
 
 
 async def _look(client: Timeline, share: HolderPartition) -> tuple[bool, int]:
-    """Whether the holder has anything, and when the broker said so, by its clock."""
+    """Return whether the holder has anything, and the broker's time."""
     now_ms = 0
     async for page in client.scan_pages(share.topic, holder=share.holder, limit=1):
         now_ms = page.now_ms
@@ -120,43 +122,35 @@ async def _look(client: Timeline, share: HolderPartition) -> tuple[bool, int]:
     return False, now_ms
 
 
-async def held(client: Timeline, topic: str, holder: str, payload: bool) -> AsyncIterator[PageRows]:
-    """What a holder has. Due is what was asked for, not the end of the lease."""
+async def held(client: Timeline, topic: str, holder: str, payload: bool) -> AsyncIterator[ScanPage]:
+    """Yield the messages of a holder."""
     async for page in client.scan_pages(topic, holder=holder, payload=payload):
         if len(page.rows):
-            yield PageRows(page.rows, page.now_ms)
-
-
-def sound(rows: Rows) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Which rows have the payload that was put."""
-    assert rows.payloads is not None
-    whole: np.ndarray[tuple[int], np.dtype[np.bool_]] = payload_sums(rows.payloads, rows.headers) == rows.payload_sum
-    return whole
+            yield page
 
 
 async def bury(client: Timeline, topic: str, holder: str, rows: Rows) -> None:
-    """Makes dead letters of what arrived damaged."""
+    """Make dead letters of messages that arrived damaged."""
     async with client.holding(topic, holder) as holding:
         await holding.settle(Operation.BURY, rows, reason=PAYLOAD_DAMAGED)
 
 
 async def settle_all(client: Timeline, topic: str, holder: str, operation: Operation, time_ms: int = 0) -> int:
-    """ACK or EXTEND all that a holder has; how many messages it had. Raises Unavailable when the brokers did not do all
-    of it: the same again goes on."""
-    parts: list[Rows] = [page.rows async for page in held(client, topic, holder, payload=False)]
-    rows = Rows.concat(parts)
+    """ACK or EXTEND all messages of a holder. Return how many it had. Raise Unavailable if some were not settled; the
+    same call again settles the rest."""
+    rows = Rows.concat([page.rows async for page in held(client, topic, holder, payload=False)])
     if not len(rows):
         return 0
     async with client.holding(topic, holder) as holding:
         counts = await holding.settle(operation, rows, time_ms)
-    undone = sum(many for status, many in counts.items() if status in ("THROTTLED", "UNAVAILABLE", "UNKNOWN"))
+    undone = sum(counts.get(status, 0) for status in (Status.THROTTLED, Status.UNAVAILABLE, Status.UNKNOWN))
     if undone:
         raise Unavailable(f"{undone} of {len(rows)} messages of {holder} could not be settled")
     return len(rows)
 
 
 class TimelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans micro-batches, reads their partitions, extends their leases meanwhile, acknowledges them when committed."""
+    """Plan micro-batches, read their partitions, extend their leases meanwhile, and acknowledge them on commit."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         check_read(schema, READ)
@@ -177,17 +171,19 @@ class TimelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._query
 
     def initialOffset(self) -> Offset:
-        """Before the first micro-batch of a new query."""
+        """Return the offset before the first micro-batch of a new query."""
         topic = self._our_query().topic
         return {"topic": topic.name, "uid": str(topic.uid), "query": uuid.uuid4().hex[:16], "batch": 0, "planned_ms": 0}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """So many rows a micro-batch."""
+        """Return the most rows of a micro-batch."""
         return ReadMaxRows(self._options.max_rows_per_batch)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """The next micro-batch when something is due, else `start`. Spark commits a batch when it begins the next: so
-        that what is done does not stay leased until more comes, an empty one closes it."""
+        """Return the next micro-batch when something is due, else `start`.
+
+        Spark commits a batch when it begins the next one. An empty batch therefore follows the last, so that finished
+        messages do not stay leased until more come."""
         query = self._our_query()
         query.check(start)
         rows = self._rows(limit)
@@ -209,33 +205,33 @@ class TimelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._options.max_rows_per_batch
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """What is due now is read, in as many micro-batches as that takes, and no more."""
+        """Read only what is due now, in as many micro-batches as that takes."""
         self._left = self._our_query().due()
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """A share for each holder of the micro-batch."""
+        """Return one partition per holder of the micro-batch."""
         query = self._our_query()
         query.check(end)
         if end["batch"] <= start["batch"]:
             return []
         if query.has_open(start):
-            # What Spark reads on from is done; a query that ended just then could not say so, and nobody else will.
+            # Spark continues after this batch, so it is done. A query that ended just then could not commit it.
             query.commit(start)
         return query.shares(start, end)
 
     def commit(self, end: Offset) -> None:
-        """The micro-batch is done: its messages are acknowledged."""
+        """Acknowledge the messages of the micro-batch."""
         self._our_query().commit(end)
 
     def stop(self) -> None:
-        """The query ends. What is held comes back by its leases."""
+        """End the query. Messages that it holds come back when their leases run out."""
         if self._query is not None:
             self._query.close()
 
     # On the executors.
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a share."""
+        """Return the rows of a partition."""
         assert isinstance(partition, HolderPartition)
         context = TaskContext.get()
         first_try = context is None or context.attemptNumber() == 0
@@ -247,20 +243,21 @@ class TimelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if len(whole.rows):
                     yield record_batch(whole, self._schema)
 
-    def _whole(self, connection: SparkConnection, share: HolderPartition, page: PageRows) -> PageRows:
-        """The page without what arrived damaged, with each message's due as it was asked for."""
+    def _whole(self, connection: SparkConnection, share: HolderPartition, page: ScanPage) -> ScanPage:
+        """Return the page without damaged messages. Each due time is the scheduled one, not the lease's end."""
         rows = page.rows
         if self._content:
-            good = sound(rows)
+            assert rows.payloads is not None
+            good = payload_sums(rows.payloads, rows.headers) == rows.payload_sum
             if not good.all():
                 log.error("%d messages of %s arrived damaged and are buried", int((~good).sum()), share.topic)
                 connection.run(bury(connection.client, share.topic, share.holder, rows.take(np.flatnonzero(~good))))
                 rows = rows.take(np.flatnonzero(good))
-        return PageRows(replace(rows, due_ms=rows.scheduled_ms), page.now_ms)
+        return replace(page, rows=replace(rows, due_ms=rows.scheduled_ms))
 
 
 class _RunningQuery:
-    """The driver's side of a query: its connection, and the thread that extends what is not committed yet."""
+    """A query on Spark's driver: its connection, and the thread that extends uncommitted leases."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -281,24 +278,24 @@ class _RunningQuery:
         self._blind_ms = 0.0
 
     def check(self, offset: Offset) -> None:
-        """Raises Invalid for an offset of another topic: a checkpoint that is not this query's."""
+        """Raise Invalid for an offset of another topic: the checkpoint is not this query's."""
         if offset.get("topic") != self.topic.name:
             raise Invalid(
-                f"the checkpoint is of topic {offset.get('topic')!r}, this query reads {self.topic.name!r}: "
-                "give each query a checkpoint of its own"
+                f"the checkpoint is of topic {offset.get('topic')!r}, this query reads {self.topic.name!r}. "
+                "Give each query a checkpoint of its own"
             )
         if offset.get("uid") != str(self.topic.uid):
             raise Invalid(
-                f"topic {self.topic.name!r} was dropped and made anew since the checkpoint was written: start with a "
-                "new checkpointLocation"
+                f"topic {self.topic.name!r} was dropped and created again after the checkpoint was written. Start with "
+                "a new checkpointLocation"
             )
 
     def due(self) -> int:
-        """How many messages that nobody holds are due now."""
+        """Return how many messages without a holder are due now."""
         return self._connection.run(self._connection.client.forecast(self.topic.name, "1ms", "1ms")).overdue
 
     def something_due(self, wait_ms: int) -> bool:
-        """Whether something nobody holds is due, now or within `wait_ms`."""
+        """Return whether a message without a holder is due, now or within `wait_ms`."""
         until_ms = self._clock.monotonic_ms() + wait_ms
         while True:
             now_ms = self._clock.monotonic_ms()
@@ -312,18 +309,18 @@ class _RunningQuery:
             self._over.wait(LOOK_EVERY_S)
 
     def has_open(self, start: Offset) -> bool:
-        """Whether the micro-batch up to `start` may still be held."""
+        """Return whether the micro-batch up to `start` may still be held."""
         return bool(start.get("partitions")) and int(start["batch"]) > self._committed
 
     def next_offset(self, start: Offset, rows: int, partitions: int) -> Offset:
-        """The offset of the micro-batch after `start`, whose `partitions` may have `rows` each."""
+        """Return the offset of the micro-batch after `start`, with up to `rows` in each of its `partitions`."""
         batch = int(start["batch"]) + 1
         self._planned.add(batch)
-        now_ms = round(self._clock.now_ms() + self._connection.run(self._connection.client.ping()).offset_ms)
-        return start | {"batch": batch, "planned_ms": now_ms, "partitions": partitions, "rows": rows}
+        planned_ms = self._connection.broker_now_ms()
+        return start | {"batch": batch, "planned_ms": planned_ms, "partitions": partitions, "rows": rows}
 
     def shares(self, start: Offset, end: Offset) -> list[HolderPartition]:
-        """The partitions of the micro-batches after `start` up to `end`."""
+        """Return the partitions of the micro-batches after `start` up to `end`."""
         found: list[HolderPartition] = []
         for batch in range(int(start["batch"]) + 1, int(end["batch"]) + 1):
             shares = self._shares_of(end, batch)
@@ -349,8 +346,8 @@ class _RunningQuery:
         ]
 
     def commit(self, end: Offset) -> None:
-        """Acknowledges what the holders of the batch have. Raises Unavailable when that could not be done: the query
-        ends, and does it when it is started again."""
+        """Acknowledge all messages of the batch's holders. Raise Unavailable if that fails. The query then ends, and
+        acknowledges them after its restart."""
         self.check(end)
         for share in self._shares_of(end, int(end["batch"])):
             for tries_left in reversed(range(COMMIT_TRIES)):
@@ -368,7 +365,7 @@ class _RunningQuery:
                 del self._open[batch]
 
     def _keep(self) -> None:
-        """Extends, three times a lease, what is planned and not committed."""
+        """Extend uncommitted leases, three times per lease."""
         while not self._over.wait(self._lease_ms / 3_000):
             with self._lock:
                 shares = [share for shares in self._open.values() for share in shares]
@@ -379,10 +376,10 @@ class _RunningQuery:
                         work = settle_all(client, share.topic, share.holder, Operation.EXTEND, self._lease_ms)
                         self._connection.run(work)
                 except TimelineError as trouble:
-                    log.warning("could not extend what %s holds: %s", share.holder, trouble)
+                    log.warning("could not extend the leases of %s: %s", share.holder, trouble)
 
     def close(self) -> None:
-        """Ends the thread and the connection."""
+        """End the thread and the connection."""
         self._over.set()
         if self._keeper is not None:
             self._keeper.join()

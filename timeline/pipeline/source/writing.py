@@ -1,8 +1,11 @@
 """Rows to a timeline: batch write and stream write.
 
-Each task puts its rows by a connection of its own, a few calls under way at a time, so that a broker's THROTTLED slows
-the task down and nothing piles up. A task that is run again, or twice at once, puts the same ids: the broker answers
-DUPLICATE."""
+Rows are judged as columns. A row becomes an object only where it has headers, or where its id is derived. Rejected rows
+are kept unchanged, each with its reason, so that they can be fixed and written again.
+
+Each task has a connection of its own and a few calls in flight. THROTTLED slows the task down, and nothing piles up.
+A task that runs again, or twice at once, puts the same ids. The broker answers DUPLICATE.
+"""
 
 from __future__ import annotations
 
@@ -12,40 +15,285 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from timeline.clock import Clock
-from timeline.columns import Bools
-from timeline.driver.batch import Batch
+from timeline.columns import Bools, Int64, Ragged, Text, UInt64
+from timeline.driver.batch import Batch, arrow_column
+from timeline.driver.message import check_headers
 from timeline.driver.receipts import Receipts
-from timeline.errors import Invalid, NotFound
-from timeline.model import Status
+from timeline.driver.times import LOOKS_LIKE_SECONDS
+from timeline.errors import Invalid, NotFound, TimelineError
+from timeline.model import MAX_ID_BYTES, MAX_PAYLOAD_BYTES, MAX_TAG_BYTES, MAX_TIME_MS, Status
 from timeline.pipeline.connection import SparkConnection
-from timeline.pipeline.files import write_json
+from timeline.pipeline.files import joined, write_json, write_table
 from timeline.pipeline.source.columns import check_written
-from timeline.pipeline.source.intake import EXAMPLES, Judge, JudgedRows, RejectedRows, SeenBirths, births_of, salt_of
 from timeline.pipeline.source.options import SourceOptions
+from timeline.wire.validate import validate_texts
 
-_STREAMS = ("sql.streaming.queryId", "streaming.sql.batchId")
-"""Under these names Spark tells a task whose it is."""
 CALLS_UNDER_WAY = 4
 BYTES_UNDER_WAY = 32 * 1024 * 1024
 ROWS_A_CALL = 10_000
-"""A call that a broker refuses as a whole takes so many rows with it, and no more."""
-_AGAIN = frozenset((Status.THROTTLED.code, Status.UNAVAILABLE.code, Status.UNKNOWN.code))
+"""Rows per call. A broker that refuses a whole call refuses no more rows than these."""
+ROWS_A_FILE = 100_000
+ID_BYTES = 16
+"""A derived id is this many bytes of BLAKE2b, as hex digits."""
+EXAMPLES = 10
+_STREAMS = ("sql.streaming.queryId", "streaming.sql.batchId")
+"""A task's local properties that name its query and its micro-batch."""
+_AGAIN = [status.code for status in (Status.THROTTLED, Status.UNAVAILABLE, Status.UNKNOWN)]
 _OK, _DUPLICATE = Status.OK.code, Status.DUPLICATE.code
+_WORDS = {
+    Status.EXISTS: "the id is taken by another message",
+    Status.FORBIDDEN: "the message belongs to another group",
+    Status.LEASED: "a consumer has it now",
+    Status.DEAD: "it is a dead letter",
+    Status.EXPIRED: "it expires before it is due",
+    Status.TOO_LARGE: "the payload is above the topic's max_payload_bytes",
+}
+_REMEDIES = {Status.FORBIDDEN: ". Write such rows for the group that owns them (option group, --group NAME)"}
+
+
+@dataclass(slots=True)
+class JudgedRows:
+    """One Arrow batch. `good`: indexes of the rows that can be put, as `batch`. `bad`: the reason per index of the
+    others. `derived`: the ids are made of the rows' content."""
+
+    rows: pa.RecordBatch
+    good: np.ndarray[Any, np.dtype[np.intp]]
+    batch: Batch
+    bad: dict[int, str]
+    derived: bool
+
+
+class _BadRows:
+    """Which rows cannot be put, with the first reason of each."""
+
+    def __init__(self, count: int) -> None:
+        self.mask: Bools = np.zeros(count, dtype=np.bool_)
+        self.reasons: dict[int, str] = {}
+
+    def add(self, which: Bools, reason: str) -> None:
+        if which.any():
+            fresh = which & ~self.mask
+            self.reasons.update(dict.fromkeys(np.flatnonzero(fresh).tolist(), reason))
+            self.mask |= which
+
+    def add_one(self, at: int, reason: str) -> None:
+        if not self.mask[at]:
+            self.mask[at] = True
+            self.reasons[at] = reason
+
+
+def judge(rows: pa.RecordBatch, past_ms: int) -> JudgedRows:
+    """Return the rows that can be put as a batch, and why the others cannot. Rows due by `past_ms` cannot; 0: no such
+    limit."""
+    bad = _BadRows(rows.num_rows)
+    columns = {name: rows.column(name) for name in rows.schema.names}
+    due_ms = _due_ms(columns["due"], past_ms, bad)
+    _judge_payload(columns["payload"], bad)
+    if "id" in columns:
+        _judge_text(columns["id"], "id", 1, MAX_ID_BYTES, bad)
+    if "tag" in columns:
+        _judge_text(columns["tag"], "tag", 0, MAX_TAG_BYTES, bad)
+    expires_ms = _expires_ms(columns.get("expires"), bad)
+    headers = _encoded(columns.get("headers"), bad)
+    good = np.flatnonzero(~bad.mask)
+    if len(good) < rows.num_rows:
+        picks = pa.array(good)
+        columns = {name: column.take(picks) for name, column in columns.items()}
+        due_ms, expires_ms = due_ms[good], expires_ms[good]
+        headers = headers if headers is None else headers.take(good)
+    tags = columns.get("tag")
+    batch = Batch(
+        payloads=columns["payload"],
+        at=due_ms,
+        ids=columns.get("id"),
+        tags=None if tags is None or tags.null_count == len(tags) else pc.fill_null(tags, ""),
+        headers=headers,
+    )
+    batch.expires_ms = expires_ms if expires_ms.any() else None
+    derived = "id" not in columns
+    if derived:
+        batch.ids = content_ids(batch)
+    return JudgedRows(rows, good, batch, bad.reasons, derived)
+
+
+def _nulls(column: pa.Array) -> Bools:
+    if not column.null_count:
+        return np.zeros(len(column), dtype=np.bool_)
+    marks: Bools = column.is_null().to_numpy(zero_copy_only=False)
+    return marks
+
+
+def _numbers(column: pa.Array) -> Int64:
+    """64-bit numbers, with 0 for null."""
+    numbers = column.cast("int64")
+    found: Int64 = (pc.fill_null(numbers, 0) if numbers.null_count else numbers).to_numpy()
+    return found
+
+
+def _millis(column: pa.Array) -> Int64:
+    """Timestamps of microseconds as milliseconds. They round up, so that nothing is early."""
+    return -(-_numbers(column) // 1_000)
+
+
+def _due_ms(column: pa.Array, past_ms: int, bad: _BadRows) -> Int64:
+    due_ms = _millis(column)
+    bad.add(_nulls(column), "due is null")
+    bad.add(due_ms < LOOKS_LIKE_SECONDS, "due lies before 1973: was it read with the wrong unit?")
+    bad.add(due_ms > MAX_TIME_MS, "due lies after the year 9999")
+    if past_ms:
+        bad.add(due_ms <= past_ms, "due is past")
+    return due_ms
+
+
+def _judge_payload(column: pa.Array, bad: _BadRows) -> None:
+    bad.add(_nulls(column), "payload is null: an empty one is ''")
+    if column.nbytes > MAX_PAYLOAD_BYTES:
+        sizes = _numbers(pc.binary_length(column))
+        bad.add(sizes > MAX_PAYLOAD_BYTES, f"payload is above {MAX_PAYLOAD_BYTES} bytes")
+
+
+def _judge_text(column: pa.Array, name: str, least: int, most: int, bad: _BadRows) -> None:
+    if least:
+        bad.add(_nulls(column), f"{name} is null")
+    texts = arrow_column(pc.fill_null(column, "") if column.null_count else column, name)
+    for at, why in validate_texts(texts, Text(name, least, most)).items():
+        bad.add_one(at, why)
+
+
+def _expires_ms(column: pa.Array | None, bad: _BadRows) -> Int64:
+    if column is None:
+        return np.zeros(len(bad.mask), dtype=np.int64)
+    expires_ms = _millis(column)
+    present = ~_nulls(column)
+    wrong = present & ((expires_ms < LOOKS_LIKE_SECONDS) | (expires_ms > MAX_TIME_MS))
+    bad.add(wrong, "expires lies before 1973 or after the year 9999")
+    return np.where(present, expires_ms, 0)
+
+
+def _encoded(column: pa.Array | None, bad: _BadRows) -> Ragged | None:
+    """Headers in the wire's encoding; None where no row has any."""
+    if column is None or column.null_count == len(column) or not len(column.items):
+        return None
+    encoded: list[bytes] = []
+    for at, pairs in enumerate(column.to_pylist()):
+        try:
+            encoded.append(check_headers(dict(pairs)) if pairs else b"")
+        except (TimelineError, TypeError) as wrong:
+            bad.add_one(at, f"headers: {getattr(wrong, 'reason', '') or wrong}")
+            encoded.append(b"")
+    return Ragged.of(encoded)
+
+
+def content_ids(batch: Batch) -> Ragged:
+    """Return an id per row, made of its whole content. The same row has the same id wherever and whenever it is
+    written."""
+    count = len(batch)
+    fixed = np.zeros(count, dtype=[("due", "<i8"), ("expires", "<i8"), ("payload", "<u4"), ("tag", "<u2")])
+    fixed["due"], fixed["payload"] = batch.time_ms, batch.payloads.sizes
+    if batch.expires_ms is not None:
+        fixed["expires"] = batch.expires_ms
+    tags = headers = [b""] * count
+    if batch.tags is not None:
+        fixed["tag"], tags = batch.tags.sizes, batch.tags.tolist()
+    if batch.headers is not None:
+        headers = batch.headers.tolist()
+    heads = np.frombuffer(fixed.tobytes(), dtype=f"V{fixed.itemsize}").tolist()
+    rows = zip(heads, tags, batch.payloads.tolist(), headers, strict=True)
+    return Ragged.of([blake2b(b"".join(row), digest_size=ID_BYTES).hexdigest().encode() for row in rows])
+
+
+def births_of(ids: Sequence[bytes], salt: int) -> UInt64:
+    """Return births made of derived ids and `salt`, by SplitMix64: the same for the same row of the same part of a
+    run."""
+    halves = np.frombuffer(bytes.fromhex(b"".join(id[:16] for id in ids).decode()), dtype="<u8") ^ np.uint64(salt)
+    mixed = halves + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    mixed[mixed == 0] = 1
+    return mixed
+
+
+class SeenBirths:
+    """The births that a part of a run has put, in few sorted runs. They tell a row's first occurrence from the next.
+    A wrong guess, once in 2^64 pairs, costs nothing: the broker compares the whole."""
+
+    def __init__(self) -> None:
+        self._runs: list[UInt64] = []
+
+    def again(self, keys: UInt64) -> Bools:
+        """Return which of `keys` came before, in an earlier call or in this one. Keep them all."""
+        found = np.zeros(len(keys), dtype=np.bool_)
+        for run in self._runs:
+            at = np.minimum(np.searchsorted(run, keys), len(run) - 1)
+            found |= run[at] == keys
+        fresh, first = np.unique(keys, return_index=True)
+        later = np.ones(len(keys), dtype=np.bool_)
+        later[first] = False
+        self._runs.append(fresh)
+        while len(self._runs) > 1 and len(self._runs[-2]) <= 2 * len(self._runs[-1]):
+            self._runs[-2:] = [np.union1d(*self._runs[-2:])]
+        return found | later
+
+
+class RejectedRows:
+    """A task's rejected rows. `path`: where they are written; empty: nowhere. `name`: the start of the files' names. A
+    task that runs again has the same name, so it replaces its files."""
+
+    def __init__(self, path: str, name: str) -> None:
+        self._path, self._name = path, name
+        self._tables: list[pa.Table] = []
+        self._rows = 0
+        self._files: list[str] = []
+        self.examples: list[tuple[str, str]] = []
+
+    def add(self, rows: pa.RecordBatch, bad: dict[int, str]) -> None:
+        """Keep the rows at the indexes in `bad`, each with its reason."""
+        places = sorted(bad)
+        for place in places[: EXAMPLES - len(self.examples)]:
+            self.examples.append((_shown(rows, place), bad[place]))
+        if not self._path:
+            return
+        reasons = pa.array([bad[place] for place in places], pa.string())
+        table = pa.Table.from_batches([rows.take(pa.array(places, pa.int64()))]).append_column("reason", reasons)
+        self._tables.append(table)
+        self._rows += len(table)
+        if self._rows >= ROWS_A_FILE:
+            self._write()
+
+    def _write(self) -> None:
+        if self._tables:
+            url = joined(self._path, f"{self._name}-{len(self._files):03d}.parquet")
+            write_table(url, pa.concat_tables(self._tables))
+            self._files.append(url)
+            self._tables, self._rows = [], 0
+
+    def close(self) -> list[str]:
+        """Write the rest. Return the URLs of all files."""
+        self._write()
+        return self._files
+
+
+def _shown(rows: pa.RecordBatch, place: int) -> str:
+    names = [name for name in ("id", "due", "tag") if name in rows.schema.names]
+    return " ".join(f"{name}={rows.column(name)[place].as_py()!s:.60}" for name in names)
 
 
 @dataclass
 class WriteCounts(WriterCommitMessage):
-    """What a task did. `put`: rows that are new on the timeline; `there`: rows that were on it before, or that an
-    earlier try of this task had put; `settled`: rows that were delivered before (on a topic that remembers);
-    `collapsed`: identical rows without an id; `rejected` by reason, with a few `examples` as (row, reason)."""
+    """The result of a task, in rows. `put`: new on the timeline. `there`: on it before, or put by an earlier try.
+    `settled`: delivered before, on a topic that remembers. `collapsed`: identical to another, without an id.
+    `rejected`: by reason, with a few `examples` of (row, reason)."""
 
     put: int = 0
     there: int = 0
@@ -57,11 +305,11 @@ class WriteCounts(WriterCommitMessage):
 
     @property
     def rows(self) -> int:
-        """All rows that were looked at."""
+        """All rows that were judged."""
         return self.put + self.there + self.settled + self.collapsed + self.rejected.total()
 
     def add(self, other: WriteCounts) -> None:
-        """Counts `other`, too."""
+        """Add the counts of `other`."""
         self.put += other.put
         self.there += other.there
         self.settled += other.settled
@@ -71,7 +319,7 @@ class WriteCounts(WriterCommitMessage):
         self.files += other.files
 
     def as_json(self) -> dict[str, object]:
-        """The counts for machines."""
+        """Return the report."""
         return {
             "rows": self.rows,
             "put": self.put,
@@ -87,7 +335,7 @@ class WriteCounts(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class WritePlan:
-    """What every task of a write knows. `past_ms`: rows due by then are rejected, 0: none are."""
+    """The part of a write that all its tasks share. `past_ms`: rows due by then are rejected; 0: none."""
 
     options: SourceOptions
     run: str
@@ -96,7 +344,8 @@ class WritePlan:
 
 
 def plan_write(options: SourceOptions, schema: StructType, streaming: bool) -> WritePlan:
-    """Checks the columns, that brokers answer and that the topic is there, before any task starts."""
+    """Return the plan, before any task starts. Raise Invalid for wrong columns, NotFound for a missing topic, and
+    Unavailable where no broker answers."""
     check_written(schema)
     with SparkConnection(options.addresses, options.timeout_ms) as connection:
         connection.topic(options.topic)
@@ -110,18 +359,18 @@ class WriteTask:
 
     def __init__(self, plan: WritePlan, part: int) -> None:
         options = self._options = plan.options
-        self._judge = Judge(plan.past_ms)
-        self._salts = salt_of(plan.run, part), salt_of(f"{plan.run}\0again", part)
+        self._past_ms = plan.past_ms
+        self._salts = [int.from_bytes(_digest(run, str(part)), "little") for run in (plan.run, f"{plan.run}\0again")]
         self._seen = SeenBirths()
         self._done = WriteCounts()
-        self._rejects = RejectedRows(options.rejects_path, f"{_digest(plan.run, batch_name())}-{part:05d}")
+        self._rejects = RejectedRows(options.rejects_path, f"{_digest(plan.run, batch_name()).hex()}-{part:05d}")
         self._under_way: deque[tuple[JudgedRows, int, Future[Receipts]]] = deque()
         self._bytes = 0
         self._connection = SparkConnection(options.addresses, options.timeout_ms)
         self._producer = self._connection.client.producer(options.topic, options.group)
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> WriteCounts:
-        """Puts all rows; raises when the brokers did not take them all, or when too many are rejected."""
+        """Put all rows. Raise where brokers did not take them all, or where too many are rejected."""
         try:
             for batch in batches:
                 for start in range(0, batch.num_rows, ROWS_A_CALL):
@@ -134,7 +383,7 @@ class WriteTask:
         return self._done
 
     def _put(self, rows: pa.RecordBatch) -> None:
-        judged = self._judge.judge(rows)
+        judged = judge(rows, self._past_ms)
         batch, nbytes = judged.batch, rows.nbytes
         if judged.derived and len(batch):
             self._give_births(batch)
@@ -145,55 +394,48 @@ class WriteTask:
         self._bytes += nbytes
 
     def _give_births(self, batch: Batch) -> None:
-        """A row's birth is made of its id, so that an earlier try of this task is recognised by the broker; the second
-        and later ones of identical rows get another, so that these are not."""
+        """Derive each row's birth from its id, so that the broker recognises an earlier try of this task. The second
+        and later copies of identical rows get another birth, so they are not taken for such a try."""
         assert batch.ids is not None
         first, later = (births_of(batch.ids, salt) for salt in self._salts)
         batch.births = np.where(self._seen.again(first), later, first)
 
     def _take(self) -> None:
-        """The answers to the call that has waited longest."""
+        """Count the answers to the oldest call in flight."""
         judged, nbytes, future = self._under_way.popleft()
         self._bytes -= nbytes
         receipts = future.result()
-        self._check_taken(receipts)
         codes, done = receipts.status_codes, self._done
-        settled = receipts.settled & (codes == _DUPLICATE)
-        there = (codes == _DUPLICATE) & ~settled
-        # A put of the very same birth is answered OK: an earlier try of this task has put it.
-        repeats, nobody = receipts.repeats & (codes == _OK), np.zeros(len(codes), dtype=np.bool_)
-        collapsed = there if judged.derived else nobody
-        elsewhere = nobody if judged.derived else self._elsewhere(judged, receipts, there)
-        done.put += int(((codes == _OK) & ~repeats).sum())
-        done.settled += int(settled.sum())
-        done.collapsed += int(collapsed.sum())
-        done.there += int(repeats.sum()) + int((there & ~collapsed & ~elsewhere).sum())
-        self._reject(judged, receipts, elsewhere)
-
-    def _elsewhere(self, judged: JudgedRows, receipts: Receipts, there: Bools) -> Bools:
-        """Which of those that were `there` carry another due than the row says, though nobody has touched them
-        since they were put: the id is used twice."""
-        if self._options.if_exists:
-            return np.zeros(len(there), dtype=np.bool_)
-        elsewhere: Bools = there & (receipts.versions == 1) & (receipts.due_ms != judged.batch.time_ms)
-        return elsewhere
-
-    def _check_taken(self, receipts: Receipts) -> None:
-        """Raises what is no row's fault: the same call may be made again."""
-        codes = receipts.status_codes
         if (codes == Status.NOT_FOUND.code).any():
             raise NotFound(f"the topic {self._options.topic!r} is gone")
-        if np.isin(codes, list(_AGAIN)).any():
+        if np.isin(codes, _AGAIN).any():
             receipts.raise_failed()
+        duplicate = codes == _DUPLICATE
+        # The broker answers OK to the same birth again: an earlier try of this task has put it.
+        repeats = receipts.repeats & (codes == _OK)
+        settled = receipts.settled & duplicate
+        there = duplicate & ~settled
+        used_twice = np.zeros(len(codes), dtype=np.bool_)
+        if judged.derived:
+            done.collapsed += int(there.sum())
+        else:
+            if not self._options.if_exists:
+                # Nobody has touched the message since it was put, and its due time is another.
+                used_twice = there & (receipts.versions == 1) & (receipts.due_ms != judged.batch.time_ms)
+            done.there += int((there & ~used_twice).sum())
+        done.put += int(((codes == _OK) & ~repeats).sum())
+        done.there += int(repeats.sum())
+        done.settled += int(settled.sum())
+        self._reject(judged, receipts, used_twice)
 
-    def _reject(self, judged: JudgedRows, receipts: Receipts, elsewhere: Bools) -> None:
-        bad = dict(judged.bad)
-        codes = receipts.status_codes
-        for at in np.flatnonzero(elsewhere | ((codes != _OK) & (codes != _DUPLICATE))).tolist():
-            if elsewhere[at]:
+    def _reject(self, judged: JudgedRows, receipts: Receipts, used_twice: Bools) -> None:
+        bad, codes = judged.bad, receipts.status_codes
+        for at in np.flatnonzero(used_twice | ((codes != _OK) & (codes != _DUPLICATE))).tolist():
+            if used_twice[at]:
                 why = "EXISTS: the id is there already with the same payload and another due"
             else:
-                why = f"{receipts[at].status}: {receipts[at].detail or _WORDS.get(receipts[at].status, 'refused')}"
+                status, detail = receipts[at].status, receipts[at].detail
+                why = f"{status}: {detail or _WORDS.get(status, 'refused')}{_REMEDIES.get(status, '')}"
             bad[int(judged.good[at])] = why
         if not bad:
             return
@@ -205,29 +447,20 @@ class WriteTask:
             raise Invalid(too_many(self._done, self._options))
 
 
-_WORDS = {
-    Status.EXISTS: "the id is taken by another message",
-    Status.FORBIDDEN: "the message belongs to another group",
-    Status.LEASED: "a consumer has it now",
-    Status.DEAD: "it is a dead letter",
-    Status.EXPIRED: "it expires before it is due",
-    Status.TOO_LARGE: "the payload is above the topic's max_payload_bytes",
-}
-
-
 def too_many(done: WriteCounts, options: SourceOptions) -> str:
-    """The sentence that ends a write for its rejected rows."""
+    """Return the sentences that end a write for its rejected rows. They name the source's options and those of
+    `timeline pipeline load`."""
     told = "; ".join(f"{many} × {reason}" for reason, many in done.rejected.most_common(5))
     first = "; ".join(f"row {row}: {reason}" for row, reason in done.examples[:3])
-    where = f"; they are in {options.rejects_path}" if options.rejects_path else "; rejectsPath keeps them"
+    kept = f"They are in {options.rejects_path}" if options.rejects_path else "rejectsPath (--rejects URL) keeps them"
     return (
-        f"{done.rejected.total()} rows are rejected, more than maxRejects={options.max_rejects}: {told}. "
-        f"The first: {first}{where}"
+        f"{done.rejected.total()} rows are rejected, more than maxRejects={options.max_rejects} (--max-rejects): "
+        f"{told}. The first: {first}. {kept}"
     )
 
 
-def conclude(plan: WritePlan, messages: Sequence[WriterCommitMessage | None]) -> WriteCounts:
-    """All tasks' counts; raises Invalid where they are not what was allowed."""
+def conclude(plan: WritePlan, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Write the report of all tasks. Raise Invalid where more rows are rejected, or identical, than allowed."""
     done = WriteCounts()
     for message in messages:
         if isinstance(message, WriteCounts):
@@ -238,58 +471,55 @@ def conclude(plan: WritePlan, messages: Sequence[WriterCommitMessage | None]) ->
         raise Invalid(too_many(done, plan.options))
     if done.collapsed and plan.refuses_identical:
         raise Invalid(
-            f"{done.collapsed} rows without an id are identical to others, of this write or of an earlier one, and "
-            f"collapsed into them ({done.put} rows are new). Give rows an id, drop duplicates, or allow it: "
-            ".option('allowIdentical', 'true'). To go on with a write that broke off, give both the same "
-            ".option('run', …)"
+            f"{done.collapsed} rows without an id are identical to others, of this write or an earlier one, and "
+            f"collapsed into them ({done.put} rows are new). Give rows an id, drop duplicates, or set "
+            ".option('allowIdentical', 'true'). To resume a write that broke off, give both the same .option('run', …)"
         )
-    return done
 
 
 def batch_name() -> str:
-    """The micro-batch of a stream that this task works on; empty for a batch write."""
+    """Return the micro-batch that this task works on; empty for a batch write."""
     context = TaskContext.get()
     names = (context.getLocalProperty(name) or "" for name in _STREAMS) if context is not None else ()
     return "\0".join(names)
 
 
-def _digest(*said: str) -> str:
-    """A name for files, which another run or micro-batch does not have."""
-    return blake2b("\0".join(said).encode(), digest_size=8).hexdigest()
+def _digest(*said: str) -> bytes:
+    return blake2b("\0".join(said).encode(), digest_size=8).digest()
 
 
-def part_number() -> int:
-    """The number of the partition that this task works on."""
-    context = TaskContext.get()
-    return context.partitionId() if context is not None else 0
+class _PlannedWriter:
+    """A write that is planned once. Each task writes its part."""
 
-
-class TimelineWriter(DataSourceArrowWriter):
-    """Batch write: rows → put."""
+    streaming: ClassVar[bool]
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        self._plan = plan_write(options, schema, streaming=False)
+        self._plan = plan_write(options, schema, self.streaming)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriteCounts:
-        """One task's rows."""
-        return WriteTask(self._plan, part_number()).write(iterator)
+        """Put the rows of the task that runs here."""
+        context = TaskContext.get()
+        return WriteTask(self._plan, context.partitionId() if context is not None else 0).write(iterator)
+
+
+class TimelineWriter(_PlannedWriter, DataSourceArrowWriter):
+    """Batch write: rows → put."""
+
+    streaming = False
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All tasks are done."""
+        """Conclude the write."""
         conclude(self._plan, messages)
 
 
-class TimelineStreamWriter(DataSourceStreamArrowWriter):
-    """Stream write: each micro-batch → put. Identical rows without an id collapse, as a micro-batch that is run again
-    cannot be told from them; rows that are due already are delivered now unless `past` says otherwise."""
+class TimelineStreamWriter(_PlannedWriter, DataSourceStreamArrowWriter):
+    """Stream write: each micro-batch → put.
 
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        self._plan = plan_write(options, schema, streaming=True)
+    Identical rows without an id collapse: they look like a micro-batch that is run again. Rows that are due already are
+    delivered at once unless `past` says otherwise."""
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriteCounts:
-        """One task's rows of a micro-batch."""
-        return WriteTask(self._plan, part_number()).write(iterator)
+    streaming = True
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """A micro-batch is done."""
+        """Conclude a micro-batch."""
         conclude(self._plan, messages)
