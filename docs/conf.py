@@ -6,23 +6,19 @@ paths that work in the repository."""
 from __future__ import annotations
 
 import re
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
 
 from pygments.lexers.special import TextLexer
 from sphinx.application import Sphinx
 
+import timeline
+
 ROOT = Path(__file__).resolve().parent.parent
 
 project = "Timeline"
 copyright = "the Timeline maintainers; Apache-2.0"
-try:
-    release = installed_version("timeline")
-except PackageNotFoundError:
-    release = "0"
-version = release
+version = release = timeline.__version__
 
 extensions = ["myst_parser"]
 root_doc = "docs/index"

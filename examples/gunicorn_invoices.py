@@ -5,7 +5,7 @@ A client opens on first use and notices a fork: each worker gets connections of 
     timeline serve
     gunicorn --preload --workers 4 examples.gunicorn_invoices:app
 
-then `curl -X POST localhost:8000/invoices/2026-117`. Needs `pip install 'timeline[server,examples]'`.
+then `curl -X POST localhost:8000/invoices/2026-117`. Needs `pip install 'timeline-scheduler[server,examples]'`.
 """
 
 import json

@@ -6,7 +6,7 @@ run as a service, sends what was committed; killed at any moment, it sends nothi
     timeline serve
     python examples/outbox_orders.py
 
-Needs `pip install 'timeline[server,outbox]'`.
+Needs `pip install 'timeline-scheduler[server,outbox]'`.
 """
 
 import os

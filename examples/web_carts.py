@@ -6,7 +6,9 @@ is answered once the broker's store has the reminder: what this service confirme
     timeline serve
     uvicorn examples.web_carts:app
 
-then `curl -X PUT localhost:8000/carts/42` and `timeline ls carts`. Needs `pip install 'timeline[server,examples]'`.
+then `curl -X PUT localhost:8000/carts/42` and `timeline ls carts`.
+
+Needs `pip install 'timeline-scheduler[server,examples]'`.
 """
 
 import os

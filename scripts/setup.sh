@@ -74,6 +74,8 @@ echo "setup: installing Timeline and its tools into .venv"
 # What builds comes first and pinned like the rest, so that building fetches nothing by itself: hatchling for Timeline,
 # setuptools for etcd3, of which there is no wheel. What some Pythons' venv brings is too old, others bring none.
 pip install -c constraints.txt pip hatchling editables setuptools
+# The package was once called `timeline`. Both names at once would register each storage plugin twice.
+pip uninstall --yes timeline 2>/dev/null
 pip install -c constraints.txt --no-build-isolation -e '.[all,dev]'
 pip check
 touch "$stamp"

@@ -72,7 +72,7 @@ def _missing_cassandra() -> str | None:
     if not CASSANDRA_JARS.is_dir():
         return f"Cassandra's jars are not in {CASSANDRA_JARS}: run make services (it needs Maven)"
     if importlib.util.find_spec("cassandra") is None:
-        return "Cassandra's driver is not installed: pip install 'timeline[cassandra]'"
+        return "Cassandra's driver is not installed: pip install 'timeline-scheduler[cassandra]'"
     return None
 
 
@@ -98,7 +98,7 @@ def _missing_atheris() -> str | None:
 def _missing_spark() -> str | None:
     absent = _missing_program("java", "openjdk-17-jre-headless")
     if absent is None and importlib.util.find_spec("pyspark") is None:
-        return "PySpark is not installed: pip install 'timeline[spark]'"
+        return "PySpark is not installed: pip install 'timeline-scheduler[spark]'"
     return absent
 
 

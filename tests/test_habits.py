@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
+from timeline.wording import DISTRIBUTION
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "timeline"
 TESTS = ROOT / "tests"
@@ -206,6 +208,17 @@ def test_no_address_of_a_registry_is_in_the_repository() -> None:
     assert not _matches(r"https?:(?=/)|(index|find)-(url|links)|trusted[-]host", texts)
 
 
+def test_nothing_tells_to_install_what_is_somebody_elses() -> None:
+    """`timeline` on PyPI is another project. The import and the command are called so, the distribution is not."""
+    texts = [(name, text) for name, text in _tracked_texts() if name != "CHANGELOG.md"]
+    assert not _matches(r"install [\"']?timeline(?![\w-])", texts)
+    assert not _matches(r"(?<![\w.-])timeline\\?[\[]", texts)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["name"] == DISTRIBUTION
+    spelt = [_name(path) for path in _modules(PACKAGE) if DISTRIBUTION in path.read_text(encoding="utf-8")]
+    assert spelt == ["timeline/wording.py"], "the others take it from there"
+
+
 def _requirement_names(requirements: list[str]) -> set[str]:
     return {re.split(r"[\[<>=!~; ]", requirement, maxsplit=1)[0].lower() for requirement in requirements}
 
@@ -220,7 +233,7 @@ def test_a_driver_needs_three_packages_and_every_requirement_is_pinned() -> None
     pins = [line for line in lines if line and not line.startswith("#")]
     assert not [pin for pin in pins if not re.fullmatch(r"[\w.-]+==[\w.]+", pin)]
     pinned = {pin.partition("==")[0].lower().replace("_", "-") for pin in pins}
-    assert wanted - {"timeline"} <= pinned
+    assert wanted - {DISTRIBUTION} <= pinned
 
 
 def test_every_pin_installs_on_the_oldest_python_that_is_promised() -> None:
@@ -257,5 +270,5 @@ def test_the_package_imports_without_any_extra() -> None:
 def test_the_command_line_names_the_extra_it_needs() -> None:
     done = _python_without(("click", "rich"), "from timeline.__main__ import main; sys.exit(main())")
     assert done.returncode != 0
-    assert re.search(r"timeline\[(cli|server|all)\]", done.stderr), done.stderr
+    assert re.search(r"timeline-scheduler\[(cli|server|all)\]", done.stderr), done.stderr
     assert "Traceback" not in done.stderr

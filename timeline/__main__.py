@@ -56,9 +56,11 @@ def _main() -> int:
     except ModuleNotFoundError as missing:
         if (missing.name or "").partition(".")[0] not in NEEDED:
             raise
+        from timeline.wording import install_command
+
         print(
             f"timeline: the command line needs {missing.name}, which is not installed; "
-            "pip install 'timeline[cli]' for the client commands, 'timeline[server]' to serve and for the demo",
+            f"{install_command('cli')} for the client commands, {install_command('server')} to serve and for the demo",
             file=sys.stderr,
         )
         return 2

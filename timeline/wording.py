@@ -1,11 +1,18 @@
-"""Durations and settings in the words that people type: `remember` and 30d, where the program counts `remember_ms`;
-and others' texts as a terminal may show them."""
+"""Words that many parts share: durations and settings as people type them (`remember` and 30d for `remember_ms`), texts
+of others as a terminal may show them, and what to install."""
 
 from __future__ import annotations
 
 import json
 
+DISTRIBUTION = "timeline-scheduler"
+"""The name of the package to install. The import and the command are `timeline`."""
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000))
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra of this package."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
 def printable(text: str) -> str:

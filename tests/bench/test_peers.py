@@ -60,5 +60,5 @@ async def test_a_peer_that_is_not_installed_names_the_extra(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(CannotMeasure, match=r"pip install 'timeline\[peers\]'"):
+    with pytest.raises(CannotMeasure, match=r"pip install 'timeline-scheduler\[peers\]'"):
         await run_peer(replace(SMALL, store=f"{PEERS[name].store}://host/0"), name, tmp_path)

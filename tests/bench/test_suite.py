@@ -63,7 +63,7 @@ def test_plots_are_not_begun_without_what_draws_them(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr("timeline.cli.tools.bench.rate_by_batch", None)  # nothing is measured
     assert run(["bench", "plot", "--into", str(tmp_path)]) == 4
-    assert "pip install 'timeline[plots]'" in capsys.readouterr().err
+    assert "pip install 'timeline-scheduler[plots]'" in capsys.readouterr().err
 
 
 @pytest.mark.processes

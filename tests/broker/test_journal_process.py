@@ -244,5 +244,6 @@ def test_all_topics_together_are_kept_within_bounds_and_pieces_of_files_go(
 
 async def test_what_a_journal_needs_is_named_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipes, "find_spec", lambda name: None if name == "pyarrow" else name)
-    with pytest.raises(Invalid, match=r"needs pyarrow, which is not installed: pip install 'timeline\[journal\]'"):
+    told = r"needs pyarrow, which is not installed: pip install 'timeline-scheduler\[journal\]'"
+    with pytest.raises(Invalid, match=told):
         await started("file:///x")

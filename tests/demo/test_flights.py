@@ -147,5 +147,5 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 2
-    assert "pip install 'timeline[parquet]'" in done.stderr
+    assert "pip install 'timeline-scheduler[parquet]'" in done.stderr
     assert "Traceback" not in done.stderr

@@ -61,7 +61,7 @@ def test_a_driver_only_install_goes_round_with_two_packages(served: str, tmp_pat
     _run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels, ".")
     venv.create(home, with_pip=False)
     python = home / "bin" / "python"
-    (wheel,) = wheels.glob("timeline-*.whl")
+    (wheel,) = wheels.glob("timeline_scheduler-*.whl")
     _run(*pip, "--python", python, "install", "--no-deps", wheel)
     _run(*pip, "--python", python, "install", "-c", ROOT / "constraints.txt", *pins)
     _run(*pip, "--python", python, "check")

@@ -27,7 +27,7 @@ def test_without_spark_the_command_says_what_to_install() -> None:
     words = "from timeline.cli.app import run; sys.exit(run(['pipeline', 'compact', 'file:///nowhere']))"
     done = subprocess.run([sys.executable, "-c", FREE + words], capture_output=True, text=True)
     assert done.returncode == 4
-    assert "pipelines need pyspark, which is not installed: pip install 'timeline[spark]'" in done.stderr
+    assert "pipelines need pyspark, which is not installed: pip install 'timeline-scheduler[spark]'" in done.stderr
 
 
 def test_workers_are_forked_from_a_process_without_grpc() -> None:

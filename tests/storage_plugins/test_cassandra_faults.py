@@ -60,7 +60,7 @@ def test_a_missing_driver_names_the_extra() -> None:
         "    print(type(error).__name__, error)\n"
     )
     done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("PluginRefused") and "pip install 'timeline[cassandra]'" in done.stdout
+    assert done.stdout.startswith("PluginRefused") and "pip install 'timeline-scheduler[cassandra]'" in done.stdout
 
 
 def _in_keyspace(url: str, keyspace: str) -> str:

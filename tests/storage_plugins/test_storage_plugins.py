@@ -108,7 +108,8 @@ def test_a_password_without_its_at_sign_is_not_shown(url: str) -> None:
 def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("redis", "a_driver_that_is_not_installed:Store", storage_plugins.GROUP)
     monkeypatch.setattr(registry, "plugins", lambda: {"redis": point})
-    with pytest.raises(StoreRefused, match=r"a_driver_that_is_not_installed.*pip install 'timeline\[redis\]'"):
+    told = r"a_driver_that_is_not_installed.*pip install 'timeline-scheduler\[redis\]'"
+    with pytest.raises(StoreRefused, match=told):
         make_store("redis://h")
 
 

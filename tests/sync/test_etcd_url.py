@@ -88,4 +88,4 @@ def test_tls_trusts_the_systems_certificates_unless_told_otherwise(tmp_path: Pat
 def test_what_is_not_installed_is_named_with_the_extra_that_brings_it() -> None:
     code = "import sys; sys.modules['google.protobuf'] = None; import timeline.sync as sync; sync.make_membership('etcd://h1')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "(google.protobuf): pip install 'timeline[etcd]'" in done.stderr
+    assert "(google.protobuf): pip install 'timeline-scheduler[etcd]'" in done.stderr

@@ -14,6 +14,7 @@ from timeline.bench.scenario import Scenario
 from timeline.bench.scenarios.lateness import CONSUMERS, PENDING, TOPICS, LatenessScenario, ScaleScenario
 from timeline.bench.scenarios.throughput import CycleScenario
 from timeline.bench.suite import SQLITE, fresh
+from timeline.wording import install_command
 
 WAITING = (0, 10_000, 100_000, 1_000_000, 10_000_000)
 BATCHES = (10, 30, 100, 300, 1_000, 2_000, 5_000, 10_000)
@@ -93,7 +94,7 @@ def drawing_tools() -> tuple[Any, Any]:
         matplotlib.use("svg")
         from matplotlib import pyplot
     except ImportError as missing:
-        raise CannotMeasure("plots need matplotlib: pip install 'timeline[plots]'") from missing
+        raise CannotMeasure(f"plots need matplotlib: {install_command('plots')}") from missing
     return matplotlib, pyplot
 
 

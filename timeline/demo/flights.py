@@ -18,6 +18,7 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 from timeline.errors import Invalid
+from timeline.wording import install_command
 
 NEW_YORK = ZoneInfo("America/New_York")
 SAMPLE = "departures.csv.gz"
@@ -140,7 +141,7 @@ def _read_parquet(path: Path, day: dt.date) -> list[Flight]:
         import pyarrow.parquet as pq
     except ImportError as missing:
         raise Invalid(
-            f"reading {path} needs pyarrow, which is not installed: pip install 'timeline[parquet]'. "
+            f"reading {path} needs pyarrow, which is not installed: {install_command('parquet')}. "
             "The sample that ships with the package needs nothing"
         ) from missing
     start_ms, end_ms = day_bounds(day)

@@ -8,8 +8,8 @@ transaction that was rolled back are never sent.
         connection.execute(insert(orders).values(id=42))
         outbox.add(connection, timeline.Message(b"42", in_="30m", id="unpaid-42"), topic="reminders")
 
-`adding.py` needs no package but the driver's own. `database.py` and `relay.py`, which the command uses, need
-`timeline[outbox]`. Any program that can insert a row into the table can send messages.
+`adding.py` needs no package but the driver's own. `database.py` and `relay.py`, which the command uses, need the extra
+`outbox`. Any program that can insert a row into the table can send messages.
 """
 
 from timeline.outbox.adding import DIALECTS, TABLE, add, add_many, ddl, statement

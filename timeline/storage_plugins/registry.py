@@ -14,6 +14,7 @@ from timeline.config import parse_bytes
 from timeline.errors import Invalid, TimelineError
 from timeline.storage_plugins.contract import Store, StoreRefused
 from timeline.storage_plugins.offload.payloads import OFFLOAD_BYTES, PayloadsRefused
+from timeline.wording import install_command
 
 GROUP = "timeline.storage_plugins"
 
@@ -71,7 +72,7 @@ def _made(url: str) -> Store:
         if missing.name != "fsspec":
             raise
         raise PluginRefused(
-            "payloads= needs fsspec, which is not installed: pip install 'timeline[offload]'"
+            f"payloads= needs fsspec, which is not installed: {install_command('offload')}"
         ) from missing
     try:
         return OffloadingStore(store, PayloadFiles(place), offload_bytes)
@@ -130,8 +131,7 @@ def _make_plain(url: str) -> Store:
         factory = cast(StoreFactory, known[scheme].load())
     except ImportError as missing:
         raise PluginRefused(
-            f"{scheme}:// needs a package that is not installed ({missing.name or missing}): "
-            f"pip install 'timeline[{scheme}]'"
+            f"{scheme}:// needs a package that is not installed ({missing.name or missing}): {install_command(scheme)}"
         ) from missing
     except (Exception, SystemExit) as broken:  # a stranger's module, imported for the first time
         raise PluginRefused(_broken(scheme, known[scheme].value, "cannot be imported", broken)) from broken

@@ -7,6 +7,7 @@ import difflib
 from timeline.errors import Invalid
 from timeline.sync.local import LocalMembership
 from timeline.sync.membership import JoinState, Member, Membership, MembershipChange, MembershipRefused, MembershipState
+from timeline.wording import install_command
 
 SCHEMES = ("etcd", "local")
 
@@ -35,7 +36,7 @@ def _etcd(url: str) -> Membership:
         from timeline.sync.etcd import EtcdMembership
     except ImportError as missing:
         raise Invalid(
-            f"etcd:// needs a package that is not installed ({missing.name or missing}): pip install 'timeline[etcd]'"
+            f"etcd:// needs a package that is not installed ({missing.name or missing}): {install_command('etcd')}"
         ) from missing
     return EtcdMembership(url)
 

@@ -26,6 +26,7 @@ from timeline.bench.peers import DROP, DROPPED, LEFT
 from timeline.bench.processes import CannotMeasure, Measured, started_module
 from timeline.bench.scenarios.throughput import WINDOW_BATCHES, CycleScenario, measured
 from timeline.bench.stores import NAME_BYTES, scheme
+from timeline.wording import install_command
 
 LOOK_AGAIN_S = 0.005
 READ_BYTES = 1 << 16
@@ -70,7 +71,7 @@ async def run_peer(asked: CycleScenario, name: str, folder: Path) -> BenchReport
         raise CannotMeasure(f"--peer {name} runs on the server of --store: give a {peer.store}:// one")
     missing = [package for package in peer.packages if importlib.util.find_spec(package) is None]
     if missing:
-        raise CannotMeasure(f"--peer {name} needs {' and '.join(missing)}: pip install 'timeline[peers]'")
+        raise CannotMeasure(f"--peer {name} needs {' and '.join(missing)}: {install_command('peers')}")
     async with _running(name, peer, asked.store, folder) as (putter, worker):
         cpu = {"putter_cpu": putter.cpu_s, "worker_cpu": worker.cpu_s}
         report = await measured(name, asked, partial(_turn, asked, putter, worker), **cpu)

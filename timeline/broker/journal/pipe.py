@@ -34,6 +34,7 @@ from timeline.broker.journal.events import IDLE_MS, EventBatch, EventKind
 from timeline.columns import Ragged
 from timeline.errors import Invalid
 from timeline.metrics import Metrics
+from timeline.wording import install_command
 
 log = logging.getLogger("timeline.broker")
 HEAD = struct.Struct("<II")
@@ -67,7 +68,7 @@ class JournalProcess:
         """
         for package in NEEDED:
             if find_spec(package) is None:
-                raise Invalid(f"a journal needs {package}, which is not installed: pip install 'timeline[journal]'")
+                raise Invalid(f"a journal needs {package}, which is not installed: {install_command('journal')}")
         # -P: nothing of the folder that we are in is imported.
         command = [sys.executable, "-P", "-m", "timeline.broker.journal.files", name, session, str(run)]
         path = os.pathsep.join(path for path in sys.path if path)

@@ -28,6 +28,7 @@ from timeline.driver.times import duration_ms, shown_time
 from timeline.errors import Invalid
 from timeline.model import Status
 from timeline.outbox import DIALECTS, TABLE, ddl
+from timeline.wording import install_command
 
 if TYPE_CHECKING:
     from timeline.outbox.database import Outbox, OutboxCounts, OutboxRow
@@ -222,7 +223,7 @@ def _opened(url: str, table: str, idle_s: int = 60) -> Outbox:
         if (missing.name or "").partition(".")[0] not in NEEDED:
             raise
         raise Failed(
-            REFUSED, f"the outbox's relay needs {missing.name}, which is not installed: pip install 'timeline[outbox]'"
+            REFUSED, f"the outbox's relay needs {missing.name}, which is not installed: {install_command('outbox')}"
         ) from missing
     found = Outbox(url, table, idle_s)
     try:

@@ -33,6 +33,7 @@ from timeline.driver.times import shown_time
 from timeline.errors import Invalid
 from timeline.pipeline.connection import first_line
 from timeline.storage_plugins import shown
+from timeline.wording import install_command
 
 _OURS = re.compile(r"timeline\.errors\.(\w+): (?:[A-Z_]+: )?(.+)")
 RETRYABLE = ("Unavailable", "Unknown", "Throttled")
@@ -54,7 +55,7 @@ class SparkJob:
             from timeline.pipeline.session import spark_session
         except ModuleNotFoundError as missing:
             raise Failed(
-                REFUSED, f"pipelines need {missing.name}, which is not installed: pip install 'timeline[spark]'"
+                REFUSED, f"pipelines need {missing.name}, which is not installed: {install_command('spark')}"
             ) from missing
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException

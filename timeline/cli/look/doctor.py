@@ -28,6 +28,7 @@ from timeline.cli.terminal.output import console, print_json
 from timeline.driver.queries import PingAnswer
 from timeline.errors import STAYS, Forbidden, Invalid, TimelineError
 from timeline.wire.transport import Fault
+from timeline.wording import install_command
 
 NEEDED = ("grpcio", "numpy")
 TO_SERVE = ("prometheus-client", "grpcio-health-checking")
@@ -154,7 +155,7 @@ def _versions() -> Finding:
     missing = [name for name in TO_SERVE if not _installed(name)]
     said = ", ".join(f"{name} {_installed(name)}" for name in NEEDED)
     serves = "" if not missing else f"; cannot serve here without {' and '.join(missing)}"
-    advice = "pip install 'timeline[server]', if this machine is to serve" if missing else ""
+    advice = f"{install_command('server')}, if this machine is to serve" if missing else ""
     found = f"{timeline.__version__} on Python {platform.python_version()}, {said}{serves}"
     return Finding("timeline", WARNING if missing else GOOD, found, advice)
 

@@ -11,7 +11,7 @@ import click
 from timeline import config
 from timeline.cli.app import REFUSED, Failed, complain
 from timeline.cli.options.values import Url, shown_bytes
-from timeline.wording import typed_name, typed_value
+from timeline.wording import install_command, typed_name, typed_value
 
 
 def setting_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,7 +61,7 @@ def serve(file: str | None, as_json: bool, as_worker: bool, **flags: str | None)
         if (missing.name or "").startswith("timeline"):
             raise
         raise Failed(
-            REFUSED, f"serving needs {missing.name}, which is not installed: pip install 'timeline[server]'"
+            REFUSED, f"serving needs {missing.name}, which is not installed: {install_command('server')}"
         ) from missing
     if as_worker:
         return run_worker()
