@@ -130,7 +130,7 @@ def test_rows_that_cannot_be_put_are_kept_with_their_reasons(
             "column 'due' must be a timestamp, not timestamp_ntz, which has no time zone",
         ),
         ("due timestamp, payload int", "column 'payload' must be binary or a string, not int"),
-        ("due timestamp, payload string, Tag string", "column 'Tag' is none of .* if it is the tag, rename it"),
+        ("due timestamp, payload string, Tag string", "column 'Tag' is none of .* If it is the tag, rename it"),
         ("due timestamp, payload string, headers map<string,int>", "column 'headers' must be a map<string,string>"),
     ],
 )
