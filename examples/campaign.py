@@ -1,4 +1,4 @@
-"""A campaign at 9:00 by each recipient's own clock, in two variants; then one of the two is called off by its tag.
+"""A campaign at 9:00 by each recipient's own clock, in two variants. Then one variant is cancelled by its tag.
 
     timeline serve
     python examples/campaign.py
@@ -18,17 +18,17 @@ ADDRESS = os.environ.get("TIMELINE_ADDRESS", "localhost:9000")
 RECIPIENTS = int(os.environ.get("RECIPIENTS", "10000"))
 ZONES = ("Pacific/Auckland", "Asia/Kolkata", "Europe/Berlin", "America/New_York", "America/Los_Angeles")
 
-# Two days ahead, so that it is still to come in every zone.
+# Two days ahead, so that 9:00 is in the future in every zone.
 DAY = (datetime.now(UTC) + timedelta(days=2)).date()
 
 
 def mails() -> list[timeline.Message]:
-    nine = {zone: timeline.local(DAY, "09:00", zone) for zone in ZONES}  # through clock changes, too
+    nine = {zone: timeline.local(DAY, "09:00", zone) for zone in ZONES}  # also across clock changes
     return [
         timeline.Message(
             f"Dear customer {number}".encode(),
             at=nine[zone],
-            id=f"spring-{number}",  # a job that runs again puts nobody on the list twice
+            id=f"spring-{number}",  # a job that runs again sends no mail twice
             tag="spring-b" if number % 2 else "spring-a",
             expires=nine[zone] + timedelta(hours=3),  # late is worse than never
         )

@@ -1,12 +1,12 @@
 """A dunning job that may run twice, or die half-way and run again: every customer gets one letter.
 
-A letter's id says what it is: invoice and step. Put again, it is a DUPLICATE, not a second letter; because the topic
-remembers settled ids for 90 days, that holds after the letter went out as well.
+A letter's id names invoice and step. The same id again is a DUPLICATE, not a second letter. The topic remembers settled
+ids for 90 days, so this also holds after the letter went out.
 
     timeline serve
     python examples/dunning.py
 
-Run it once more: nobody gets another letter.
+Run it once more: no customer gets another letter.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ sent: list[str] = []
 
 
 async def job(p: timeline.Producer) -> None:
-    """What cron runs each night."""
+    """Run by cron each night."""
     letters = [timeline.Message(invoice.encode(), in_=0, id=f"{invoice}/first-reminder") for invoice in OVERDUE]
     receipts = (await p.produce_many(letters)).raise_failed()
     print("job:", ", ".join(f"{count} {status}" for status, count in receipts.counts.items()))

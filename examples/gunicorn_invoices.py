@@ -1,6 +1,6 @@
 """A synchronous web application under gunicorn with preload: one client, made before the fork, used by every worker.
 
-A client opens on first use and notices a fork: each worker gets connections of its own, none is shared with the master.
+A client opens on first use and notices a fork. Each worker has its own connections, and shares none with the master.
 
     timeline serve
     gunicorn --preload --workers 4 examples.gunicorn_invoices:app
@@ -24,13 +24,13 @@ tl = timeline.connect_sync(ADDRESS)  # in gunicorn's master; nothing is opened y
 
 @cache
 def deadlines() -> timeline.SyncProducer:
-    """This worker's producer. Creating a topic that is there already does nothing."""
+    """Return this worker's producer. Creating a topic again does nothing."""
     tl.create_topic("payment-deadlines")
     return tl.producer("payment-deadlines", group="billing")
 
 
 def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-    """POST /invoices/NUMBER: the invoice went out; if it is not paid when its term ends, somebody must hear of it."""
+    """POST /invoices/NUMBER: the invoice went out. If it is not paid when its term ends, a consumer gets a message."""
     number = environ["PATH_INFO"].removeprefix("/invoices/")
     try:
         receipt = deadlines().produce(number.encode(), in_=PAYMENT_TERM, id=f"invoice-{number}")

@@ -1,7 +1,7 @@
-"""A task of forty minutes under a lease of thirty seconds: extended while it works, taken over soon when it dies.
+"""A task of forty minutes under a lease of thirty seconds: extended while it works, taken over soon if it dies.
 
-`run` extends the lease at a third of it for as long as the handler works, so a short lease costs nothing: if this
-process is killed, another one starts the task half a minute later, not forty. A plain function works in a thread.
+While the handler works, `run` extends the lease after each third of it. So a short lease costs nothing. If this process
+is killed, another one starts the task half a minute later, not forty. A plain function runs in a thread.
 
     timeline serve
     python examples/long_task.py
@@ -23,10 +23,10 @@ CHAPTERS = 40
 def encode_video(d: timeline.SyncDelivery) -> None:
     print(f"{d.id}: delivery {d.deliveries}, the lease ends in {LEASE_S:g} s", flush=True)
     for chapter in range(CHAPTERS):
-        if d.lost:  # the broker was away for a whole lease: somebody else has it by now
+        if d.lost:  # the broker was away for a whole lease: another worker may have it now
             raise timeline.Retry(reason=f"lost before chapter {chapter}")
         time.sleep(TASK_S / CHAPTERS)
-    # The upload cannot look at d.lost in between: ask for enough time at once, or learn here that the lease is lost.
+    # The upload cannot look at d.lost. So ask for enough time at once; a lost lease raises here.
     until = d.extend(max(LEASE_S, 600))
     print(f"{d.id}: encoded, uploading until {until:%H:%M:%S} at the latest", flush=True)
 
@@ -39,7 +39,7 @@ def main() -> None:
 
             def encode_one(d: timeline.SyncDelivery) -> None:
                 encode_video(d)
-                c.stop_taking()  # a worker of yours takes the next one
+                c.stop_taking()  # a real worker takes the next one
 
             c.run(encode_one, concurrency=2)  # the second one would get the task if its lease ran out
         print("done" if tl.get("videos", "holiday") is None else "not done")

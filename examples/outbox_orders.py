@@ -1,7 +1,8 @@
 """Orders whose payment reminder is sent if, and only if, the order was committed: the outbox, with SQLAlchemy.
 
-The reminder is a row of the same database, added in the same transaction. A relay, `timeline outbox URL`, which would
-run as a service, sends what was committed; killed at any moment, it sends nothing twice, since the topic remembers.
+The reminder is a row of the same database, added in the same transaction. A relay, `timeline outbox URL`, sends
+committed rows. In production it runs as a service. If it is killed at any moment, it sends nothing twice, because the
+topic remembers.
 
     timeline serve
     python examples/outbox_orders.py
@@ -34,11 +35,11 @@ class Order(Base):
 
 
 def place(session: Session, customer: str) -> None:
-    """One transaction: the order, and the reminder that it is unpaid."""
+    """Add the order and its payment reminder in one transaction."""
     with session.begin():
         order = Order(customer=customer)
         session.add(order)
-        session.flush()  # the order has its id now
+        session.flush()  # now the order has its id
         reminder = timeline.Message(customer.encode(), in_="3d", id=f"unpaid-{order.id}")
         outbox.add(session, reminder, topic="payments", group="shop")
         if customer == "mallory":
@@ -52,7 +53,7 @@ def main() -> None:
         engine = create_engine(url)
         Base.metadata.create_all(engine)
         with engine.begin() as connection:
-            for statement in outbox.ddl("sqlite"):  # in a project of your own: a migration
+            for statement in outbox.ddl("sqlite"):  # in your own project: a migration
                 connection.execute(text(statement))
 
         with Session(engine) as session:

@@ -1,11 +1,12 @@
-"""A retry ladder: a webhook that fails is tried again after 10 s, 1 min, 10 min and 1 h, then becomes a dead letter;
-when the other side is mended, the dead letters are revived.
+"""A retry ladder: a failing webhook is tried again after 10 s, 1 min, 10 min and 1 h, then becomes a dead letter.
+
+When the other side is fixed, the dead letters are revived.
 
     timeline serve
     python examples/retry_ladder.py
 
-It takes 71 minutes; LADDER="1s 2s" makes it a short one. Each run has an order of its own: what one that was broken off
-left behind is delivered or buried beside it.
+It takes 71 minutes; LADDER="1s 2s" makes it short. Each run has an order of its own. Orders of an earlier run that was
+broken off are delivered or buried too.
 """
 
 import asyncio
@@ -18,12 +19,12 @@ ADDRESS = os.environ.get("TIMELINE_ADDRESS", "localhost:9000")
 LADDER = os.environ.get("LADDER", "10s 1m 10m 1h").split()
 ORDER = f"order-{datetime.now(UTC):%H%M%S}-{os.getpid()}"
 
-mended = asyncio.Event()
+fixed = asyncio.Event()
 
 
 async def call_webhook(d: timeline.Delivery) -> None:
-    """Stands for the other side, which is down at first."""
-    if not mended.is_set():
+    """Stand for the other side, which is down at first."""
+    if not fixed.is_set():
         raise ConnectionError("connection refused")
 
 
@@ -41,14 +42,14 @@ async def deliver(d: timeline.Delivery) -> None:
 
 
 async def operate(tl: timeline.Timeline, working: asyncio.Task[None]) -> None:
-    """What an operator does by hand: `timeline dead list webhooks`, mend, `timeline dead revive webhooks ID`."""
+    """Do an operator's work: `timeline dead list webhooks`, fix, `timeline dead revive webhooks ID`."""
     while not (dead := [letter async for letter in tl.dead("webhooks") if letter.id == ORDER]):
         if working.done():  # by SIGTERM
             return
         await asyncio.sleep(0.1)
     for letter in dead:
         print(f"dead: {letter.id}, because: {letter.dead}")
-    mended.set()
+    fixed.set()
     async with tl.producer("webhooks", group="shop") as p:
         (await p.revive([letter.id for letter in dead], in_="1s")).raise_failed()
     while not working.done() and await tl.get("webhooks", ORDER) is not None:

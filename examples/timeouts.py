@@ -3,7 +3,7 @@
     timeline serve
     python examples/timeouts.py
 
-Requests that come one at a time use `p.produce` and `p.cancel`; calls of the same moment travel together.
+For one request at a time, use `p.produce` and `p.cancel`. Concurrent calls share a frame.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """A FastAPI handler that produces on each request: a cart that is left alone for a day gets a reminder.
 
-Each change of a cart puts its reminder a day ahead, or moves the one that is there; the checkout cancels it. A request
-is answered once the broker's store has the reminder: what this service confirmed is not forgotten when it dies.
+Each change of a cart puts its reminder a day ahead, or moves the existing one. The checkout cancels it. A request is
+answered after the broker's store has the reminder, so a confirmed reminder survives a crash of this service.
 
     timeline serve
     uvicorn examples.web_carts:app
@@ -26,7 +26,7 @@ REMIND_AFTER = os.environ.get("REMIND_AFTER", "24h")
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """One client and one producer serve all requests; calls that come at the same time travel together."""
+    """Open one client and one producer for all requests. Concurrent calls share a frame."""
     async with timeline.connect(ADDRESS) as tl, tl.producer("carts", group="shop") as reminders:
         await tl.create_topic("carts")
         app.state.reminders = reminders
@@ -55,7 +55,7 @@ async def check_out(cart: str, request: Request) -> dict[str, str]:
 
 @app.exception_handler(timeline.TimelineError)
 async def refuse(request: Request, error: timeline.TimelineError) -> JSONResponse:
-    """What may work a little later is a 503; the rest (a name that is too long, a reminder going out now) is a 409."""
+    """Answer 503 if a retry may work, else 409 (a name that is too long, a reminder going out now)."""
     if not error.retryable:
         return JSONResponse({"error": str(error)}, status_code=409)
     return JSONResponse({"error": str(error)}, status_code=503, headers={"Retry-After": "1"})

@@ -1,7 +1,7 @@
 """A fleet of workers, replaced one by one under load: every mail goes out, none twice.
 
-On SIGTERM a worker takes nothing more, hands back at once what its code has not seen, lets its handlers finish, and
-ends.
+On SIGTERM a worker takes nothing more, and returns at once the messages that its code has not seen. Then it lets its
+handlers finish, and ends.
 
     timeline serve
     python examples/worker_fleet.py
@@ -31,7 +31,7 @@ async def work(name: str) -> None:
 
 
 class Fleet:
-    """The workers, and which mails they say they have sent."""
+    """The workers, and the mails that they report as sent."""
 
     def __init__(self) -> None:
         self.workers: list[Process] = []
@@ -39,7 +39,7 @@ class Fleet:
         self.readers: list[asyncio.Task[None]] = []
 
     async def start(self, name: str) -> None:
-        """Starts a worker; returns once it has sent its first mail."""
+        """Start a worker. Return after it has sent its first mail."""
         worker = await asyncio.create_subprocess_exec(sys.executable, __file__, "work", name, stdout=PIPE)
         at_work = asyncio.Event()
         self.workers.append(worker)
@@ -54,7 +54,7 @@ class Fleet:
         at_work.set()
 
     async def retire(self) -> None:
-        """SIGTERM for the oldest worker; returns once it has ended."""
+        """Send SIGTERM to the oldest worker. Return after it has ended."""
         worker = self.workers.pop(0)
         worker.terminate()
         if await worker.wait():
@@ -62,7 +62,7 @@ class Fleet:
 
 
 async def feed(p: timeline.Producer, until: asyncio.Event) -> int:
-    """A thousand mails a second; answers how many."""
+    """Put a thousand mails per second. Return how many."""
     count = 0
     while not until.is_set():
         mails = [timeline.Message(b"hello", in_=n / 1000, id=f"mail-{count + n}") for n in range(200)]

@@ -1,4 +1,4 @@
-"""Checks that every relative link in Markdown leads to a file, and to a heading when it names one."""
+"""Check that every relative link in Markdown leads to a file, and to a heading if it names one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$", re.MULTILINE)
 
 
 def documents() -> list[Path]:
-    """Every Markdown file that is, or is about to be, in the repository."""
+    """Return every Markdown file that is in the repository, or would be added to it."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.md"],
         cwd=ROOT,
@@ -27,7 +27,7 @@ def documents() -> list[Path]:
 
 
 def anchors(text: str) -> set[str]:
-    """The fragments that a Markdown text's headings answer to, as code hosts make them."""
+    """Return the fragments of a Markdown text's headings, as code hosts make them."""
     found: set[str] = set()
     for heading in _HEADING.findall(_FENCE.sub("", text)):
         plain = re.sub(r"[^\w\- ]", "", heading.lower())
@@ -42,7 +42,7 @@ def anchors(text: str) -> set[str]:
 
 
 def broken_links(document: Path) -> list[str]:
-    """One sentence for each link of `document` that leads nowhere; links with a scheme are not followed."""
+    """Return a sentence per broken link of `document`. Links with a scheme are not followed."""
     text = _CODE.sub("", _FENCE.sub("", document.read_text(encoding="utf-8")))
     problems = []
     for target in _LINK.findall(text):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes Grafana's dashboard, deploy/grafana/dashboards/timeline.json, from the list of panels in panels.py.
+"""Write Grafana's dashboard, deploy/grafana/dashboards/timeline.json, from the list of panels in panels.py.
 
-Run it after a change of the list; a test says when the file is behind. `--print` shows it instead.
+Run it after a change of the list. A test fails if the file is out of date. `--print` shows the file instead.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from scripts.panels import BOARD, Panel  # noqa: E402  (run as a script, too: its own folder is the path then)
+from scripts.panels import BOARD, Panel  # noqa: E402  (as a script, its own folder is the path)
 
 FILE = ROOT / "deploy" / "grafana" / "dashboards" / "timeline.json"
 WIDTH, HEIGHT = 8, 8
@@ -22,7 +22,7 @@ SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def board() -> dict[str, Any]:
-    """The dashboard as Grafana reads it."""
+    """Return the dashboard in Grafana's format."""
     panels: list[dict[str, Any]] = []
     y = 0
     for row, members in BOARD.items():
@@ -94,7 +94,7 @@ def _variable(name: str, metric: str) -> dict[str, Any]:
 
 
 def text() -> str:
-    """What the file says."""
+    """Return the file's text."""
     return json.dumps(board(), indent=1, ensure_ascii=False) + "\n"
 
 

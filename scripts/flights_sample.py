@@ -1,4 +1,4 @@
-"""Makes the sample days that ship with the demo out of the year's file (see timeline/demo/data/README.md).
+"""Write the sample days of the demo from the year's file (see timeline/demo/data/README.md).
 
 .venv/bin/python scripts/flights_sample.py flights_2013.parquet 2013-03-08 2013-03-10 2013-07-23 2013-11-03
 """
@@ -27,7 +27,7 @@ def main(year: str, *days: str) -> int:
             rows.writerow(
                 (flight.id, flight.scheduled_ms, delay, flight.carrier, flight.origin, flight.dest, flight.tail)
             )
-    # No time of day in the file, so that the same days make the same bytes.
+    # No time stamp in the file, so that the same days make the same bytes.
     TARGET.write_bytes(gzip.compress(written.getvalue().encode(), mtime=0))
     print(f"{TARGET.name}: {TARGET.stat().st_size} bytes")
     return 0

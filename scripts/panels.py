@@ -1,4 +1,4 @@
-"""What Grafana's dashboard shows: a row a subject, a panel a question. scripts/dashboard.py writes it down."""
+"""The panels of Grafana's dashboard: a row per subject, a panel per question. scripts/dashboard.py writes the file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FAILED = f'timeline_store_calls_total{{{OF},outcome!="OK"}}'
 
 @dataclass(frozen=True)
 class Panel:
-    """`queries`: (query, legend). `means`: what a reader should make of it. `unit`: Grafana's name of one."""
+    """`queries`: (query, legend). `means`: what its values mean. `unit`: Grafana's name of a unit."""
 
     title: str
     unit: str

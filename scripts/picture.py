@@ -1,6 +1,6 @@
-"""Makes docs/demo.svg: the demo's board as a terminal shows it, taken from a run of the demo while a gate is down.
+"""Write docs/demo.svg: the demo's board as a terminal shows it, from a run of the demo while a gate is down.
 
-Run by hand after a change of the board, on a quiet machine, for its lateness is in the picture:
+Run it by hand after a change of the board. Use a quiet machine, because the picture shows its lateness.
 
     .venv/bin/python scripts/picture.py
 """
@@ -26,7 +26,7 @@ from timeline.demo.plan import DEFAULT_SPEED
 OUT = Path(__file__).resolve().parent.parent / "docs" / "demo.svg"
 COLUMNS, LINES = 120, 34
 FROM_SHARE = 0.4
-"""The picture is of the first crash after this share of the day's flights is over."""
+"""The picture shows the first crash after this share of the day's flights."""
 
 THEME = TerminalTheme(
     (16, 18, 24),
@@ -41,11 +41,11 @@ FONTS = 'ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; white-spa
 SVG = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 SVG = re.sub(r"<!--.*?-->\s*", "", SVG).replace("Fira Code, monospace", FONTS)
 SVG = SVG.replace('<g class="{unique_id}-matrix">', '<g class="{unique_id}-matrix" xml:space="preserve">')
-"""Rich's frame without fonts from elsewhere: the picture asks nobody for anything."""
+"""Rich's frame without fonts from other hosts, so that the picture loads nothing."""
 
 
 class Photographer(Viewer):
-    """Takes the picture at the first crash after `FROM_SHARE`; until then, and without one, the latest."""
+    """Take the picture at the first crash after `FROM_SHARE`, or the last one if there is no crash."""
 
     def __init__(self) -> None:
         self.svg = ""
@@ -65,7 +65,7 @@ class Photographer(Viewer):
 
 
 def drawn(picture: DayPicture, now_ms: float) -> str:
-    """The board as SVG."""
+    """Return the board as SVG."""
     console = Console(
         record=True, width=COLUMNS, height=LINES, file=io.StringIO(), force_terminal=True, color_system="truecolor"
     )
@@ -74,7 +74,7 @@ def drawn(picture: DayPicture, now_ms: float) -> str:
 
 
 def main() -> int:
-    """Plays a day and writes the picture; only of a day on which nothing was off."""
+    """Play a day and write the picture, unless the day failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--speed", type=float, default=DEFAULT_SPEED)
     parser.add_argument("--out", type=Path, default=OUT)

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Writes deploy/kubernetes/rules.yaml, Prometheus' rules as its operator for Kubernetes takes them, from
-deploy/prometheus/rules. Run it after a change of those; a test says when the file is behind.
+"""Write deploy/kubernetes/rules.yaml, the rules for Prometheus' operator, from deploy/prometheus/rules.
+
+Run it after a change of those. A test fails if the file is out of date.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ spec:
 
 
 def text() -> str:
-    """What the file says: the groups of all files one after the other, two spaces further in."""
+    """Return the file's text: the groups of all files in order, indented by two more spaces."""
     lines: list[str] = []
     for path in sorted((DEPLOY / "prometheus" / "rules").glob("*.yml")):
         _, _, groups = path.read_text(encoding="utf-8").partition("\ngroups:\n")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Generates from schemas/fbs/timeline.fbs: the layout that the codec reads, into timeline/wire/generated, and flatc's
-# accessors, which only tests use, into tests/wire/generated. A folder named as the first argument stands in for the
-# repository (the test that the generated code is current names one).
+# Generate two files from schemas/fbs/timeline.fbs: the codec's layout, into timeline/wire/generated, and flatc's
+# accessors for tests, into tests/wire/generated. The first argument may name another folder instead of the repository;
+# the test that the generated code is current does.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=${1:-.}

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Gets what the tests with real servers need, once: Debian's packages, where root may install them, and Cassandra's jars
-# from Maven. Starts nothing: the tests start their own servers and end them. What cannot be had is named, and the tests
-# that need it are skipped, or fail where TIMELINE_REQUIRE_SERVICES asks for it.
+# Install what the tests with real servers need, once: Debian's packages, if root runs this, and Cassandra's jars from
+# Maven. Nothing is started: tests start and end their own servers. Missing servers are named. Tests that need them are
+# skipped, or fail if TIMELINE_REQUIRE_SERVICES asks for them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 exec 1>&2
 
-# program: where to look for it; package: who has it.
+# Program, and the package that has it.
 declare -A package=()
 while read -r program name; do
     [[ -z $program ]] || package[$program]=$name
@@ -37,7 +37,7 @@ done
 if ((${#missing[@]})); then
     if [[ $(id -u) -eq 0 ]] && command -v apt-get >/dev/null; then
         echo "services: installing ${missing[*]}"
-        # Debian starts a server once it is installed, unless this says no.
+        # Debian starts a server after its installation, unless this forbids it.
         policy=/usr/sbin/policy-rc.d
         if [[ ! -e $policy ]]; then
             printf '#!/bin/sh\nexit 101\n' >"$policy"
@@ -51,7 +51,7 @@ if ((${#missing[@]})); then
     fi
 fi
 
-# Cassandra is no package of Debian's: its jars, once. A copy that was broken off leaves no folder that looks whole.
+# Debian has no package of Cassandra, so its jars are fetched once. A download that breaks off leaves no whole folder.
 version=5.0.9
 lib=build/cassandra/$version/lib
 if [[ ! -d $lib ]]; then

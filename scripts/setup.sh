@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Creates .venv with Timeline and all of its tools in it, then touches the stamp named as the first argument.
-# Everything is said on standard error, so that `make run ARGS=--json` stays readable for machines.
+# Create .venv with Timeline and all its tools, then touch the stamp named as the first argument.
+# All output goes to standard error, so that `make run ARGS=--json` stays readable for machines.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 exec 1>&2
 stamp=${1:?usage: scripts/setup.sh STAMP}
 
-# Two targets started at once must not build the same environment: the second waits, then finds it done.
+# Two targets started at once must not build the same environment. The second one waits, and finds it done.
 if command -v flock >/dev/null; then
     exec 9<pyproject.toml
     flock 9
@@ -17,7 +17,7 @@ fi
 
 can_install() { [[ $(id -u) -eq 0 ]] && command -v apt-get >/dev/null; }
 
-# Adds what is missing; what the machine already has is left at its version, it may serve others than us.
+# Add missing packages. Installed ones keep their version, because other programs may need it.
 updated=no
 install() {
     if [[ $updated = no ]]; then
@@ -27,8 +27,8 @@ install() {
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends --no-upgrade "$@" </dev/null
 }
 
-# The first Python that is new enough and able to make a virtual environment. Asking it is the only sure way: a version
-# manager's shim may exist without its Python, and Debian ships `venv` apart from Python.
+# Print the first Python that is new enough and can make a virtual environment. Only running it is a sure test: a
+# version manager's shim may exist without its Python, and Debian ships `venv` apart from Python.
 usable_python() {
     local candidate
     for candidate in ${PYTHON:-} python3 python3.13 python3.12 python3.11 /usr/bin/python3; do
@@ -46,7 +46,7 @@ find_python() {
         echo "setup: no Python >= 3.11 with venv here; installing it" >&2
         install python3 python3-venv >&2 || true
         usable_python && return
-        # A distribution whose own python3 is older may carry a newer one beside it.
+        # A distribution with an older python3 may have a newer one too.
         install python3.11 python3.11-venv >&2 || true
         usable_python && return
     fi
@@ -71,8 +71,8 @@ fi
 
 pip() { .venv/bin/python -m pip --disable-pip-version-check --quiet "$@"; }
 echo "setup: installing Timeline and its tools into .venv"
-# What builds comes first and pinned like the rest, so that building fetches nothing by itself: hatchling for Timeline,
-# setuptools for etcd3, of which there is no wheel. What some Pythons' venv brings is too old, others bring none.
+# Build tools come first, pinned like the rest, so that a build fetches nothing: hatchling for Timeline, setuptools for
+# etcd3, which has no wheel. The tools in a new venv are too old, or missing.
 pip install -c constraints.txt pip hatchling editables setuptools
 # The package was once called `timeline`. Both names at once would register each storage plugin twice.
 pip uninstall --yes timeline 2>/dev/null

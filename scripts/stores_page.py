@@ -1,7 +1,7 @@
-"""Writes docs/stores.md: which store to pick. What a plugin declares comes from its code, words and figures from
+"""Write docs/stores.md: which store to pick. Declarations come from the plugins' code, words and figures from
 docs/stores.toml.
 
-Usage: stores_page.py, from anywhere.
+Usage: stores_page.py, from any folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UNKNOWN = "not measured"
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A store's table of docs/stores.toml; figures that were not measured are None."""
+    """A store's table of docs/stores.toml. Figures that were not measured are None."""
 
     pick: str
     loses: str
@@ -46,7 +46,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One store: its scheme, what its plugin declares before it has seen a server, and what is told of it."""
+    """One store: its scheme, its plugin's declaration without a server, and its table of docs/stores.toml."""
 
     scheme: str
     declared: Capabilities
@@ -58,12 +58,12 @@ class Row:
 
 
 def told() -> dict[str, Told]:
-    """What docs/stores.toml says, by scheme."""
+    """Return the tables of docs/stores.toml, by scheme."""
     return {scheme: Told(**table) for scheme, table in tomllib.loads(DATA.read_text(encoding="utf-8")).items()}
 
 
 def plugins() -> dict[str, Capabilities]:
-    """What the plugins of this package declare, by scheme, in the order of docs/stores.toml."""
+    """Return the declarations of this package's plugins by scheme, in the order of docs/stores.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared: dict[str, Capabilities] = {}
     for scheme, entry in project["entry-points"]["timeline.storage_plugins"].items():
@@ -74,7 +74,7 @@ def plugins() -> dict[str, Capabilities]:
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     lines = [list(head)]
     lines += [["---"] * len(lines[0]), *(list(row) for row in rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
@@ -117,7 +117,7 @@ def _figures(row: Row) -> list[str]:
 
 
 def page() -> str:
-    """The page, from the code and the data as they are now."""
+    """Return the page, from today's code and data."""
     words = told()
     rows = [Row(scheme, declared, words[scheme]) for scheme, declared in plugins().items()]
     more = [f"[{row.scheme}]({row.told.page})" for row in rows if row.told.page]

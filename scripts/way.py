@@ -1,9 +1,8 @@
-"""Print the files and functions of Timeline that one warm `await p.produce()` passes, from driver to memory store and
-back, and how many they are. Run it as `python scripts/way.py`.
+"""Print the files and functions of Timeline that one warm `await p.produce()` passes, and their number.
 
-Driver and broker run in one process and in virtual time, over the simulation's network instead of gRPC. The first puts
-warm everything up; the next is recorded. What runs by itself meanwhile, such as heartbeats, is not part of the way:
-nothing is in flight, and virtual time does not pass unless all wait.
+Run it as `python scripts/way.py`. The way leads from driver to memory store and back. Driver and broker run in one
+process and in virtual time, over the simulation's network instead of gRPC. The first puts warm everything up; the next
+is recorded. Background work, such as heartbeats, is not recorded: virtual time does not pass unless all tasks wait.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from tests.simulation.test_cluster import Scene  # noqa: E402
 PACKAGE = str(ROOT / "timeline") + "/"
 WARM_PUTS = 20
 NOTES = "history/"
-"""The simulation notes what its store is asked, which no broker does."""
+"""The simulation records the calls of its store, which no broker does."""
 INNER = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<lambda>")
 
 
 async def passed(work: Callable[[], Awaitable[Any]]) -> dict[str, list[str]]:
-    """The functions of Timeline that run until `work` is done, in the order of their first call, by file."""
+    """Return the functions of Timeline that run until `work` is done, by file, in the order of their first call."""
     seen: dict[CodeType, None] = {}
 
     def note(frame: FrameType, event: str, _: object) -> None:
@@ -48,7 +47,7 @@ async def passed(work: Callable[[], Awaitable[Any]]) -> dict[str, list[str]]:
 
 
 def way() -> dict[str, list[str]]:
-    """The way of one warm put."""
+    """Return the files and functions of one warm put."""
     scene = Scene(brokers=1)
 
     async def play(scene: Scene) -> dict[str, list[str]]:
@@ -63,7 +62,7 @@ def way() -> dict[str, list[str]]:
 
 
 def counts(found: dict[str, list[str]]) -> tuple[int, int]:
-    """How many files and functions."""
+    """Return how many files and functions there are."""
     return len(found), sum(map(len, found.values()))
 
 

@@ -1,8 +1,7 @@
-"""Writes timeline/wire/generated/layout.py from flatc's binary schema: where every field of every table lies.
+"""Write timeline/wire/generated/layout.py, the place of every field of every table, from flatc's binary schema.
 
-Usage: wire_layout.py SCHEMA.bfbs LAYOUT.py. A binary schema is itself a FlatBuffer; the slots used here are those of
-the `Schema`, `Object`, `Field`, `Type`, `Enum`, `EnumVal`, `Service`, `RPCCall` and `KeyValue` tables of FlatBuffers'
-reflection.
+Usage: wire_layout.py SCHEMA.bfbs LAYOUT.py. A binary schema is itself a FlatBuffer. The slots used here are those of
+FlatBuffers' reflection: `Schema`, `Object`, `Field`, `Type`, `Enum`, `EnumVal`, `Service`, `RPCCall`, `KeyValue`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _UNION_TYPE, _STRING, _VECTOR, _TABLE, _UNION = 1, 13, 14, 15, 16
 
 
 class Node:
-    """A table of the binary schema; slots are counted from 0 in the order of the reflection schema."""
+    """A table of the binary schema. Slots count from 0, in the order of the reflection schema."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -51,7 +50,7 @@ def short(name: str) -> str:
 
 
 class Layout:
-    """What the binary schema says, in the words of layout.py."""
+    """The binary schema, in the names of layout.py."""
 
     def __init__(self, schema: bytes) -> None:
         root = Node(Table(schema, encode.Get(packer.uoffset, schema, 0)))
