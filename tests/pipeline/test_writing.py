@@ -143,7 +143,7 @@ def test_a_column_that_is_missing_or_mistyped_is_named(
 
 def test_what_stands_in_the_way_is_said_before_anything_is_put(spark: Any, broker: Serving, topic: str) -> None:
     frame = spark.createDataFrame(rows_of(3), "id string, due timestamp, payload string")
-    with pytest.raises(Exception, match=r"there is no topic 'nowhere'.*there are"):
+    with pytest.raises(Exception, match=r"there is no topic 'nowhere'.*There are"):
         put(frame, broker, "nowhere")
     with pytest.raises(Exception, match="no option 'topik': did you mean topic"):
         put(frame, broker, topic, topik="x")
