@@ -1,0 +1,225 @@
+"""Writes the figures of design-docs/performance.md from results of `timeline bench --json`, which it records.
+
+    timeline bench --json > result.json                       on a quiet machine, in a clean checkout
+    .venv/bin/python scripts/performance_page.py result.json  records it with commit and date, and writes the page
+    .venv/bin/python scripts/performance_page.py              writes the page again
+
+A result of one scenario (`timeline bench cycle --store redis://… --json`) is recorded the same way. A new result
+replaces an older one of the same command. A test compares the page with the JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from timeline.bench.scenario import Scenario
+from timeline.bench.scenarios import cluster, holding, lateness, throughput
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "design-docs" / "performance.md"
+RESULTS = ROOT / "design-docs" / "performance.json"
+BEGIN, END = "<!-- figures: scripts/performance_page.py writes them -->\n", "<!-- end of the figures -->\n"
+HEAD = "| what | command (`timeline bench …`) | figure | target |\n|---|---|---|---|\n"
+LABELS = {
+    "rate_per_s": "{}/s",
+    "times_bare_store": "{} of the bare store",
+    "times_beanstalkd_memory": "{} times",
+    "times_beanstalkd_binlog": "{} times with binlog",
+    "times_beanstalkd_fsync": "{} times with a sync each",
+    "times_celery": "{} times",
+    "times_pgqueuer": "{} times",
+    "broker_cpu_us_per_message": "broker {} µs per message",
+    "client_cpu_us_per_message": "client {} µs",
+    "answer_p99_ms": "answer p99 {} ms",
+    "lateness_p50_ms": "p50 {} ms",
+    "lateness_p99_ms": "p99 {} ms",
+    "lateness_p99_9_ms": "p99.9 {} ms",
+    "lateness_min_ms": "minimum {} ms",
+    "store_commit_ms": "commit {} ms",
+    "times_none_lateness_p50_ms": "p50 {} times that with none pending",
+    "times_none_lateness_p99_ms": "p99 {} times that with none pending",
+    "drained_s": "drained in {} s",
+    "first_late_ms": "first {} ms late",
+    "move_ratio": "move {} times",
+    "extend_ratio": "extend {} times",
+    "ack_ratio": "ack {} times",
+    "cancel_ratio": "cancel {} times",
+    "p99_ratio": "others' p99 {} times",
+    "first_delivery_s": "first delivery after {} s",
+    "beyond_payload_and_id_bytes": "{} bytes per message",
+    "broker_resident_mib": "broker {} MiB",
+    "plain_per_s": "one by one {}/s",
+    "sync_per_s": "without await {}/s",
+    "run_per_s": "8 handlers {}/s",
+    "consume_per_s": "command {}/s",
+    "ack_soon_per_s": "ack_soon {}/s",
+    "burst_drained_s": "burst drained in {} s",
+    "burst_first_late_ms": "its first {} ms late",
+    "brokers_cpu_us_per_message": "brokers {} µs per message",
+    "etcd_puts_per_hour": "{} keys written to etcd per hour at rest",
+    "delivered_again_s": "delivered again after {} s",
+    "broker_at_rest_ms_per_s": "{} ms per second at rest",
+    "journal_cost_percent": "journal costs {} %",
+}
+"""The figures that the page shows, in order, and their words. The JSON has all others."""
+LATE = ("lateness_p50_ms", "lateness_p99_ms", "lateness_p99_9_ms", "lateness_min_ms")
+HIDDEN = {"burst": LATE[:3], "cancel-tag": LATE, "lateness": ("broker_cpu_us_per_message",)}
+"""Figures that are left out of a scenario's row."""
+
+
+def scenarios() -> dict[str, type[Scenario]]:
+    """Return the scenarios by the names of their commands."""
+    found = [value for module in (throughput, lateness, holding, cluster) for value in vars(module).values()]
+    return {
+        kind.name: kind for kind in found if isinstance(kind, type) and issubclass(kind, Scenario) and kind != Scenario
+    }
+
+
+def number(value: float) -> str:
+    """Return three digits of a figure, more before the point."""
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:g}"
+
+
+def plain(store: str) -> str:
+    """Return a store's URL without the machine's paths and hosts."""
+    scheme = store.partition("://")[0]
+    return {"memory": "memory://", "sqlite": "sqlite://"}.get(scheme, f"{scheme}://…" if store else "")
+
+
+def cleaned(report: dict[str, Any]) -> dict[str, Any]:
+    """Return a report without the machine's paths and hosts."""
+    settings = report["settings"] | {"store": plain(report["settings"]["store"])}
+    for name in ("sync", "journal"):
+        if settings.get(name):
+            settings[name] = f"{settings[name].partition('://')[0]}://…"
+    store = dict(report["store"])
+    if "server" in store:
+        store["server"] = store["server"].partition(", /")[0]
+    return report | {"settings": settings, "store": store, "beside": [cleaned(other) for other in report["beside"]]}
+
+
+def kind_of(report: dict[str, Any]) -> str:
+    """Return the command of a report; a suite's title begins with it."""
+    word = report["scenario"].partition(",")[0]
+    return {name.replace("-", ""): name for name in scenarios()}.get(word, word)
+
+
+def command(report: dict[str, Any]) -> str:
+    """Return the command that repeats a report, without what runs beside it."""
+    kind = scenarios()[kind_of(report)]
+    words = [kind.name]
+    for field in dataclasses.fields(kind):
+        value = report["settings"][field.name]
+        if (not field.metadata and field.name not in ("store", "sync")) or value == field.default or value == "":
+            continue
+        flag = f"--{field.name.replace('_', '-')}"
+        words += [flag] if value is True else [flag, f"{value:g}" if isinstance(value, float) else str(value)]
+    return " ".join(words)
+
+
+def rows(report: dict[str, Any]) -> Iterator[str]:
+    """Return the rows of a report: its own figures, then those relative to peers."""
+    asked, kind = command(report), kind_of(report)
+    peers = [name for name in LABELS if name.startswith("times_") and name.partition("times_")[2] in _peers(report)]
+    bare = " --bare" if "times_bare_store" in report["figures"] else ""
+    own = [name for name in LABELS if name not in (*peers, *HIDDEN.get(kind, ()))]
+    if peers:
+        yield _row(report, report["scenario"], asked, [name for name in own if name != "times_bare_store"])
+        peer = peers[0].split("_")[1]
+        yield _row(report, f"against {peer}", f"{asked} --peer {peer}{bare}", [*peers, "times_bare_store"])
+    else:
+        yield _row(report, report["scenario"], asked + bare, own)
+    for other in report["beside"]:
+        if other["scenario"] == "bare push":
+            yield _row(other | {"targets": []}, "bare push of gRPC", f"{asked} --bare", LATE)
+
+
+def _peers(report: dict[str, Any]) -> list[str]:
+    names = (other["scenario"].replace(" ", "_") for other in report["beside"])
+    return [name for name in names if not name.startswith("bare")]
+
+
+def _row(report: dict[str, Any], what: str, asked: str, names: Any) -> str:
+    targets = {target["figure"]: target for target in report["targets"]}
+    figures, wanted = [], []
+    for name in names:
+        if name not in report["figures"]:
+            continue
+        value, target = number(report["figures"][name]), targets.get(name)
+        if target is not None:
+            wanted.append(LABELS[name].format(f"{'≥' if target['least'] else '≤'} {number(target['bound'])}"))
+            value = value if target["held"] else f"**{value}**"
+        figures.append(LABELS[name].format(value))
+    return f"| {what} | `{asked}` | {', '.join(figures)} | {', '.join(wanted)} |"
+
+
+def figures(results: dict[str, Any]) -> str:
+    """Return the part of the page that has the figures; one table per recorded result."""
+    parts = []
+    for run in results["runs"]:
+        on = run["machine"]
+        where = f"{on['cpu']}, {on['cores']} cores, {on['system']}, Python {on['python']}"
+        parts.append(f"Commit {run['commit']}, {run['date']}, {where}, load {on['load_1min']:g} before:\n\n")
+        parts.append(HEAD + "".join(f"{row}\n" for report in run["scenarios"] for row in rows(report)) + "\n")
+        wrong = [f"{report['scenario']}: {sentence}" for report in run["scenarios"] for sentence in report["wrong"]]
+        parts += [f"Wrong: {sentence}.\n\n" for sentence in wrong]
+    return "".join(parts)
+
+
+def page(text: str, results: dict[str, Any]) -> str:
+    """Return the page `text` with the figures of `results`."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{figures(results)}{END}{after}"
+
+
+def recorded(results: dict[str, Any], result: dict[str, Any], commit: str, date: str) -> dict[str, Any]:
+    """Return `results` with a new one, in place of older ones of the same command."""
+    reports = [cleaned(report) for report in result.get("scenarios", [result])]
+    for report in reports:
+        report.pop("machine", None)
+    asked = "suite" if "scenarios" in result else command(reports[0])
+    run = {"asked": asked, "commit": commit, "date": date, "machine": result["machine"], "scenarios": reports}
+    return {"runs": [*(old for old in results["runs"] if old["asked"] != asked), run]}
+
+
+def read() -> dict[str, Any]:
+    """Return the committed results; none if there is no file yet."""
+    if not RESULTS.exists():
+        return {"runs": []}
+    found: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
+    return found
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def main(files: list[str]) -> int:
+    """Record the results in `files`, and write the page."""
+    results = read()
+    if files and _git("status", "--porcelain", "timeline"):
+        print("commit the changes under timeline/ first: a result belongs to a commit", file=sys.stderr)
+        return 1
+    for file in files:
+        result = json.loads(Path(file).read_text(encoding="utf-8"))
+        results = recorded(results, result, _git("rev-parse", "--short=10", "HEAD"), str(dt.date.today()))
+    if not results["runs"]:
+        print("no result is recorded yet: give the file of `timeline bench --json`", file=sys.stderr)
+        return 1
+    if files:
+        RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
