@@ -39,11 +39,21 @@ class Items:
     """Changes as columns: under `ids`, `old` (empty: nothing) becomes `new` (empty: nothing). `contents`: payload and
     headers of what is new. `weights`: bytes that travel for each, besides."""
 
-    ids: list[bytes]
-    old: list[bytes]
-    new: list[bytes]
-    contents: list[bytes]
+    ids: list[bytes] = field(default_factory=list)
+    old: list[bytes] = field(default_factory=list)
+    new: list[bytes] = field(default_factory=list)
+    contents: list[bytes] = field(default_factory=list)
     weights: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def add(self, id: bytes, old: bytes, new: bytes, content: bytes = b"") -> None:
+        """Add a change."""
+        self.ids.append(id)
+        self.old.append(old)
+        self.new.append(new)
+        self.contents.append(content)
 
 
 @dataclass(slots=True)
@@ -258,7 +268,8 @@ def kept(stored: RedisRow, last_op: int, now_ms: int) -> bytes:
 @dataclass(slots=True)
 class RedisCall:
     """Items of one call decided one by one, each on what the ones before it left. `asks`: what these ask. `news`: for
-    puts, the value and the content that each stores where nothing stands."""
+    puts, the value and the content that each stores where nothing stands. `dry_run`: decide, change nothing.
+    `written`: something was changed. `gone`: the topic was dropped."""
 
     keys: BucketKeys
     now_ms: int
@@ -266,8 +277,14 @@ class RedisCall:
     answers: Answers
     asks: dict[int, Ask] = field(default_factory=dict)
     news: tuple[list[bytes], list[bytes]] = ([], [])
+    dry_run: bool = False
     troubles: list[StoreError] = field(default_factory=list)
+    written: bool = False
     gone: bool = False
+
+    def ask(self, at: int, stored: RedisRow | None) -> Ask | None:
+        """Return what is asked of an item, of which this stands; None where there is nothing to decide."""
+        return self.asks[at]
 
     async def decide(self, chosen: Sequence[int], known: dict[int, bytes] | None = None) -> None:
         """Decides and writes the items at `chosen`; `known`: what stands under some, as just read."""
@@ -295,30 +312,30 @@ class RedisCall:
         settings = self.keys.topic.settings
         pending = wave
         for _ in range(ROUNDS):
-            items, decisions, places = Items([], [], [], []), [], []
+            items, decisions, places = Items(), [], []
             for at in pending:
                 stored = standing(values[at], self.now_ms, settings)
-                ask = self.asks[at]
+                ask = self.ask(at, stored)
+                if ask is None:
+                    continue
                 decision = decide(stored.message if stored else None, ask, self.now_ms, settings)
                 content = b""
                 new: bytes | None = None
                 if decision.born:
                     new, content = self.news[0][at], self.news[1][at]
-                elif stored is not None and not decision.repeat:
+                elif stored is not None and not decision.repeat and not self.dry_run:
                     new = left_of(stored, ask, decision, self.now_ms, settings)
                 if new is None:
                     fill(self.answers, at, decision)
                     continue
                 places.append(at)
                 decisions.append(decision)
-                items.ids.append(self.ids[at])
-                items.old.append(values[at])
-                items.new.append(new)
-                items.contents.append(content)
+                items.add(self.ids[at], values[at], new, content)
             if not places:
                 return
             outcome = await self.keys.change(items)
             self.gone |= outcome.gone
+            self.written |= len(outcome.stands) + len(outcome.failed) < len(items)
             self.fail({places[number]: error for number, error in outcome.failed.items()})
             for number, at in enumerate(places):
                 if number not in outcome.stands and number not in outcome.failed:

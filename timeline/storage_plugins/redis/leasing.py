@@ -214,17 +214,15 @@ class _Search:
 
     async def _read(self, wanted: int, per: int) -> Candidates:
         """The first `per` of each bucket, merged; what was passed over before is left out."""
-        answers = await self._keys.each(scripts.DUE, self._buckets, self._free_until_ms, self._held_until_ms, per)
+        bounds = (b":f", self._free_until_ms, b":h", self._held_until_ms)
         ids: list[bytes] = []
         values: list[bytes] = []
         edges: list[int] = []
-        for _, groups in answers:
-            for listed, packed, more, free in groups:
+        for _, answer in await self._keys.each(scripts.RANGE, self._buckets, per, *bounds):
+            for listed, packed in answer:
                 ids += listed
                 values += packed
-                if more & 1:
-                    edges.append(_due_of(packed[free - 1]))
-                if more & 2:
+                if len(listed) == per:
                     edges.append(_due_of(packed[-1]))
         if self._passed:
             kept = [at for at, id in enumerate(ids) if id not in self._passed]
@@ -255,7 +253,7 @@ class _Search:
             plain &= heads["deliveries"] < settings.max_deliveries
         if plain.all():
             return list(range(len(found.ids)))
-        items = Items([], [], [], [])
+        items = Items()
         buries: list[bool] = []
         allowed = np.flatnonzero(plain).tolist()
         for at in np.flatnonzero(~plain).tolist():
@@ -278,15 +276,12 @@ class _Search:
                 # Neither to lease nor to bury, as what was delivered out and is ahead of its time: it stays in the way.
                 self._passed.add(found.ids[at])
             else:
-                items.ids.append(found.ids[at])
-                items.old.append(found.values[at])
-                items.new.append(new)
-                items.contents.append(b"")
+                items.add(found.ids[at], found.values[at], new)
                 buries.append(ask is not lease)
         outcome = await self._keys.change(items)
         if outcome.failed:
             raise gravest(outcome.failed.values())
-        done = [at for at in range(len(items.ids)) if at not in outcome.stands and at not in outcome.failed]
+        done = [at for at in range(len(items)) if at not in outcome.stands and at not in outcome.failed]
         buried = [at for at in done if buries[at]]
         taken.expired += len(done) - len(buried)
         if buried:

@@ -6,25 +6,19 @@ import asyncio
 import heapq
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from timeline.columns import Int64
 from timeline.leases import Ask, decide
-from timeline.model import Operation, Rows, Status, Topic, bucket_of
+from timeline.model import Answers, Operation, Rows, Status, Topic, bucket_of
 from timeline.storage_plugins.asks import cursor_at, matches, place_of, tag_ask
-from timeline.storage_plugins.contract import (
-    Page,
-    ScanFilter,
-    StoreFull,
-    Swept,
-    TagMutation,
-    TagStep,
-)
+from timeline.storage_plugins.contract import Page, ScanFilter, StoreFull, Swept, TagMutation, TagStep
 from timeline.storage_plugins.errors import gravest
 from timeline.storage_plugins.redis import scripts
-from timeline.storage_plugins.redis.changes import BucketKeys, Items, all_of, left_of, standing
-from timeline.storage_plugins.redis.records import KEPT, KIND_AT, heads_of, rows_of, unpack
+from timeline.storage_plugins.redis.changes import BucketKeys, Items, RedisCall, all_of, left_of
+from timeline.storage_plugins.redis.records import KEPT, KIND_AT, RedisRow, heads_of, rows_of, unpack
 from timeline.storage_plugins.redis.server import Server
 
 PAGE_BYTES = 1024 * 1024
@@ -205,8 +199,8 @@ def _held_cursor(bucket: int, due_ms: int, id: bytes) -> bytes:
 async def _next_with_leases(keys: BucketKeys, bucket: int, now_ms: int) -> int:
     """The first bucket from this one on in which something is leased; the number of buckets where none is."""
     rest = range(bucket, keys.topic.settings.buckets)
-    calls = [([keys.base(at)], (now_ms,)) for at in rest]
-    counts = all_of(await keys.server.run_each(scripts.LEASES, calls))
+    bases = [keys.base(at) for at in rest]
+    counts = await keys.server.at_each([(key, ("ZCOUNT", key + b":h", b"(%d" % now_ms, "+inf")) for key in bases])
     return next((at for at, count in zip(rest, counts, strict=True) if count), keys.topic.settings.buckets)
 
 
@@ -225,113 +219,104 @@ async def next_due(server: Server, topic: Topic, buckets: Sequence[int] | None, 
     return min((int(float(time)) for _, times in answers for time in times if time), default=None)
 
 
+@dataclass(slots=True)
+class _TagCall(RedisCall):
+    """A tag operation on the messages of a walk. `passed`: those that it does not take."""
+
+    mutation: TagMutation = field(kw_only=True)
+    passed: set[int] = field(default_factory=set)
+
+    def ask(self, at: int, stored: RedisRow | None) -> Ask | None:
+        message, mutation = stored.message if stored else None, self.mutation
+        if (
+            stored is None
+            or message is None
+            or stored.tag != mutation.tag
+            or not mutation.meets(stored.put_ms, message.asked_ms, message.last_op)
+        ):
+            self.passed.add(at)
+            return None
+        ask = tag_ask(mutation, message)
+        if ask is None:
+            self.answers.status[at] = Status.INVALID.code
+        return ask
+
+
 async def mutate_tag(
     server: Server, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int
 ) -> TagStep:
     """`Store.mutate_tag`."""
     if not mutation.tag:
         return TagStep({}, None)
-    keys, counts = BucketKeys(server, topic), Counter[int]()
+    keys = BucketKeys(server, topic)
     ids, values, onward = await _walk(keys, mutation.tag, cursor, max(1, limit))
-    pending = {id: value for id, value in zip(ids, values, strict=True) if value}
-    earliest: list[int] = []
-    written = False
-    while pending:
-        items, decided = Items([], [], [], []), []
-        for id, value in pending.items():
-            stored = standing(value, now_ms, topic.settings)
-            if stored is None or stored.tag != mutation.tag:
-                continue
-            if not mutation.meets(stored.put_ms, stored.message.asked_ms, stored.message.last_op):
-                continue
-            ask = tag_ask(mutation, stored.message)
-            if ask is None:
-                counts[Status.INVALID.code] += 1
-                continue
-            decision = decide(stored.message, ask, now_ms, topic.settings)
-            new = (
-                None if decision.repeat or mutation.dry_run else left_of(stored, ask, decision, now_ms, topic.settings)
-            )
-            if new is None:
-                counts[decision.status.code] += 1
-                if decision.status is Status.OK and decision.message is not None and not mutation.dry_run:
-                    earliest.append(decision.message.due_ms)
-                continue
-            items.ids.append(id)
-            items.old.append(value)
-            items.new.append(new)
-            items.contents.append(b"")
-            decided.append(decision)
-        if not items.ids:
-            break
-        outcome = await keys.change(items)
-        if outcome.failed:
-            some = written or len(outcome.failed) + len(outcome.stands) < len(items.ids)
-            raise gravest(outcome.failed.values(), some)
-        written |= len(outcome.stands) < len(items.ids)
-        for at, decision in enumerate(decided):
-            if at not in outcome.stands and not outcome.gone:
-                counts[decision.status.code] += 1
-                if decision.status is Status.OK and decision.message is not None:
-                    earliest.append(decision.message.due_ms)
-        pending = {items.ids[at]: value for at, value in outcome.stands.items() if value}
-    return TagStep(dict(counts), onward, min(earliest, default=None))
+    call = _TagCall(keys, now_ms, ids, Answers.blank(len(ids)), dry_run=mutation.dry_run, mutation=mutation)
+    await call.decide(range(len(ids)), dict(enumerate(values)))
+    if call.troubles:
+        raise gravest(call.troubles, call.written)
+    if call.gone:
+        return TagStep({}, None)
+    taken = [at for at in range(len(ids)) if at not in call.passed]
+    status, due_ms = call.answers.status[taken], call.answers.due_ms[taken]
+    moves = mutation.operation is Operation.MOVE and not mutation.dry_run
+    moved = due_ms[status == Status.OK.code].tolist() if moves else []
+    return TagStep(dict(Counter(status.tolist())), onward, min(moved, default=None))
 
 
 async def sweep(server: Server, topic: Topic, now_ms: int, limit: int) -> Swept:
-    """`Store.sweep`. Payloads without metadata cannot be: one script writes and removes both."""
+    """`Store.sweep`. There are no payloads without metadata: one script writes and removes both."""
     keys, limit, settings = BucketKeys(server, topic), max(1, limit), topic.settings
-    wanted = {b":e": now_ms}
-    if settings.remember_ms:
-        wanted[b":k"] = now_ms - settings.remember_ms
-    else:
-        wanted[b":k"] = now_ms
+    until = {b":e": now_ms, b":k": now_ms - settings.remember_ms}
     if settings.dead_retention_ms:
-        wanted[b":x"] = now_ms - settings.dead_retention_ms
+        until[b":x"] = now_ms - settings.dead_retention_ms
     removed: Counter[bytes] = Counter()
     more = False
-    for suffix, until_ms in wanted.items():
-        items = Items([], [], [], [])
-        # Some that are past their expiry are held: what is looked at grows until enough is found.
-        look, full = limit // settings.buckets + 16, True
-        while full and len(items.ids) < limit:
-            items, full = Items([], [], [], []), False
-            for _, answer in await keys.each(scripts.RANGE, None, suffix, until_ms, look):
-                for ids, values in answer:
-                    full |= len(ids) == look
-                    for id, value, new in _to_remove(suffix, ids, values, now_ms, topic):
-                        items.ids.append(id)
-                        items.old.append(value)
-                        items.new.append(new)
-            look *= 2
-        more |= full or len(items.ids) > limit
-        if items.ids:
-            del items.ids[limit:], items.old[limit:], items.new[limit:]
-            items.contents = [b""] * len(items.ids)
+    for suffix, until_ms in until.items():
+        found, full = await _past(keys, suffix, until_ms, now_ms, limit)
+        more |= full or len(found) > limit
+        items = Items()
+        for change in found[:limit]:
+            items.add(*change)
+        if len(items):
             outcome = await keys.change(items)
             if outcome.failed:
                 raise next(iter(outcome.failed.values()))
-            removed[suffix] = 0 if outcome.gone else len(items.ids) - len(outcome.stands)
+            removed[suffix] = 0 if outcome.gone else len(items) - len(outcome.stands)
     return Swept(removed[b":e"], removed[b":k"], removed[b":x"], 0, more)
 
 
-def _to_remove(
-    suffix: bytes, ids: list[bytes], values: list[bytes | None], now_ms: int, topic: Topic
-) -> list[tuple[bytes, bytes, bytes]]:
-    """What of these a sweep removes: id, value, what is left."""
+async def _past(
+    keys: BucketKeys, suffix: bytes, until_ms: int, now_ms: int, limit: int
+) -> tuple[list[tuple[bytes, bytes, bytes]], bool]:
+    """Return what a sweep removes of a sorted set (id, value, what is left), and whether there may be more."""
     found: list[tuple[bytes, bytes, bytes]] = []
-    for id, value in zip(ids, values, strict=True):
-        if not value:
-            continue
-        if suffix != b":e":
-            found.append((id, value, b""))
-            continue
-        stored = unpack(value)
-        ask = Ask(Operation.CANCEL, group=stored.message.group)
-        decision = decide(stored.message, ask, now_ms, topic.settings)
-        if decision.status is Status.EXPIRED:
-            found.append((id, value, left_of(stored, ask, decision, now_ms, topic.settings) or b""))
-    return found
+    # Some that are past their expiry are held: what is looked at grows until enough is found.
+    look, full = limit // keys.topic.settings.buckets + 16, True
+    while full and len(found) < limit:
+        found, full = [], False
+        for _, answer in await keys.each(scripts.RANGE, None, look, suffix, until_ms):
+            for ids, values in answer:
+                full |= len(ids) == look
+                for id, value in zip(ids, values, strict=True):
+                    left = _swept(suffix, value, now_ms, keys.topic)
+                    if left is not None:
+                        found.append((id, value, left))
+        look *= 2
+    return found, full
+
+
+def _swept(suffix: bytes, value: bytes | None, now_ms: int, topic: Topic) -> bytes | None:
+    """Return what a sweep leaves of a value; None where it stays."""
+    if not value:
+        return None
+    if suffix != b":e":
+        return b""
+    stored = unpack(value)
+    ask = Ask(Operation.CANCEL, group=stored.message.group)
+    decision = decide(stored.message, ask, now_ms, topic.settings)
+    if decision.status is not Status.EXPIRED:
+        return None
+    return left_of(stored, ask, decision, now_ms, topic.settings) or b""
 
 
 __all__ = ["count_due", "held_by", "mutate_tag", "next_due", "scan", "sweep"]

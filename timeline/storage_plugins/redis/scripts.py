@@ -46,6 +46,17 @@ local function before(a, b)  -- as bytes: Lua's own < goes by the locale
 end
 """
 
+VALUES = """
+local function values_of(base, ids, first, last, values)  -- adds what stands under ids[first] to ids[last]
+  values = values or {}
+  for from = first or 1, last or #ids, 4000 do
+    local part = redis.call('HMGET', base, unpack(ids, from, math.min(from + 3999, last or #ids)))
+    for i = 1, #part do values[#values + 1] = part[i] end
+  end
+  return values
+end
+"""
+
 # ── what changes something ──
 
 PUT = (
@@ -518,24 +529,6 @@ WRITING = frozenset((ACK, CHANGE, DROP, LEASE, PUT, SWAP))
 
 # ── what only reads ──
 
-DUE = """
--- ARGV: free until, held until, how many of each bucket. Answers for each key:
--- {ids, values, whether there may be more of the free (1) and the held (2), how many are free}.
-local found = {}
-for n, base in ipairs(KEYS) do
-  local ids = redis.call('ZRANGEBYSCORE', base .. ':f', '-inf', ARGV[1], 'LIMIT', 0, ARGV[3])
-  local more = #ids == tonumber(ARGV[3]) and 1 or 0
-  local held = redis.call('ZRANGEBYSCORE', base .. ':h', '-inf', ARGV[2], 'LIMIT', 0, ARGV[3])
-  if #held == tonumber(ARGV[3]) then more = more + 2 end
-  local free = #ids
-  for _, id in ipairs(held) do ids[#ids + 1] = id end
-  local values = {}
-  if #ids > 0 then values = redis.call('HMGET', base, unpack(ids)) end
-  found[n] = {ids, values, more, free}
-end
-return found
-"""
-
 SOONEST = """
 -- ARGV[1]: after. Answers the least due of the free and of the held above it, '' when there is none.
 local least = {'', ''}
@@ -558,50 +551,51 @@ end
 return counts
 """
 
-FETCH = """
+FETCH = (
+    VALUES
+    + """
 -- ARGV for each key: how many, and the ids. Answers the values in order.
 local values, at = {}, 1
 for _, base in ipairs(KEYS) do
-  local count = tonumber(ARGV[at])
-  for from = at + 1, at + count, 4000 do
-    local part = redis.call('HMGET', base, unpack(ARGV, from, math.min(from + 3999, at + count)))
-    for i = 1, #part do values[#values + 1] = part[i] end
-  end
-  at = at + 1 + count
+  local last = at + tonumber(ARGV[at])
+  values_of(base, ARGV, at + 1, last, values)
+  at = last + 1
 end
 return values
 """
+)
 
-RANGE = """
--- ARGV: suffix, until, how many of each bucket. Answers for each key: ids and values of what is up to there.
+RANGE = (
+    VALUES
+    + """
+-- ARGV: how many at most, then suffixes of sorted sets, each with a bound. Answers for each key and each suffix ids and
+-- values of what is up to the bound.
 local found = {}
-for n, base in ipairs(KEYS) do
-  local ids = redis.call('ZRANGEBYSCORE', base .. ARGV[1], '-inf', ARGV[2], 'LIMIT', 0, ARGV[3])
-  local values = {}
-  for from = 1, #ids, 4000 do
-    local part = redis.call('HMGET', base, unpack(ids, from, math.min(from + 3999, #ids)))
-    for i = 1, #part do values[#values + 1] = part[i] end
+for _, base in ipairs(KEYS) do
+  for at = 2, #ARGV, 2 do
+    local ids = redis.call('ZRANGEBYSCORE', base .. ARGV[at], '-inf', ARGV[at + 1], 'LIMIT', 0, ARGV[1])
+    found[#found + 1] = {ids, values_of(base, ids)}
   end
-  found[n] = {ids, values}
 end
 return found
 """
+)
 
-TAGGED = """
+TAGGED = (
+    VALUES
+    + """
 -- KEYS: one. ARGV: size of tag and tag, the id after which to go on, how many. Answers ids and values.
 local start = ARGV[1]
 local members = redis.call('ZRANGEBYLEX', KEYS[1] .. ':t', (ARGV[2] == '' and '[' or '(') .. start .. ARGV[2],
   '[' .. start .. string.rep('\\255', 256), 'LIMIT', 0, ARGV[3])
 for i = 1, #members do members[i] = members[i]:sub(#start + 1) end
-local values = {}
-for from = 1, #members, 4000 do
-  local part = redis.call('HMGET', KEYS[1], unpack(members, from, math.min(from + 3999, #members)))
-  for i = 1, #part do values[#values + 1] = part[i] end
-end
-return {members, values}
+return {members, values_of(KEYS[1], members)}
 """
+)
 
-WALK = """
+WALK = (
+    VALUES
+    + """
 -- The ids of buckets in order. ARGV: how many in all, how many of a bucket's hash one call puts in order, how long
 -- their order is kept, the id after which to go on in the first key's bucket.
 -- Answers for each key as far as it got: {whether its ids are in order by now, ids, values}.
@@ -640,22 +634,13 @@ for n, base in ipairs(KEYS) do
     break
   end
   local ids = redis.call('ZRANGEBYLEX', order, '(' .. (n == 1 and ARGV[4] or ''), '+', 'LIMIT', 0, left)
-  local values = {}
-  for from = 1, #ids, 4000 do
-    local part = redis.call('HMGET', base, unpack(ids, from, math.min(from + 3999, #ids)))
-    for i = 1, #part do values[#values + 1] = part[i] end
-  end
   left = left - #ids
-  found[n] = {1, ids, values}
+  found[n] = {1, ids, values_of(base, ids)}
   if left <= 0 then break end
 end
 return found
 """
-
-LEASES = """
--- KEYS: one. How many leases end after ARGV[1].
-return redis.call('ZCOUNT', KEYS[1] .. ':h', '(' .. ARGV[1], '+inf')
-"""
+)
 
 HELD_BY = (
     BEFORE
