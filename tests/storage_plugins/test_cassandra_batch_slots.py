@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from timeline.storage_plugins.cassandra.batch_slots import (
+from timeline.storage_plugins.cassandra.bucket import Bucket
+from timeline.storage_plugins.cassandra.changes import (
     FAIR,
     FEW,
     SPREAD,
@@ -16,7 +17,6 @@ from timeline.storage_plugins.cassandra.batch_slots import (
     BatchSlots,
     CooperativeYield,
 )
-from timeline.storage_plugins.cassandra.bucket import Bucket
 
 
 @dataclass(eq=False)

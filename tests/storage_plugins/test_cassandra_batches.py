@@ -16,8 +16,8 @@ from tests.servers.fixture import Running
 from timeline.columns import Ragged
 from timeline.model import Operation, Status, buckets_of
 from timeline.storage_plugins import make_store
-from timeline.storage_plugins.cassandra.batch_slots import FEW, SPREAD_OF_FEW
 from timeline.storage_plugins.cassandra.bucket import PASSED, Bucket, Buckets, Head
+from timeline.storage_plugins.cassandra.changes import FEW, SPREAD_OF_FEW
 from timeline.storage_plugins.cassandra.session import WriteUnknown
 from timeline.storage_plugins.conformance.trial import T0, Trial, by_id, named, statuses
 from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown

@@ -13,9 +13,9 @@ from timeline.columns import Bools, Indexes, Ragged, UInt32
 from timeline.model import Operation, Topic, TopicSettings
 from timeline.storage_plugins.conformance.trial import PLENTY, T0, Trial, named
 from timeline.storage_plugins.contract import Capabilities, Grant, ScanFilter, StoreUnavailable, TopicConflict
-from timeline.storage_plugins.memory import MemoryStore, agenda, growing, rows
+from timeline.storage_plugins.memory import MemoryStore, agenda, rows
 from timeline.storage_plugins.memory.agenda import Agenda, Objects, by_id, pack, slots_of
-from timeline.storage_plugins.memory.growing import UNKNOWN, Names, only_item, same
+from timeline.storage_plugins.memory.rows import UNKNOWN, Names, only_item, same
 
 
 class Diary:
@@ -115,7 +115,7 @@ def test_ids_that_share_a_beginning_are_ordered_by_their_end() -> None:
 
 
 def test_names_keep_their_numbers_until_nobody_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growing, "KEEP", 4)
+    monkeypatch.setattr(rows, "KEEP", 4)
     table = Names()
     first = table.numbers(Ragged.of([b"a", b"b", b"a", b""]))
     assert first[0] == first[2] != first[1] and first[3] == 0
@@ -211,7 +211,7 @@ async def test_slots_and_names_are_used_again() -> None:
         held = trial.store._rows[topic.uid]  # type: ignore[attr-defined]
         assert len(held.kinds) <= 1_024
         assert not held.index and not held.tagged
-        assert len(held.tags._numbers) <= 2 * growing.KEEP
+        assert len(held.tags._numbers) <= 2 * rows.KEEP
 
 
 async def test_an_emptied_topic_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from timeline.model import Operation, Status
 from timeline.storage_plugins.conformance import run_check
 from timeline.storage_plugins.conformance.trial import Trial, named, statuses
-from timeline.storage_plugins.memory import MemoryStore, growing
-from timeline.storage_plugins.memory.growing import GrowingColumn, Index, grow_objects, objects
+from timeline.storage_plugins.memory import MemoryStore, rows
+from timeline.storage_plugins.memory.rows import GrowingColumn, Index, grow_objects, objects
 
 SMALL = 20
 
@@ -22,9 +22,9 @@ SMALL = 20
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that happens at a hundred thousand happens at twenty."""
-    monkeypatch.setattr(growing, "YOUNG", SMALL)
-    monkeypatch.setattr(growing, "MOVED_AT_ONCE", 3)
-    monkeypatch.setattr(growing, "MAPPED_ABOVE_BYTES", 1)
+    monkeypatch.setattr(rows, "YOUNG", SMALL)
+    monkeypatch.setattr(rows, "MOVED_AT_ONCE", 3)
+    monkeypatch.setattr(rows, "MAPPED_ABOVE_BYTES", 1)
 
 
 def _id(number: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Membership: which brokers there are and which buckets each of them deals. `local://` is one broker by itself."""
+"""Membership: which brokers exist, and which buckets each dispatches. `local://` is one broker by itself."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ SCHEMES = ("etcd", "local")
 
 
 def make_membership(url: str) -> Membership:
-    """The membership for `url`, not started yet. Raises Invalid for an unknown scheme, with the nearest known one, for
-    a URL that cannot be meant, and for a package that is missing, with the extra that brings it."""
+    """Return the membership for `url`, not started yet. Raise Invalid for an unknown scheme (with the nearest known
+    one), a wrong URL, or a missing package (with the extra to install)."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in SCHEMES:
         scheme = scheme.partition(":")[0]  # what follows may hold a password
@@ -31,7 +31,7 @@ def make_membership(url: str) -> Membership:
 
 
 def _etcd(url: str) -> Membership:
-    """Imported on first use: a broker by itself needs none of it."""
+    """Import it on first use: a broker by itself needs none of it."""
     try:
         from timeline.sync.etcd import EtcdMembership
     except ImportError as missing:

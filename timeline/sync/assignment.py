@@ -1,11 +1,11 @@
-"""Which broker deals which bucket: weighted rendezvous hashing over the healthy consumers that each broker hosts. Pure.
+"""Which broker dispatches which bucket: weighted rendezvous hashing over the healthy consumers of each broker. Pure.
 
-Each pair of bucket and broker has a score that depends on nothing else but the broker's weight, so that a bucket's
-first choice changes only when a broker with a higher score comes, or its own goes: the least movement there can be.
-Hashing alone deals as unevenly as dice do, though: at 64 buckets a broker, an eighth more or less is usual. So a broker
-takes no more than `SLACK_PERCENT` beyond its share, those it scores best; what is left over goes to its next choice, as
-students go to colleges (Gale and Shapley, 1962: there is one such outcome, whoever asks first). A broker that lies more
-than `SLACK_PERCENT` below its share is then given what it scores best of those that have more than theirs.
+Each pair of bucket and broker has a score that depends only on the two and on the broker's weight. So a bucket's first
+choice changes only if a broker with a higher score comes, or its own goes: the least possible movement. Hashing alone
+is uneven: at 64 buckets per broker, an eighth more or less is usual. So a broker takes at most `SLACK_PERCENT` beyond
+its share, those it scores best. The others go to their next choice, as students go to colleges (Gale and Shapley, 1962:
+the outcome does not depend on the order). A broker that is more than `SLACK_PERCENT` below its share then gets, from
+brokers above theirs, the buckets that it scores best.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 SLACK_PERCENT = 5
-"""How far from its share a broker's number of buckets may lie, beyond rounding."""
+"""How far a broker's number of buckets may be from its share, beyond rounding."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,11 +31,11 @@ class Assignment:
     _of: dict[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
 
     def owner(self, bucket: int) -> str | None:
-        """The broker that deals `bucket`; None exactly when there is none at all."""
+        """Return the broker that dispatches `bucket`; None if there is no broker."""
         return self.brokers[self.owners[bucket]] if self.brokers else None
 
     def of(self, broker: str) -> tuple[int, ...]:
-        """The buckets that `broker` deals, in order."""
+        """Return the buckets that `broker` dispatches, in order."""
         if broker not in self.brokers:
             return ()
         if broker not in self._of:
@@ -45,8 +45,8 @@ class Assignment:
 
 
 def assign(topic_uid: int, buckets: int, weights: Mapping[str, int]) -> Assignment:
-    """Deals `buckets` buckets of a topic out to the brokers that have a weight (healthy consumers) above 0. The same
-    arguments give the same answer in every process."""
+    """Assign a topic's buckets to the brokers with a weight (healthy consumers) above 0. The same arguments give the
+    same answer in every process."""
     brokers = tuple(sorted(name for name, weight in weights.items() if weight > 0))
     if len(brokers) < 2:
         return Assignment(brokers, np.zeros(buckets if brokers else 0, dtype=np.int64))
@@ -64,8 +64,8 @@ def assign(topic_uid: int, buckets: int, weights: Mapping[str, int]) -> Assignme
 def _scores(
     topic_uid: int, buckets: int, brokers: tuple[str, ...], weight: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
-    """By bucket and broker: weight / -ln(u), u a hash of both in (0, 1) (Thaler and Ravishankar, 1998; the weighted
-    form is Schindelhauer and Schomaker's, 2005)."""
+    """Return, by bucket and broker, weight / -ln(u), where u is a hash of both in (0, 1). Sources: Thaler and
+    Ravishankar, 1998; Schindelhauer and Schomaker, 2005, for the weighted form."""
     named = np.array([_hash(name.encode()) for name in brokers], dtype=np.uint64)
     numbered = _mixed(
         np.arange(buckets, dtype=np.uint64) + np.uint64(_hash(topic_uid.to_bytes(16, "big", signed=True)))
@@ -88,8 +88,8 @@ def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _capped(scores: npt.NDArray[np.float64], most: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """For each bucket the broker of the highest score that keeps it, where each broker keeps the `most` it scores
-    highest of all that come to it."""
+    """Return for each bucket the broker of the highest score that keeps it. Each broker keeps, of all that come to it,
+    the `most` it scores highest."""
     buckets = len(scores)
     choices = np.argsort(-scores, axis=1, kind="stable")
     tried = np.zeros(buckets, dtype=np.int64)
@@ -111,8 +111,7 @@ def _fill(
     least: npt.NDArray[np.int64],
     enough: npt.NDArray[np.int64],
 ) -> None:
-    """Gives each broker that has less than its `least` what it misses least by score, from those with more than
-    `enough`."""
+    """Give each broker below its `least` the buckets that lose least by score, from brokers with more than `enough`."""
     counts = np.bincount(owners, minlength=len(least))
     for poor in np.flatnonzero(counts < least).tolist():
         yours = scores[np.arange(len(owners)), owners]

@@ -1,4 +1,4 @@
-"""`local://`: one broker by itself. It is the only member and deals every bucket."""
+"""`local://`: one broker by itself. It is the only member, and dispatches every bucket."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from timeline.sync.view import ViewMembership
 
 
 class LocalMembership(ViewMembership):
-    """A cluster of one: nobody to tell, and nobody who could change anything: nobody is called back."""
+    """A cluster of one. Nothing changes but by this broker, so that there are no callbacks."""
 
     async def start(self, member: Member, cluster_uid: str) -> None:
         self._view.join(member)
@@ -26,11 +26,11 @@ class LocalMembership(ViewMembership):
         self._view.host(topic_uid, len(consumers))
 
     def buckets(self, topic_uid: int, buckets: int) -> Sequence[int] | None:
-        """All of them, whatever it hosts: there is nobody else."""
+        """Return None, for all of them: there is no other broker."""
         return None
 
     def owner(self, topic_uid: int, bucket: int, buckets: int) -> Member | None:
         return self._view.myself if self._view.hosting(topic_uid) else None
 
     def topics_changed(self) -> None:
-        """There is nobody to tell."""
+        """Do nothing: there is no other broker."""

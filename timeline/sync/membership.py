@@ -1,8 +1,8 @@
 """The membership contract. Membership makes delivery fast; safety never rests on it, only on the store.
 
-A broker joins under its name (`start`), says which consumers it hosts (`host`), and asks which buckets it deals
-(`buckets`) and who deals another one (`owner`). Nothing but `start` and `stop` ever waits for anybody: all else answers
-at once from what is believed now, which may be old. Whoever believes something wrong loses a race at the store.
+A broker joins under its name (`start`) and says which consumers it hosts (`host`). It asks which buckets it dispatches
+(`buckets`), and which broker dispatches another one (`owner`). Only `start` and `stop` wait. All else answers at once
+from what is believed now, which may be old. A broker that is wrong loses a race at the store.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from enum import Flag, StrEnum, auto
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A broker: its name, unique in the cluster, the address that drivers and other brokers reach it under, and the
-    version of its program."""
+    """A broker: its name, unique in the cluster; its address for drivers and other brokers; its program's version."""
 
     name: str
     address: str
@@ -24,16 +23,16 @@ class Member:
 
 
 class MembershipRefused(Exception):
-    """This broker cannot join as it is configured; the message is a sentence that says how to mend it."""
+    """This broker cannot join as it is configured. The message says what to change."""
 
 
 class JoinState(StrEnum):
-    """How a broker stands in its cluster.
+    """The state of a broker in its cluster.
 
     APART: it has not started, or has left. JOINING: it waits until it can join; `reason` says for what. JOINED: what it
-    believes is confirmed again and again. FROZEN: it is not confirmed any more (etcd does not answer, or has no
-    quorum); what was believed last holds, and delivery goes on. REFUSED: it had joined, and cannot come back as
-    it is configured (its name or its prefix is another's by now); what was believed last holds, and it tries again.
+    believes is confirmed again and again. FROZEN: it is no longer confirmed, as etcd does not answer or has no quorum.
+    REFUSED: it had joined, and cannot come back as it is configured, as its name or prefix is another's by now; it
+    tries again. In both states what was believed last holds, and delivery goes on.
     """
 
     APART = "apart"
@@ -45,9 +44,9 @@ class JoinState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MembershipState:
-    """For /readyz, metrics and `timeline cluster`. `revision`: grows by one with each change of what this broker
-    believes; its own count, not to be compared with another's. `stale_ms`: so long ago all of it was confirmed last, 0
-    before the first time and for a cluster of one. `reason`: why it is not JOINED, in words; empty where it is."""
+    """For /readyz, metrics and `timeline cluster`. `revision`: this broker's own count, which grows by one with each
+    change of what it believes. `stale_ms`: time since all of it was confirmed; 0 before the first time and for a
+    cluster of one. `reason`: why it is not JOINED, in words; empty if it is."""
 
     join_state: JoinState
     revision: int = 0
@@ -56,8 +55,8 @@ class MembershipState:
 
 
 class MembershipChange(Flag):
-    """What may have changed. MEMBERS: who is there, or who deals what. TOPICS: records of topics, to be read again from
-    the store. JOIN_STATE: how this broker stands."""
+    """What may have changed. MEMBERS: the members, or the buckets they dispatch. TOPICS: topic records, which are to be
+    read again from the store. JOIN_STATE: this broker's state."""
 
     MEMBERS = auto()
     TOPICS = auto()
@@ -65,63 +64,61 @@ class MembershipChange(Flag):
 
 
 class Membership(ABC):
-    """Who is there, and who deals which bucket. All methods run on the broker's event loop.
+    """The members, and which of them dispatches which bucket. All methods run on the broker's event loop.
 
     `on_change` may be called before `start`. A membership starts once; a stopped one stays stopped.
     """
 
     @abstractmethod
     async def start(self, member: Member, cluster_uid: str) -> None:
-        """Joins as `member` the cluster whose store is `cluster_uid`, and returns once it has; may be cancelled.
+        """Join, as `member`, the cluster whose store is `cluster_uid`. Return once it has; may be cancelled.
 
-        As long as nobody can be asked (etcd is unreachable or without quorum), it waits: `state` is JOINING and says
-        why. The same while a broker of this name that has just died is still believed to be there. Raises
-        MembershipRefused where waiting does not help: the cluster there belongs to another store, or to a
-        version that this one does not understand; another living broker has this name; wrong user, password or
-        certificate.
+        While etcd is unreachable or without quorum, it waits: `state` is JOINING and says why. It also waits while a
+        dead broker of this name is still listed. Raise MembershipRefused if waiting does not help: the cluster belongs
+        to another store, or to a version that this one does not understand; another living broker has this name; or
+        user, password or certificate are wrong.
         """
 
     @abstractmethod
     async def stop(self) -> None:
-        """Leaves; others notice at once, or, where they cannot be told within a second or two, once the broker's lease
-        runs out. Harmless before `start` and a second time."""
+        """Leave. Others notice at once; if they cannot be told within a second or two, they notice when the broker's
+        lease runs out. Harmless before `start` and a second time."""
 
     @property
     @abstractmethod
     def state(self) -> MembershipState:
-        """How this broker stands now."""
+        """Return this broker's state."""
 
     @abstractmethod
     def on_change(self, callback: Callable[[MembershipChange], None]) -> None:
-        """`callback` is called on the event loop whenever something may have changed that this broker did not say
-        itself by `host`; once too often rather than once too rarely. Several may be given. `members`, `buckets` and
-        `owner` answer by the change already."""
+        """Have `callback` called on the event loop whenever something may have changed that this broker did not say by
+        `host`. It may be called without a change. Several may be given. `members`, `buckets` and `owner` know of the
+        change already."""
 
     @abstractmethod
     def members(self) -> Sequence[Member]:
-        """The brokers that are there, by name, this one too once it has joined."""
+        """Return the members by name, this broker too once it has joined."""
 
     @abstractmethod
     def host(self, topic_uid: int, topic: str, consumers: Collection[bytes]) -> None:
-        """From now on this broker hosts these healthy consumers (their ids) of the topic, and no others; none at all:
-        it deals nothing of it. Counts here at once, for others as soon as they can be told: what is called several
-        times within a moment is told once, what has not changed not at all. `topic`: its name, for people."""
+        """Set which healthy consumers (ids) of the topic this broker hosts; with none it dispatches nothing of it. It
+        counts here at once, and for others as soon as they can be told. Several calls within a moment are told once.
+        `topic`: its name, for people."""
 
     @abstractmethod
     def hosting(self, topic_uid: int) -> Mapping[str, int]:
-        """How many healthy consumers of the topic each broker hosts, by its name; those with none are left out."""
+        """Return how many healthy consumers of the topic each broker hosts, by name. Brokers with none are left out."""
 
     @abstractmethod
     def buckets(self, topic_uid: int, buckets: int) -> Sequence[int] | None:
-        """Which of a topic's buckets this broker deals, in order; None: all of them. Empty where it hosts no consumer
-        of the topic. Cheap: nothing is reckoned again until something changes."""
+        """Return which of a topic's buckets this broker dispatches, in order; None: all of them. Empty if it hosts no
+        consumer of the topic. Cheap: calculated only after a change."""
 
     @abstractmethod
     def owner(self, topic_uid: int, bucket: int, buckets: int) -> Member | None:
-        """Who deals `bucket` of a topic of so many `buckets`, and is to be told what is put there; this broker itself,
-        perhaps. None exactly when no broker hosts a consumer of the topic, as far as is known here."""
+        """Return the broker that dispatches `bucket` of the topic, to be told of puts there; it may be this one. None
+        if and only if no broker is known to host a consumer of the topic. `buckets`: the topic's number of buckets."""
 
     @abstractmethod
     def topics_changed(self) -> None:
-        """A topic's record was created, updated or dropped here: tells all other brokers to read them again, as soon as
-        they can be told."""
+        """Tell all other brokers, as soon as possible, to read topic records again: one was changed here."""

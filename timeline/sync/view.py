@@ -1,4 +1,4 @@
-"""What one broker believes of its cluster: who is there, what they host, and therefore who deals which bucket. Pure."""
+"""What one broker believes of its cluster: the members, what they host, and so who dispatches which bucket. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _NOBODY: Mapping[str, int] = MappingProxyType({})
 
 
 class View:
-    """Members and what they host. `revision` grows with each change. What is reckoned from them is kept until what it
-    rests on changes. A broker's own entry is what it is, not what others have been told: it changes at once."""
+    """Members and what they host. `revision` grows with each change. Calculated values are kept until their basis
+    changes. A broker's own entry changes at once, before others are told."""
 
     def __init__(self) -> None:
         self.revision = 0
@@ -27,13 +27,13 @@ class View:
         self._members: tuple[Member, ...] | None = None
 
     def join(self, myself: Member | None) -> None:
-        """This broker is a member from now on; None: not any more."""
+        """Make this broker a member; None: no longer."""
         if myself != self.myself:
             self.myself = myself
             self._changed(self._mine)
 
     def host(self, topic_uid: int, consumers: int) -> bool:
-        """This broker hosts so many healthy consumers of the topic; whether that is news."""
+        """Set how many healthy consumers of the topic this broker hosts. Return whether that is news."""
         if self._mine.get(topic_uid, 0) == consumers:
             return False
         if consumers:
@@ -44,9 +44,9 @@ class View:
         return True
 
     def learn(self, others: Collection[Member], hosting: Mapping[int, Mapping[str, int]]) -> bool:
-        """All other members there are, and how many healthy consumers of each topic they host, by topic's uid and
-        broker's name; whether that is news. What is said of this broker or of those who are no members is left out.
-        Mappings that are the same objects as the last time are not looked into again: they must not change."""
+        """Set the other members, and how many healthy consumers they host, by topic's uid and broker's name. Return
+        whether that is news. Entries of this broker and of brokers that are no members are ignored. A mapping that is
+        the same object as the last time is not read again: it must not change."""
         mine = self.myself.name if self.myself else None
         members = {member.name: member for member in others if member.name != mine}
         same = members.keys() == self._others.keys()
@@ -67,14 +67,14 @@ class View:
         return True
 
     def members(self) -> Sequence[Member]:
-        """All that are there, by name."""
+        """Return all members, by name."""
         if self._members is None:
             every = [*self._others.values(), *((self.myself,) if self.myself else ())]
             self._members = tuple(sorted(every, key=lambda member: member.name))
         return self._members
 
     def hosting(self, topic_uid: int) -> Mapping[str, int]:
-        """Healthy consumers of the topic by broker's name."""
+        """Return the number of healthy consumers of the topic by broker's name."""
         known = self._hosting.get(topic_uid)
         if known is None:
             if topic_uid not in self._theirs and topic_uid not in self._mine:
@@ -86,7 +86,7 @@ class View:
         return known
 
     def buckets(self, topic_uid: int, buckets: int) -> Sequence[int] | None:
-        """Those that this broker deals; None: all."""
+        """Return the buckets that this broker dispatches; None: all."""
         hosting = self.hosting(topic_uid)
         if self.myself is None or self.myself.name not in hosting:
             return ()
@@ -95,7 +95,7 @@ class View:
         return self._assignment(topic_uid, buckets).of(self.myself.name)
 
     def owner(self, topic_uid: int, bucket: int, buckets: int) -> Member | None:
-        """Who deals `bucket`."""
+        """Return the broker that dispatches `bucket`."""
         name = self._assignment(topic_uid, buckets).owner(bucket)
         if name is None:
             return None
@@ -117,7 +117,7 @@ class View:
 
 
 class ViewMembership(Membership):
-    """What every membership answers from its `View`, whoever keeps that new."""
+    """The base of memberships, which answers from a `View`. A subclass keeps the view current."""
 
     def __init__(self) -> None:
         self._view = View()

@@ -1,8 +1,8 @@
-"""`local://` for the workers of one machine: they are members of one cluster through the supervisor that started them.
+"""`local://` for the workers of one machine, which are members of one cluster through their supervisor.
 
     worker ─ join, host, topics, beat ─▶ WorkerRegistry (the supervisor's) ─ members, hosting, topics ─▶ every worker
 
-Messages are small dictionaries, carried as lines of JSON by whoever runs the processes; nothing here does I/O.
+Messages are small dictionaries, which the processes carry as lines of JSON. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from timeline.sync.view import ViewMembership
 
 Message: TypeAlias = dict[str, Any]
 BEAT_S = 1.0
-"""How often a worker says that it is there."""
+"""How often a worker reports."""
 SILENT_MS = 5_000.0
-"""Who has said nothing for so long deals nothing more, until it says something again."""
+"""A worker that is silent for this time dispatches nothing until it reports again."""
 TOPICS: Message = {"topics": True}
-"""What a worker is told when records of topics have changed."""
+"""The message to workers when topic records have changed."""
 
 
 class WorkerMembership(ViewMembership):
-    """One worker's. `tell` sends a message to the supervisor; what comes from there goes to `hear`, and `lost` says
-    that the supervisor is gone: what was believed last holds until this worker has drained."""
+    """A worker's membership. `tell` sends a message to the supervisor, and `hear` takes its messages. After `lost` the
+    supervisor is gone: what was believed last holds until this worker has drained."""
 
     def __init__(self, tell: Callable[[Message], None]) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class WorkerMembership(ViewMembership):
         self._refused = ""
         self._join_state, self._reason = JoinState.APART, ""
         self._hosted: dict[int, int] = {}
-        """What is to be told, by topic's uid."""
+        """Counts that the supervisor does not know yet, by topic's uid."""
 
     async def start(self, member: Member, cluster_uid: str) -> None:
         self._join_state, self._reason = JoinState.JOINING, "the supervisor has not answered yet"
@@ -71,7 +71,7 @@ class WorkerMembership(ViewMembership):
         self._tell({"say": "topics"})
 
     def hear(self, message: Message) -> None:
-        """What the supervisor says."""
+        """Take a message of the supervisor."""
         if "refused" in message:
             self._refused = message["refused"]
             self._joined.set()
@@ -89,7 +89,7 @@ class WorkerMembership(ViewMembership):
                 self._call_back(MembershipChange.MEMBERS)
 
     def lost(self) -> None:
-        """The supervisor is gone."""
+        """Note that the supervisor is gone."""
         if self._join_state is not JoinState.APART:
             self._join_state, self._reason = JoinState.FROZEN, "the supervisor of the workers is gone"
             self._call_back(MembershipChange.JOIN_STATE)
@@ -97,7 +97,7 @@ class WorkerMembership(ViewMembership):
 
 @dataclass(slots=True)
 class _RegisteredWorker:
-    """A worker, as it said of itself. `there`: it was heard of lately."""
+    """A worker, as it reported itself. `there`: it reported lately."""
 
     member: Member
     heard_ms: float
@@ -106,19 +106,20 @@ class _RegisteredWorker:
 
 
 class WorkerRegistry:
-    """The supervisor's: which workers are there and what they host. `now_ms` is monotonic."""
+    """The supervisor's list of workers and what they host. `now_ms` is monotonic."""
 
     def __init__(self) -> None:
         self._registered: dict[str, _RegisteredWorker] = {}
         self._cluster_uid = ""
 
     def hear(self, worker: str, message: Message, now_ms: float) -> tuple[Message | None, bool]:
-        """What `worker` says. Answers what is to be told to it alone, or to all the others (None: `state`, if that is
-        news), and whether there is anything to be told to all."""
+        """Take a message of `worker`. Return the message to answer, and whether all others are to be told.
+
+        A refusal goes to the worker alone. Others get the message; None: they get `state`, if that is news."""
         said, known = message["say"], self._registered.get(worker)
         if said == "join":
             if self._registered and message["cluster"] != self._cluster_uid:
-                return {"refused": "the other workers have another store: end all of them, then begin anew"}, False
+                return {"refused": "the other workers have another store: end all of them, then begin again"}, False
             self._cluster_uid = message["cluster"]
             member = Member(message["name"], message["address"], message["version"])
             self._registered[worker] = _RegisteredWorker(member, now_ms)
@@ -138,11 +139,11 @@ class WorkerRegistry:
         return None, news
 
     def gone(self, worker: str) -> bool:
-        """`worker` has ended; whether that is news."""
+        """Remove a worker that has ended. Return whether that is news."""
         return self._registered.pop(worker, None) is not None
 
     def fall_silent(self, now_ms: float) -> list[str]:
-        """Those that were not heard of for too long deal nothing from now on."""
+        """Set workers that were silent for too long aside. Return their names."""
         silent = [name for name, one in self._registered.items() if one.there and now_ms - one.heard_ms > SILENT_MS]
         for name in silent:
             self._registered[name].there = False
@@ -150,7 +151,7 @@ class WorkerRegistry:
 
     @property
     def state(self) -> Message:
-        """Members and what they host, for every worker."""
+        """Return the members and what they host, for every worker."""
         there = [one for one in self._registered.values() if one.there]
         hosting: dict[str, dict[str, int]] = {}
         for one in there:

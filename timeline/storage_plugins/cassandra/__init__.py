@@ -1,7 +1,7 @@
 """`cassandra://host,host/keyspace`: a store on Apache Cassandra.
 
-A bucket of a topic is one partition, with its messages and every index over them; a change of it is one conditional
-batch. `statements.py` draws the partition, `bucket.py` reads and changes it, `session.py` talks to the driver.
+A bucket of a topic is one partition, with its messages and every index over them. One conditional batch changes it.
+`statements.py` draws the partition, `bucket.py` reads and changes it, and `session.py` talks to the driver.
 
 The driver's package has the name of this one: everything here is imported absolutely.
 """

@@ -1,17 +1,18 @@
 """How messages of a bucket change: what a call asks is decided by the one table of rules, and becomes part of a batch.
 
-What calls ask of a bucket meanwhile goes into one batch: puts, settles, mutations and leases alike. A conditional batch
-costs a node as much as many messages in it, so what waits for a bucket while its last batch is under way goes together.
-Each part is decided on the state that the batch's condition names.
+A conditional batch costs a node about as much as FEW messages in it. So what waits for a bucket while its last batch is
+under way goes into the next one: puts, settles, mutations and leases alike. Each part is decided on the state that the
+batch's condition names. Of small batches only some are under way at once: with all of them, as many as there are
+buckets would be sent one by one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -22,10 +23,8 @@ from timeline.columns import Ragged
 from timeline.leases import Ask, Decision, decide
 from timeline.model import Answers, Operation, Status, Topic, buckets_of
 from timeline.storage_plugins.asks import fail, fill, mutation_asks, put_asks, removal, settle_asks
-from timeline.storage_plugins.cassandra.batch_slots import FEW, BatchSlots, CooperativeYield
-from timeline.storage_plugins.cassandra.bucket import Bucket, Buckets, Changed
+from timeline.storage_plugins.cassandra.bucket import AT_ONCE, AlreadyThere, Bucket, BucketAccess, Buckets, Changed
 from timeline.storage_plugins.cassandra.contents import Content, Contents
-from timeline.storage_plugins.cassandra.partition import AT_ONCE, AlreadyThere, BucketAccess
 from timeline.storage_plugins.cassandra.records import Records
 from timeline.storage_plugins.cassandra.rows import LATER, CassandraRow
 from timeline.storage_plugins.cassandra.statements import INLINE_BYTES
@@ -35,15 +34,127 @@ from timeline.storage_plugins.records import dropped
 Result = TypeVar("Result")
 
 TRIES = 60
-"""Times a change is decided anew because another process changed the bucket in between."""
+"""How often a change is decided again because another process changed the bucket in between."""
 LONGEST_PAUSE_S = 0.05
+SPREAD = 32
+"""Buckets that change at once, by batches of FEW messages or more."""
+FEW = 16
+SPREAD_OF_FEW = 4
+"""Buckets that change at once, by smaller batches."""
+FAIR = 4
+"""A bucket with a lease goes ahead of others, as a message that is leased late is late. But one turn in this number
+goes to the first in line."""
+
+
+# ── whose turn it is ──
+
+
+class CooperativeYield:
+    """Long work, one piece per round of the event loop, so that messages go out between the pieces."""
+
+    def __init__(self) -> None:
+        self._line: deque[asyncio.Future[None]] = deque()
+
+    async def take(self) -> None:
+        """Continue in a later round of the event loop, alone among those who wait here."""
+        loop = asyncio.get_running_loop()
+        mine: asyncio.Future[None] = loop.create_future()
+        if not self._line:
+            loop.call_soon(self._next, loop)
+        self._line.append(mine)
+        await mine
+
+    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+        while self._line:
+            first = self._line.popleft()
+            if not first.done():  # one that was cancelled is passed over
+                first.set_result(None)
+                break
+        if self._line:
+            loop.call_soon(self._next, loop)
+
+
+class BatchSlots:
+    """The line of buckets that wait to change, and how many change. It knows which in line have enough for a large
+    batch, and which have a lease: there may be thousands of buckets."""
+
+    def __init__(self) -> None:
+        self._line: dict[Bucket, asyncio.Future[bool]] = {}  # in the order they came; whether it is a small turn
+        self._large: dict[Bucket, None] = {}
+        self._leasing: dict[Bucket, None] = {}
+        self._under_way = {True: 0, False: 0}
+        self._given = 0
+
+    @asynccontextmanager
+    async def slot(self, bucket: Bucket) -> AsyncIterator[None]:
+        """Wait for the bucket's turn, and keep it while the body runs. The caller holds the bucket's lock. If it is
+        cancelled, it leaves the line, and the turn to others."""
+        given: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._line[bucket] = given
+        self.asked(bucket)
+        try:
+            small = await given
+        except BaseException:
+            self._leave(bucket)
+            if given.done() and not given.cancelled():
+                self._end(given.result())
+            raise
+        try:
+            yield
+        finally:
+            self._end(small)
+
+    @asynccontextmanager
+    async def lease_of(self, bucket: Bucket) -> AsyncIterator[None]:
+        """Let the bucket go ahead of others meanwhile, as a lease waits for it."""
+        bucket.leases += 1
+        self.asked(bucket)
+        try:
+            yield
+        finally:
+            bucket.leases -= 1
+
+    def asked(self, bucket: Bucket) -> None:
+        """Note that more was asked of a bucket. In line, it may now have enough for a large turn."""
+        if bucket in self._line:
+            if bucket.asked >= FEW:
+                self._large[bucket] = None
+            if bucket.leases:
+                self._leasing[bucket] = None
+            self._give()
+
+    def _end(self, small: bool) -> None:
+        self._under_way[small] -= 1
+        self._give()
+
+    def _give(self) -> None:
+        """Give the turns that are free."""
+        while self._large and self._under_way[False] < SPREAD:
+            self._let(next(iter(self._large)), small=False)
+        while self._line and self._under_way[True] < SPREAD_OF_FEW:
+            self._given += 1
+            urgent = self._given % FAIR != 0 and self._leasing
+            self._let(next(iter(urgent or self._line)), small=True)
+
+    def _let(self, bucket: Bucket, small: bool) -> None:
+        given = self._line[bucket]
+        self._leave(bucket)
+        if not given.done():
+            self._under_way[small] += 1
+            given.set_result(small)
+
+    def _leave(self, bucket: Bucket) -> None:
+        for line in (self._line, self._large, self._leasing):
+            line.pop(bucket, None)
+
+
+# ── decisions ──
 
 
 @dataclass(slots=True)
 class StoreContext:
-    """What calls work with. `looking`: where the search for contents of nobody stands, by topic: bucket, part, and the
-    place in it. `tombstoned`: ways through buckets (topic, bucket, whether by tag) with more tombstones than Cassandra
-    reads past."""
+    """The parts that calls work with. `looking`: by topic, where the search for orphaned contents is: bucket, part, and
+    place in it. `tombstoned`: walks (topic, bucket, whether by tag) with more tombstones than Cassandra reads past."""
 
     partition: BucketAccess
     contents: Contents
@@ -55,14 +166,14 @@ class StoreContext:
     tombstoned: set[tuple[int, int, bool]] = field(default_factory=set)
 
     async def stands(self, topic: Topic, lately: bool = False) -> bool:
-        """Whether a topic is there, as `Records.stands` says. Of one that is not, nothing is kept in mind."""
+        """Return whether a topic is there, as `Records.stands` says. Forget one that is not."""
         there = await self.records.stands(topic, lately)
         if not there:
             self.forget(topic.uid)
         return there
 
     def forget(self, topic: int) -> None:
-        """Forgets a topic that was dropped, here or by another."""
+        """Forget a topic that was dropped, here or by another process."""
         self.records.forget(topic)
         self.buckets.forget(topic)
         self.looking.pop(topic, None)
@@ -70,7 +181,7 @@ class StoreContext:
 
 
 async def settled_on(bucket: Bucket, attempt: Callable[[], Awaitable[Result]], locked: bool = False) -> Result:
-    """What `attempt` answers once nobody changed the bucket meanwhile. `locked`: the caller holds the lock."""
+    """Repeat `attempt` until the bucket was not changed meanwhile. `locked`: the caller holds the lock."""
     if not locked:
         async with bucket.lock:
             return await settled_on(bucket, attempt, locked=True)
@@ -80,14 +191,14 @@ async def settled_on(bucket: Bucket, attempt: Callable[[], Awaitable[Result]], l
         except AlreadyThere:
             continue
         except Changed:
-            # Of two that meet again and again, one must come first: each waits for a time of its own.
+            # Two that meet again and again each wait for a time of their own.
             await asyncio.sleep(min(0.001 * (1 << turn), LONGEST_PAUSE_S) * random.random())
-    raise StoreUnavailable(f"bucket {bucket.number} is changed all the time by others")
+    raise StoreUnavailable(f"other processes change bucket {bucket.number} all the time")
 
 
 @contextmanager
 def partly(done: Callable[[], object]) -> Iterator[None]:
-    """Where a part of a call was `done`, that nothing happened would be untrue of a failure that follows."""
+    """Raise StoreUnknown in place of StoreUnavailable if a part of the call was `done` before."""
     try:
         yield
     except StoreUnavailable as error:
@@ -97,7 +208,7 @@ def partly(done: Callable[[], object]) -> Iterator[None]:
 
 
 class DecidedMessages:
-    """Messages of a bucket as a batch of decisions leaves them."""
+    """Messages of a bucket, before and after a batch of decisions."""
 
     def __init__(self, topic: Topic, now_ms: int, found: dict[bytes, CassandraRow]) -> None:
         self.topic = topic
@@ -107,7 +218,7 @@ class DecidedMessages:
         self.gone: list[CassandraRow] = []
 
     def decide(self, id: bytes, ask: Ask, new: CassandraRow | None = None) -> Decision:
-        """Decides and notes the effect. `new`: what a put stores, but for the message."""
+        """Decide and note the effect. `new`: what a put stores, but for the message."""
         stored = self._after.get(id)
         if stored is not None and self._forgotten(stored):
             stored = None
@@ -124,28 +235,28 @@ class DecidedMessages:
         return decision
 
     def there(self) -> list[CassandraRow]:
-        """What was found, by id."""
+        """Return what was found, by id."""
         return [self._before[id] for id in sorted(self._before)]
 
     def remove(self, stored: CassandraRow, last_op: int = 0, remember: bool = True) -> None:
-        """Removes a message; its id is remembered where the topic does so."""
+        """Remove a message; its id is remembered if the topic remembers."""
         keeps = remember and self.topic.settings.remember_ms > 0
         self._after[stored.id] = stored.settled(last_op, self.now_ms) if keeps else None
         self.gone.append(stored)
 
     def set(self, stored: CassandraRow) -> None:
-        """`stored` stands from now on."""
+        """Put `stored` in its message's place."""
         self._after[stored.id] = stored
 
     def forget(self, id: bytes) -> None:
-        """Removes what is left of a settled message."""
+        """Remove what is left of a settled message."""
         self._after[id] = None
 
     def _forgotten(self, stored: CassandraRow) -> bool:
         return stored.message.remembered and stored.settled_ms <= self.now_ms - self.topic.settings.remember_ms
 
     def pairs(self) -> dict[bytes, tuple[CassandraRow | None, CassandraRow | None]]:
-        """What changed."""
+        """Return what changed."""
         changed: dict[bytes, tuple[CassandraRow | None, CassandraRow | None]] = {}
         for id, after in self._after.items():
             before = self._before.get(id)
@@ -155,23 +266,23 @@ class DecidedMessages:
 
 
 def contents_of(bucket: Bucket, gone: Sequence[CassandraRow]) -> list[Content]:
-    """Where the contents of messages lie that lie apart."""
+    """Return the places of contents that lie apart."""
     return [Content.of(bucket.number, stored) for stored in gone if not stored.inline]
 
 
 Decided = Callable[[dict[bytes, CassandraRow]], DecidedMessages]
-"""From what was found of the ids that were asked for to how they are to stand."""
+"""From the messages that were found to the decisions on them."""
 
 
 class Dropped(Exception):
-    """The topic is no more."""
+    """The topic was dropped."""
 
 
 @dataclass(slots=True, eq=False)
 class BatchPart:
-    """What a call asks of one bucket at once: `ids`, each once, at most AT_ONCE. `decided` is called again whenever
-    somebody else was faster. `presumes`: that the ids are free. `whole`: that content which lies beside a message is
-    wanted with it. `leases`: that messages are leased by it."""
+    """What a call asks of one bucket at once. `ids`: different ones, at most AT_ONCE. `decided`: called again each time
+    another process was faster. `presumes`: the ids are presumed free. `whole`: content beside a message is wanted, too.
+    `leases`: it leases messages."""
 
     context: StoreContext
     topic: Topic
@@ -184,8 +295,8 @@ class BatchPart:
     trouble: Exception | None = None
 
     async def done(self, bucket: Bucket) -> None:
-        """Returns once it is done, together with what other calls ask of the bucket meanwhile. Raises Dropped,
-        StoreUnavailable, StoreUnknown."""
+        """Do it, together with what other calls ask of the bucket meanwhile. Raise Dropped, StoreUnavailable,
+        StoreUnknown."""
         bucket.wait(self)
         self.context.slots.asked(bucket)
         try:
@@ -199,7 +310,7 @@ class BatchPart:
 
 
 def _first(bucket: Bucket) -> list[BatchPart]:
-    """Of what waits for a bucket as much as goes into one batch, and no id twice; it waits no more."""
+    """Take as much as goes into one batch of what waits for a bucket, and no id twice."""
     ids: set[bytes] = set()
     first: list[BatchPart] = []
     for part in bucket.waiting:
@@ -211,11 +322,11 @@ def _first(bucket: Bucket) -> list[BatchPart]:
 
 
 async def _do(context: StoreContext, bucket: Bucket) -> None:
-    """Decides parts of calls that wait for a bucket and makes it so by one batch; the caller holds its lock."""
+    """Decide parts of calls that wait for a bucket, and write them by one batch. The caller holds its lock."""
     parts: list[BatchPart] = []
 
     async def attempt() -> None:
-        # Others have their turns while this one waits because somebody else was faster.
+        # Others have their turns while this one waits because another process was faster.
         async with context.slots.slot(bucket):
             parts[:] = parts or _first(bucket)
             await _attempt(context, bucket, parts)
@@ -271,8 +382,7 @@ async def _attempt(context: StoreContext, bucket: Bucket, parts: list[BatchPart]
 
 @dataclass(slots=True)
 class DecidedCall:
-    """A call by id: what is asked of each, and the answers. `news`: of a put, what is stored under each id that is
-    free."""
+    """A call by id: the ask of each, and the answers. `news`: of a put, what is stored under each free id."""
 
     context: StoreContext
     topic: Topic
@@ -283,7 +393,7 @@ class DecidedCall:
     answers: Answers
 
     async def bucket(self, bucket: Bucket, places: list[int]) -> StoreError | None:
-        """Decides what is asked at `places`, all of one bucket, in order; what failed answers so, and is answered."""
+        """Decide the asks at `places`, all of one bucket, in order. Note failures as answers; return the first."""
         for start in range(0, len(places), AT_ONCE):
             some = places[start : start + AT_ONCE]
             ids = list(dict.fromkeys(self.ids[at] for at in some))
@@ -299,7 +409,7 @@ class DecidedCall:
         return None
 
     def standing(self, places: list[int], found: dict[bytes, CassandraRow]) -> DecidedMessages:
-        """What was found once what is asked at `places` is decided, and the answers with it."""
+        """Decide the asks at `places` on what was found, and fill their answers."""
         standing, news = DecidedMessages(self.topic, self.now_ms, found), self.news
         for at in places:
             fill(self.answers, at, standing.decide(self.ids[at], self.asks[at], news[at] if news else None))
@@ -314,8 +424,8 @@ async def decide_all(
     asks: Sequence[Ask],
     news: Sequence[CassandraRow] | None = None,
 ) -> Answers:
-    """Decides each ask, in order among those of one bucket, and makes it so. Where some failed and others did not, that
-    is their status; where all did alike, it is raised."""
+    """Decide each ask, in order within a bucket, and write the decisions. If only some failed, their status says so; if
+    all failed alike, the failure is raised."""
     call = DecidedCall(context, topic, now_ms, ids, asks, news, Answers.blank(len(ids)))
     by_bucket: dict[int, list[int]] = defaultdict(list)
     for at, number in enumerate(buckets_of(Ragged.of(ids), topic.settings.buckets).tolist()):
@@ -348,7 +458,7 @@ async def put(context: StoreContext, topic: Topic, now_ms: int, puts: Puts) -> A
     await context.contents.write(topic.uid, now_ms, contents)
     answers = await decide_all(context, topic, now_ms, ids, put_asks(puts), news)
     if contents:
-        # A repeat in this very batch has the place of what it repeats, which stays, as does what may stand.
+        # A repeat within the batch has the place of what it repeats. That stays, as does what may be stored.
         fresh = ((answers.status == Status.OK.code) & (answers.version == 1)) | (answers.status == Status.UNKNOWN.code)
         births = puts.birth.tolist()
         stored = {(ids[at], births[at]) for at in np.flatnonzero(fresh).tolist()}
@@ -357,7 +467,7 @@ async def put(context: StoreContext, topic: Topic, now_ms: int, puts: Puts) -> A
 
 
 def news_of(puts: Puts, now_ms: int, attempt: int, topic: Topic) -> list[CassandraRow]:
-    """What a put stores, each, but for the message, which the rules make."""
+    """Return what a put stores of each, but for the message, which the rules make."""
     blank = decide(None, Ask(Operation.PUT, birth=1), now_ms, topic.settings).message
     assert blank is not None
     news: list[CassandraRow] = []

@@ -1,6 +1,6 @@
-"""Contents that lie apart from their messages: written before, read by those who deliver, deleted after.
+"""Contents that lie apart from their messages: written before them, read for a delivery, deleted after them.
 
-What is small lies in the message's own row, see `CassandraRow.content`.
+Small content lies in the message's own row, see `CassandraRow.content`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BATCH_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Where a content lies, and what it is where that is known."""
+    """The place of a content, and the content itself if it is known."""
 
     bucket: int
     id: bytes
@@ -41,7 +41,7 @@ class Content:
 
 
 def _batches(contents: Iterable[Content]) -> Iterator[tuple[tuple[int, int], list[Content]]]:
-    """By partition, few and small enough for one request."""
+    """Yield contents by partition, few and small enough for one request."""
     by_place: dict[tuple[int, int], list[Content]] = defaultdict(list)
     for content in contents:
         by_place[content.place].append(content)
@@ -65,7 +65,7 @@ class Contents:
         self._deleting: set[asyncio.Task[None]] = set()
 
     async def write(self, topic: int, now_ms: int, contents: Sequence[Content]) -> None:
-        """Writes them. A failure means that nothing happened yet: what was written is an orphan, and swept."""
+        """Write contents. After a failure nothing has happened: what was written is an orphan, and swept."""
         batches: list[list[Statement]] = []
         for (bucket, part), those in _batches(contents):
             place = (topic, bucket, part)
@@ -83,8 +83,8 @@ class Contents:
                 raise result
 
     async def read(self, topic: int, wanted: Sequence[tuple[int, CassandraRow]]) -> list[tuple[bytes, bytes] | None]:
-        """(payload, headers) of each (bucket, message), in order; None where it is gone. Those that lie beside their
-        message came with it."""
+        """Return (payload, headers) of each (bucket, message), in order; None if it is gone. Content beside its message
+        came with it."""
         apart = [Content.of(bucket, stored) for bucket, stored in wanted if not stored.inline]
         requests = [
             self._connected.read("content_find", topic, *place, [content.id for content in batch])
@@ -96,7 +96,7 @@ class Contents:
         return [_content(stored, found) for _, stored in wanted]
 
     def delete(self, topic: int, contents: Iterable[Content]) -> None:
-        """Deletes them later. What cannot be deleted is an orphan, and swept."""
+        """Delete contents in the background. What cannot be deleted is an orphan, and swept."""
         batches: list[list[Statement]] = [
             [("content_remove", (topic, *place, c.id, signed(c.birth), c.attempt)) for c in those]
             for place, those in _batches(contents)
@@ -113,7 +113,7 @@ class Contents:
                 raise result
 
     async def finish(self) -> None:
-        """Returns when everything that was to be deleted is."""
+        """Wait until all deletions are done."""
         while self._deleting:
             await asyncio.gather(*self._deleting)
 

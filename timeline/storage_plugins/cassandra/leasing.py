@@ -1,9 +1,9 @@
 """Leases: what is due of some buckets, by (due, id) within each, dealt over the grants.
 
-Both timelines of a bucket are known, or read from their floors: below these nothing lies, and so no trace of what was
-acknowledged is read again. Each change moves the floors to where the timelines begin. What is to be leased is chosen
-from what is known, without waiting for a change of the bucket that is under way, and then asked of the bucket like
-whatever else is asked of it: judged again on the state that the batch changes.
+Both timelines of a bucket are known, or read from their floors. Below a floor a timeline is empty, so that no tombstone
+of an acknowledged message is read again. Each change moves the floors to where the timelines begin. A lease chooses
+from what is known, without waiting for a change of the bucket under way. It then asks the bucket as every call does,
+and is judged again on the state that the batch changes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from timeline.columns import Ragged
 from timeline.leases import Ask, deal, decide
 from timeline.leases.table import DELIVERED_OUT
 from timeline.model import Operation, Status, Topic
-from timeline.storage_plugins.cassandra.batch_slots import FEW
-from timeline.storage_plugins.cassandra.bucket import NOWHERE_MS, Bucket, Changed, Head, Place, TimelinePrefix
+from timeline.storage_plugins.cassandra.bucket import AT_ONCE, NOWHERE_MS, Bucket, Changed, Head, Place, TimelinePrefix
 from timeline.storage_plugins.cassandra.changes import (
+    FEW,
     BatchPart,
     DecidedMessages,
     Dropped,
@@ -30,19 +30,18 @@ from timeline.storage_plugins.cassandra.changes import (
     partly,
     settled_on,
 )
-from timeline.storage_plugins.cassandra.partition import AT_ONCE
 from timeline.storage_plugins.cassandra.rows import CassandraRow, rows_of
 from timeline.storage_plugins.cassandra.statements import FREE, HELD
 from timeline.storage_plugins.contract import Grant, LeasedRows, StoreUnavailable
 
 KINDS = (FREE, HELD)
 ROUNDS = 50
-"""Times one call looks again because there is more than it read at once, or what it chose was gone."""
+"""How often a call looks again because there is more than it read at once, or its choice was gone."""
 
 
 @dataclass(slots=True)
 class BucketWindow:
-    """What one look into a bucket found: what is due by (due, id), judged. `more`: whether that was not all."""
+    """The due messages of a bucket by (due, id), judged. `more`: there may be others."""
 
     bucket: Bucket
     more: bool = False
@@ -62,13 +61,13 @@ class LeaseCall:
     overdue_ms: int
 
     def due_by(self, kind: int) -> int:
-        """Until which due a timeline is looked at."""
+        """Return until which due a timeline is read."""
         if kind == HELD:
             return self.now_ms - max(self.topic.settings.redelivery_backoff_ms, self.overdue_ms)
         return self.now_ms - self.overdue_ms if self.overdue_ms > 0 else max(self.now_ms, self.due_before_ms)
 
     def glance(self, bucket: Bucket, limit: int) -> BucketWindow | None:
-        """What is due, at most `limit` of each timeline, by what is known; None where that is not all of it."""
+        """Return what is due, at most `limit` of each timeline, by what is known; None if that does not suffice."""
         prefixes = [bucket.reached(kind, limit + 1, self.due_by(kind)) for kind in KINDS]
         known = [prefix for prefix in prefixes if prefix is not None]
         if len(known) < len(KINDS):
@@ -79,7 +78,7 @@ class LeaseCall:
         return self._judged(BucketWindow(bucket, more), [bucket.messages[id] for id in ids])
 
     async def look(self, bucket: Bucket, limit: int) -> BucketWindow:
-        """The same, read where it is not known; the caller holds the bucket's lock. Raises Changed."""
+        """Return the same, and read what is not known. The caller holds the bucket's lock. Raise Changed."""
         partition = self.context.partition
         prefixes = [await partition.reach(bucket, kind, limit + 1, self.due_by(kind)) for kind in KINDS]
         ids, more = self._first(prefixes, limit)
@@ -93,14 +92,14 @@ class LeaseCall:
         return self._judged(BucketWindow(bucket, more), stored)
 
     def _first(self, prefixes: Sequence[TimelinePrefix], limit: int) -> tuple[list[bytes], bool]:
-        """The ids of what is due on both timelines, in order, and whether there is more."""
+        """Return the ids of what is due on both timelines, in order, and whether there is more."""
         due: list[Place] = []
         bound: Place = (NOWHERE_MS, b"")
         for kind, prefix in zip(KINDS, prefixes, strict=True):
             by_ms = self.due_by(kind)
             first = [place for place in prefix.entries[: limit + 1] if place[0] <= by_ms]
             if len(first) > limit:
-                # Beyond the end of a timeline that was cut off, the other one must not run ahead of it.
+                # Of a timeline that was cut off, the other one must not run ahead.
                 bound = min(bound, first.pop())
             due += first
         return [id for at, id in sorted(due) if (at, id) < bound], bound[0] < NOWHERE_MS
@@ -113,7 +112,7 @@ class LeaseCall:
         return window
 
     def verdict(self, stored: CassandraRow) -> Status | None:
-        """What is to become of a message: leased (OK), removed (EXPIRED), buried (DEAD), or nothing."""
+        """Return what to do with a message: lease (OK), remove (EXPIRED), bury (DEAD), or nothing."""
         message = stored.message
         if message.due_ms > self.due_by(HELD if message.holder else FREE):
             return None
@@ -126,10 +125,11 @@ class LeaseCall:
 
 @dataclass(slots=True)
 class LeasePlan:
-    """What was chosen of a bucket: `chosen` tells which grant each id goes to, and of which birth it was: another life
-    may be larger than the grant has bytes. Expired and delivered-out ones go where `removes`. What became of it:
-    (before, after, grant) of what was `leased`, how many `expired`, what was `buried`. What is lost to others since it
-    was chosen is dealt anew in the next round, without regard to whose it was."""
+    """The choice of a bucket, and what became of it.
+
+    `chosen`: by id the grant, and the birth, as another life may be larger than the grant has bytes. `removes`: remove
+    expired messages, and bury those delivered too often. `leased`: (before, after, grant) each. Messages that others
+    took since the choice are dealt again in the next round."""
 
     call: LeaseCall
     grants: Sequence[Grant]
@@ -140,15 +140,15 @@ class LeasePlan:
     buried: list[CassandraRow] = field(default_factory=list)
 
     def done(self) -> bool:
-        """Whether anything was changed."""
+        """Return whether anything was changed."""
         return bool(self.leased or self.expired or self.buried)
 
     def lost(self) -> bool:
-        """Whether something that was chosen was not leased."""
+        """Return whether something that was chosen was not leased."""
         return len(self.leased) < len(self.chosen)
 
     def decided(self, found: dict[bytes, CassandraRow]) -> DecidedMessages:
-        """Judges again what was found as it stands now, and notes what becomes of it."""
+        """Judge again what was found, as it stands now, and note what becomes of it."""
         call = self.call
         standing = DecidedMessages(call.topic, call.now_ms, found)
         self.leased, self.expired, self.buried = [], 0, []
@@ -171,7 +171,7 @@ class LeasePlan:
 
 @dataclass(slots=True)
 class LeaseProgress:
-    """What a call leased so far."""
+    """The messages that a call leased so far."""
 
     stored: list[tuple[int, CassandraRow]] = field(default_factory=list)
     before: list[CassandraRow] = field(default_factory=list)
@@ -180,11 +180,11 @@ class LeaseProgress:
     buried: list[CassandraRow] = field(default_factory=list)
 
     def done(self) -> bool:
-        """Whether anything was changed."""
+        """Return whether anything was changed."""
         return bool(self.stored or self.expired or self.buried)
 
     def add(self, number: int, plan: LeasePlan) -> None:
-        """Adds what was leased of bucket `number`."""
+        """Add what was leased of bucket `number`."""
         for before, after, grant in plan.leased:
             self.before.append(before)
             self.stored.append((number, after))
@@ -193,7 +193,7 @@ class LeaseProgress:
         self.buried += plan.buried
 
     def sort(self) -> None:
-        """By what was due first, over all buckets."""
+        """Sort by due over all buckets."""
         before = self.before
         order = sorted(range(len(before)), key=lambda at: (before[at].message.due_ms, before[at].id))
         self.before = [before[at] for at in order]
@@ -210,11 +210,11 @@ async def lease_due(
     grants: Sequence[Grant],
     overdue_ms: int,
 ) -> LeasedRows:
-    """`Store.lease_due`: nothing of a topic that was dropped."""
+    """`Store.lease_due`."""
     count = topic.settings.buckets
     numbers = sorted({at for at in (range(count) if buckets is None else buckets) if 0 <= at < count})
     call, result = LeaseCall(context, topic, now_ms, due_before_ms, overdue_ms), LeaseProgress()
-    # Where nothing is due by a bucket's own word, nothing of it needs to be known.
+    # If nothing is due by a bucket's head, nothing else of it needs to be known.
     heads, stands = await asyncio.gather(context.partition.heads(topic.uid, numbers), context.stands(topic))
     if not stands:
         return LeasedRows.empty()
@@ -242,7 +242,7 @@ async def lease_due(
 async def _lease_rounds(
     call: LeaseCall, buckets: list[Bucket], heads: dict[int, Head], grants: list[Grant], result: LeaseProgress
 ) -> dict[int, int | None]:
-    """Looks and leases until the grants are used up or nothing more is due; answers when to look again, by bucket.
+    """Look and lease until the grants are used up or nothing more is due. Return when to look again, by bucket.
     `heads`: as they were read since the call began."""
     left, further = buckets, 1
     times: dict[int, int | None] = {}
@@ -261,10 +261,10 @@ async def _lease_rounds(
             worst = next((error for error in failed if not isinstance(error, StoreUnavailable)), None)
             if worst is not None or not result.done():
                 raise worst or failed[0]
-            break  # Nothing happened in those; what was leased of others is not thrown away for that.
+            break  # nothing happened in those; what was leased of others is answered
         grants = _left(grants, plans)
         if any(window.more and not plan.done() for window, plan in zip(windows, plans, strict=True)):
-            further *= 2  # What is neither leased nor removed must not hide what comes after it.
+            further *= 2  # what is neither leased nor removed must not hide what comes after it
         lost = any(plan.lost() for plan in plans)
         full = not lost and sum(map(len, chosen)) < sum(len(window.eligible) for window in windows)
         for bucket in left:
@@ -282,20 +282,20 @@ async def _lease_rounds(
 
 
 def _came_since(call: LeaseCall, result: LeaseProgress, next_ms: int) -> bool:
-    """Whether, where nothing was found, something is due by now all the same: to answer nothing beside that would mean
-    that no grant has room for it."""
+    """Return whether something is due by now though nothing was found. An answer of nothing would mean that no grant
+    has room for it."""
     return not result.done() and not call.overdue_ms and next_ms <= call.now_ms
 
 
 def _idle_until(call: LeaseCall, head: Head) -> int | None:
-    """Until when nothing of a bucket is due, by its floors; None where something may be."""
+    """Return until when nothing of a bucket is due, by its floors; None if something may be."""
     if any(head.floor(kind) <= call.due_by(kind) for kind in KINDS):
         return None
     return min(head.floor(FREE), head.floor(HELD) + call.topic.settings.redelivery_backoff_ms)
 
 
 def _dealt(windows: Sequence[BucketWindow], grants: Sequence[Grant]) -> list[dict[bytes, tuple[int, int]]]:
-    """For each window what of it goes to which grant, and its birth: the earliest first, over all of them."""
+    """Return for each window which ids go to which grant, and their births: the earliest first, over all windows."""
     eligible = [(s.message.due_ms, s.id, at, s) for at, window in enumerate(windows) for s in window.eligible]
     eligible.sort(key=lambda one: one[:3])
     turns = deal(grants, np.array([one[3].size_bytes for one in eligible], dtype=np.int64)).tolist()
@@ -308,7 +308,7 @@ def _dealt(windows: Sequence[BucketWindow], grants: Sequence[Grant]) -> list[dic
 async def _seen(
     call: LeaseCall, buckets: Sequence[Bucket], heads: Mapping[int, Head], limit: int
 ) -> list[BucketWindow]:
-    """What is due of each bucket by what stood when its head was read, or later."""
+    """Return what is due of each bucket, as of the read of its head or later."""
     windows: list[BucketWindow | None] = []
     since_yield = 0
     for bucket in buckets:
@@ -322,7 +322,7 @@ async def _seen(
     async def read(bucket: Bucket) -> BucketWindow:
         async with call.context.slots.lease_of(bucket), bucket.lock:
             if not bucket.current(heads[bucket.number]):
-                # As it stands now: what was read before this waited would undo what others have learnt meanwhile.
+                # What was read before this waited would undo what others have learnt meanwhile.
                 await call.context.partition.confirm([bucket])
             return await settled_on(bucket, lambda: call.look(bucket, limit), locked=True)
 
@@ -332,7 +332,7 @@ async def _seen(
 
 
 async def _drawn(window: BucketWindow, plan: LeasePlan) -> None:
-    """Asks the bucket for what was chosen of it, and for what of it is to go, and adds to `plan` what became of it."""
+    """Ask the bucket for what was chosen of it and what is to go, and add to `plan` what became of it."""
     call = plan.call
     gone = window.expired + window.spent if plan.removes else []
     ids = [*plan.chosen, *(stored.id for stored in gone)]
@@ -349,7 +349,7 @@ async def _drawn(window: BucketWindow, plan: LeasePlan) -> None:
 
 
 def _left(grants: Sequence[Grant], plans: Sequence[LeasePlan]) -> list[Grant]:
-    """What is left of the grants."""
+    """Return what is left of the grants."""
     counts, sizes = Counter[int](), Counter[int]()
     for plan in plans:
         for before, _, at in plan.leased:
@@ -377,8 +377,7 @@ def _buried(call: LeaseCall, stored: CassandraRow) -> CassandraRow:
 
 
 def _next_ms(call: LeaseCall, bucket: Bucket) -> int | None:
-    """When something of a bucket may be leasable next, by what is known of its timelines; None where that is not
-    known."""
+    """Return when something of a bucket may be leasable next, by what is known of its timelines; None if unknown."""
     if not all(kind in bucket.prefixes for kind in KINDS):
         return None
     backoff_ms = call.topic.settings.redelivery_backoff_ms

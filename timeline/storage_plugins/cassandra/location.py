@@ -21,9 +21,9 @@ _OPTIONS = ("datacenter", "replication", "timeout_s", "tls", "ca")
 class CassandraLocation:
     """`cassandra://[user:password@]host[:port],host[:port]/keyspace?option=value`.
 
-    `datacenter`: the one to talk to, when there are several. `replication`: with it a missing keyspace is created with
-    so many replicas (0: a missing keyspace is refused). `timeout_s`: the deadline of each request. `tls`, `ca`: whether
-    to use TLS, and the file of who signed the servers' certificates. User and password may come from the environment.
+    `datacenter`: the one to talk to, if there are several. `replication`: replicas of a keyspace that is created if it
+    is missing (0: a missing keyspace is refused). `timeout_s`: the deadline of each request. `tls`, `ca`: whether to
+    use TLS, and the file of trusted certificates. User and password may come from the environment.
     """
 
     hosts: tuple[tuple[str, int], ...]
@@ -38,7 +38,7 @@ class CassandraLocation:
 
     @classmethod
     def of(cls, url: str) -> CassandraLocation:
-        """The parts of `url`; StoreRefused with what is wrong with it."""
+        """Return the location that `url` names. Raise StoreRefused with what is wrong with it."""
         try:
             parts = urlsplit(url)
         except ValueError:
@@ -74,18 +74,18 @@ class CassandraLocation:
 
     @property
     def port(self) -> int:
-        """The port of all hosts (the driver knows one)."""
+        """Return the port of all hosts (the driver knows one)."""
         return self.hosts[0][1]
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """How to talk TLS, None when not at all."""
+        """Return how to talk TLS, None without TLS."""
         if not self.tls:
             return None
         try:
             context = ssl.create_default_context(cafile=self.ca or None)
         except OSError as missing:
             raise StoreRefused(f"ca={self.ca}: {missing.strerror}") from missing
-        context.check_hostname = False  # The driver talks to the addresses that the nodes tell it.
+        context.check_hostname = False  # The driver uses the addresses that the nodes announce.
         return context
 
 

@@ -1,4 +1,4 @@
-"""Topic records and the cluster's uid: each change is a conditional write, and a lost answer is read back."""
+"""Topic records and the cluster's uid. Each change is a conditional write; if its answer is lost, it is read back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from timeline.storage_plugins.records import check_update, same_settings, settin
 log = logging.getLogger("timeline.store")
 
 KNOWN_S = 1.0
-"""So long a topic record that was read is relied on."""
+"""How long a topic record that was read is relied on."""
 CLEARED_AT_ONCE = 64
 """Buckets whose rows one request deletes."""
 
@@ -25,26 +25,26 @@ def _topic(row: Any) -> Topic:
 
 
 async def all_topics(connected: CassandraSession) -> list[Topic]:
-    """All records, by name."""
+    """Return all topics, by name."""
     return sorted(map(_topic, await connected.read("topics")), key=lambda topic: topic.name)
 
 
 async def standing(connected: CassandraSession, name: str, serial: bool = False) -> Topic | None:
-    """The record under a name. `serial`: settles what is under way first."""
+    """Return the topic of a name. `serial`: complete changes under way first."""
     rows = await connected.read("topic", name, serial=serial)
     return _topic(rows[0]) if rows else None
 
 
 class Records:
-    """Which topics stand, as it was read a moment ago."""
+    """Topics that stood a moment ago."""
 
     def __init__(self, connected: CassandraSession) -> None:
         self._connected = connected
         self._until_s: dict[int, float] = {}
 
     async def stands(self, topic: Topic, lately: bool = True) -> bool:
-        """Whether the topic's record is there; `lately`: what was read within KNOWN_S will do. A drop takes the buckets
-        along, so that no change that began before it succeeds: whoever meets a bucket without a head asks again."""
+        """Return whether the topic's record is there. `lately`: it may have been read within KNOWN_S. That is safe: a
+        drop removes the buckets too, and a change that meets a bucket without a head asks again."""
         now_s = asyncio.get_running_loop().time()
         if lately and now_s < self._until_s.get(topic.uid, 0):
             return True
@@ -56,12 +56,12 @@ class Records:
         return True
 
     def forget(self, topic: int) -> None:
-        """Forgets a topic that was dropped."""
+        """Forget a topic that was dropped."""
         self._until_s.pop(topic, None)
 
 
 async def create(connected: CassandraSession, topic: Topic) -> Topic:
-    """The record that stands afterwards."""
+    """`Store.create_topic`."""
     settings = settings_text(topic)
     values = (topic.name, topic.uid, settings, topic.revision, topic.created_ms)
     try:
@@ -69,7 +69,7 @@ async def create(connected: CassandraSession, topic: Topic) -> Topic:
     except WriteUnknown as doubt:
         stands = await standing(connected, topic.name, serial=True)
         if stands is None:
-            raise StoreUnknown(f"the topic may be created yet: {doubt}") from doubt
+            raise StoreUnknown(f"the topic may still be created: {doubt}") from doubt
         return same_settings(stands, topic)
     stands = await standing(connected, topic.name, serial=True)
     if stands is None:
@@ -78,7 +78,7 @@ async def create(connected: CassandraSession, topic: Topic) -> Topic:
 
 
 async def update(connected: CassandraSession, topic: Topic) -> Topic:
-    """The record with its next revision."""
+    """`Store.update_topic`."""
     changed = check_update(await standing(connected, topic.name), topic)
     values = (settings_text(changed), changed.revision, changed.created_ms, topic.name, topic.uid)
     try:
@@ -92,8 +92,8 @@ async def update(connected: CassandraSession, topic: Topic) -> Topic:
 
 
 async def drop(connected: CassandraSession, topic: Topic) -> bool:
-    """Removes the record, then its rows and contents. That they are to go is noted first: a sweep sees to it should
-    this process not get that far, and once more, for what a put that was under way has left."""
+    """`Store.drop_topic`. Its rows and contents are noted for removal first. If this process ends early, a sweep
+    removes them, as it does with what a put under way has left."""
     stands = await standing(connected, topic.name)
     if stands is None or stands.uid != topic.uid:
         return False
@@ -107,7 +107,7 @@ async def drop(connected: CassandraSession, topic: Topic) -> bool:
     try:
         await _clear(connected, topic.uid, topic.settings.buckets)
     except (WriteUnknown, StoreUnavailable) as left:
-        log.warning("what is left of topic %s waits for a sweep: %s", topic.name, left)
+        log.warning("the next sweep removes what is left of topic %s: %s", topic.name, left)
     return True
 
 
@@ -119,7 +119,7 @@ async def _clear(connected: CassandraSession, uid: int, buckets: int) -> None:
 
 
 async def clear_dropped(connected: CassandraSession) -> bool:
-    """Removes what is left of one dropped topic, if there is any; answers whether there was."""
+    """Remove the rows of one dropped topic, if there is any. Return whether there was."""
     rows = await connected.read("dropped")
     stand = {topic.uid for topic in await all_topics(connected)} if rows else set()
     gone = next((row for row in rows if row.uid not in stand), None)
@@ -134,7 +134,7 @@ async def clear_dropped(connected: CassandraSession) -> bool:
 
 
 async def cluster_uid(connected: CassandraSession, fresh: str, version: str) -> str:
-    """The cluster's uid, made once, and the schema's version noted with it."""
+    """Return the cluster's uid, made once together with the note of the schema's version."""
     for name, value in (("schema", version), ("oldest", version), ("cluster", fresh)):
         if not await connected.read("meta", name):
             try:
@@ -145,13 +145,13 @@ async def cluster_uid(connected: CassandraSession, fresh: str, version: str) -> 
 
 
 async def known_uid(connected: CassandraSession) -> str:
-    """The cluster's uid; empty where there is none."""
+    """Return the cluster's uid; empty if there is none."""
     found = await connected.read("meta", "cluster", serial=True)
     return str(found[0].value) if found else ""
 
 
 async def probe(connected: CassandraSession) -> None:
-    """Raises StoreUnavailable when a write would not work now."""
+    """Raise StoreUnavailable if a write would not work now."""
     try:
         await connected.write([("probe", ("probe", ""))])
     except WriteUnknown as doubt:

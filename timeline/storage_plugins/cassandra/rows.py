@@ -17,7 +17,7 @@ from timeline.storage_plugins.cassandra.statements import DEAD, EXPIRES, FREE, H
 from timeline.storage_plugins.versions import LaterNumbers
 
 Entry = tuple[int, int, bytes]
-"""Where a row lies in its bucket: (kind, at, id)."""
+"""The place of a row in its bucket: (kind, at, id)."""
 
 _FIELDS = struct.Struct("<B3Q9q4I4H")
 """A message but for its id: the layout's number, the numbers that `CassandraRow.fields` lists, the lengths of four
@@ -33,12 +33,12 @@ LATER = LaterNumbers((*_OWN, *_RULED))
 
 
 def signed(number: int) -> int:
-    """An unsigned 64-bit number as the signed one with the same bits."""
+    """Return an unsigned 64-bit number as the signed one with the same bits."""
     return number - (1 << 64) if number >= 1 << 63 else number
 
 
 def tag_key(tag: bytes, id: bytes) -> bytes:
-    """What orders the tag index: tags by length, then bytes, then ids."""
+    """Return the key in the tag index: tags by length, then bytes, then ids."""
     return bytes((len(tag),)) + tag + id
 
 
@@ -84,27 +84,27 @@ class CassandraRow:
 
     @property
     def size_bytes(self) -> int:
-        """What it counts in a grant."""
+        """Return what it counts in a grant."""
         return self.payload_bytes + self.headers_bytes
 
     @property
     def inline(self) -> bool:
-        """Whether its content lies beside it."""
+        """Return whether its content lies beside it."""
         return self.content_bytes <= INLINE_BYTES
 
     @property
     def whole(self) -> bool:
-        """Whether all of it is known that lies in its row."""
+        """Return whether all that lies in its row is known."""
         return self.content is not None or not self.inline or not self.content_bytes
 
     def settled(self, last_op: int, now_ms: int) -> CassandraRow:
-        """What is left of it on a topic that remembers."""
+        """Return what is left of it on a topic that remembers."""
         old = self.message
         left = Message(old.birth, old.version, last_op=last_op, payload_sum=old.payload_sum, group=b"", remembered=True)
         return replace(self, message=left, tag=b"", settled_ms=max(1, now_ms), content_bytes=0, content=None, later=b"")
 
     def fields(self) -> bytes:
-        """Everything but its id, packed."""
+        """Return everything but its id, packed."""
         message = self.message
         strings = (message.group, message.holder, self.tag, message.dead)
         numbers = (
@@ -117,7 +117,7 @@ class CassandraRow:
         return b"".join((_FIELDS.pack(*numbers, *map(len, strings)), *strings, self.later))
 
     def entries(self) -> set[Entry]:
-        """The index entries that stand while it is so."""
+        """Return its index entries."""
         message, id = self.message, self.id
         if message.remembered:
             return {(KEPT, self.settled_ms, id)}

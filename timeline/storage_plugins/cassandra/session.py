@@ -1,4 +1,4 @@
-"""The driver's session behind asyncio: opened once the node's settings are read and its tables made, then asked.
+"""The driver's session behind asyncio. It is opened once the nodes' settings are read and the tables made.
 
 Each failure says whether the request may have happened.
 """
@@ -38,13 +38,13 @@ from timeline.storage_plugins.versions import Step, Versions, migrate
 PROTOCOL = 5
 """The version of the wire's protocol."""
 IN_FLIGHT = 64
-"""Requests of one store at once; more wait here, where they cost nothing."""
+"""Requests of one store at once; others wait here."""
 TOO_MANY_TOMBSTONES = 1
-"""Why a replica fails a read, by number."""
+"""The code of a replica that fails a read for its tombstones."""
 READ_TRIES = 4
-"""Times a read is sent whose connection ends before the answer."""
+"""How often a read is sent if its connection ends before the answer."""
 LOOK_S = 0.05
-"""How often a request that finds no connection looks again, for half of the time that it has."""
+"""Interval at which a request without a connection looks again, for half of its time."""
 
 Statement = tuple[str, Sequence[Any]]
 """The name of a statement of `statements.py` and its values."""
@@ -56,13 +56,13 @@ def _row(columns: tuple[str, ...]) -> Any:
 
 
 def rows_as(columns: Sequence[str], rows: Sequence[Any]) -> list[Any]:
-    """Rows as named tuples. The driver's own way makes a class anew for each answer, which takes longer than the rest
-    of it. Cassandra's `[applied]` is `applied`."""
+    """Return rows as named tuples; Cassandra's `[applied]` is `applied`. The driver's own factory makes a class for
+    each answer, which takes longer than all else."""
     return list(map(_row(tuple(columns))._make, rows))
 
 
 class WriteUnknown(Exception):
-    """A write whose outcome is not known: it may have happened, or may happen yet."""
+    """A write with unknown outcome: it may have happened, or may happen later."""
 
 
 class Tombstoned(StoreUnavailable):
@@ -70,7 +70,7 @@ class Tombstoned(StoreUnavailable):
 
 
 class Mailbox:
-    """Hands what the driver's thread got to the event loop: one wake-up for whatever came meanwhile."""
+    """Passes answers from the driver's thread to the event loop, with one wake-up for all that came meanwhile."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -79,7 +79,7 @@ class Mailbox:
         self._awake = False
 
     def post(self, future: asyncio.Future[Any], rows: Any, error: BaseException | None) -> None:
-        """On the driver's thread."""
+        """Pass on an answer, on the driver's thread."""
         with self._lock:
             self._came.append((future, rows, error))
             wake, self._awake = not self._awake, True
@@ -100,7 +100,7 @@ class Mailbox:
 
 
 Encoder = Callable[[Any], Any]
-"""From a value to what goes over the wire; None stays None where a column may be without."""
+"""From a value to its bytes on the wire."""
 
 
 def _as_it_is(value: Any) -> Any:
@@ -116,8 +116,8 @@ _ENCODERS: dict[str, Encoder] = {
 
 
 class _BatchedStatement:
-    """A prepared statement as batches take it, with values as they go over the wire. The driver's own binding asks of
-    each value whether its column is encrypted, which takes longer than the rest of it."""
+    """A prepared statement for batches, whose values are encoded here. The driver's own binding checks for each value
+    whether its column is encrypted, which takes longer than all else."""
 
     def __init__(self, prepared: PreparedStatement) -> None:
         self._bound = BoundStatement(prepared)
@@ -130,7 +130,7 @@ class _BatchedStatement:
 
 
 class CassandraSession:
-    """A session with everything prepared. Made by `connect`; its methods run on the event loop."""
+    """A session with all statements prepared, made by `connect`. Its methods run on the event loop."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class CassandraSession:
         self._room = asyncio.Semaphore(IN_FLIGHT)
 
     async def read(self, name: str, *values: Any, serial: bool = False) -> list[Any]:
-        """Rows. Raises StoreUnavailable, Tombstoned among them."""
+        """Return the rows of a read. Raise StoreUnavailable, which may be Tombstoned."""
         bound = self._prepared[name].bind(values)
         if serial:
             bound.consistency_level = ConsistencyLevel.LOCAL_SERIAL
@@ -167,8 +167,8 @@ class CassandraSession:
         raise unavailable(trouble) from trouble
 
     async def write(self, statements: Sequence[Statement]) -> list[Any]:
-        """One batch, or one statement: all of it or nothing within a partition. Answers its rows (a conditional one
-        has some). Raises StoreUnavailable when nothing happened, WriteUnknown when it may have."""
+        """Run a batch, or one statement: all of it or nothing within a partition. Return its rows (a conditional one
+        has some). Raise StoreUnavailable if nothing happened, WriteUnknown if it may have."""
         name, values = statements[0]
         statement: Any = self._prepared[name].bind(values)
         if len(statements) > 1:
@@ -186,7 +186,7 @@ class CassandraSession:
             raise WriteUnknown(told(error)) from error
 
     async def _send(self, statement: Any) -> Any:
-        """Sends once there is a connection; what was sent is never sent again."""
+        """Send once there is a connection; never send again."""
         for _ in range(self._looks):
             try:
                 return await self._ask(statement)
@@ -204,12 +204,12 @@ class CassandraSession:
             return await future
 
     def close(self) -> None:
-        """Blocks until the driver's threads have ended."""
+        """Close it; blocks until the driver's threads have ended."""
         self._cluster.shutdown()
 
 
 def told(error: BaseException) -> str:
-    """What a failure says, in one line and without what was sent."""
+    """Return a failure's words, in one line and without what was sent."""
     if isinstance(error, NoHostAvailable):
         reasons = "; ".join(sorted({f"{type(why).__name__}: {why}" for why in error.errors.values()}))
         return f"no node of Cassandra can be reached{': ' + reasons if reasons else ''}"
@@ -217,23 +217,23 @@ def told(error: BaseException) -> str:
 
 
 def unavailable(error: BaseException) -> StoreUnavailable:
-    """As a failure after which nothing happened."""
+    """Return a failure as one after which nothing has happened."""
     return StoreUnavailable(told(error))
 
 
 OLDEST = (4, 1)
 MIGRATIONS: tuple[Step[Callable[[str], object]], ...] = ()
-"""See `versions.migrate`. Each half is statements that do no harm when they run again."""
+"""See `versions.migrate`. Each half is statements that may run again without harm."""
 SAFE_SYNCS = ("batch", "group")
-"""Settings of `commitlog_sync` under which a node answers after its disk has what it answers."""
+"""Settings of `commitlog_sync` with which a node answers only once its disk has the write."""
 
 _TOO_MANY = "a node ends new connections like that once it has native_transport_max_concurrent_connections of them"
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedSession:
-    """A session, and what the servers said. `unsafe`: a sentence for each setting that may lose what was answered;
-    `warnings`: what else is not as it should be."""
+    """A session, and what the servers said. `unsafe`: a sentence per setting that may lose what was answered.
+    `warnings`: other sentences."""
 
     connected: CassandraSession
     version: str
@@ -243,7 +243,7 @@ class OpenedSession:
 
 
 class Handover:
-    """Gives a session from the thread that made it to the task that asked, or closes it where the task is gone."""
+    """Passes a session from its thread to the task that asked, or closes it if the task is gone."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -251,14 +251,14 @@ class Handover:
         self._connected: CassandraSession | None = None
 
     def give(self, connected: CassandraSession) -> None:
-        """On the thread, once the session is made."""
+        """Pass on the session, on the thread that made it."""
         with self._lock:
             abandoned, self._connected = self._abandoned, connected
         if abandoned:
             connected.close()
 
     def abandon(self) -> None:
-        """Nobody will come for it."""
+        """Have the session closed: the task is gone."""
         with self._lock:
             self._abandoned, connected = True, self._connected
         if connected is not None:
@@ -269,8 +269,8 @@ def _cluster(location: CassandraLocation) -> Cluster:
     inner = DCAwareRoundRobinPolicy(local_dc=location.datacenter) if location.datacenter else RoundRobinPolicy()
     profile = ExecutionProfile(
         load_balancing_policy=TokenAwarePolicy(inner),
-        # What was sent is never sent again by the driver: a conditional write that was applied the first time would
-        # answer that it was not.
+        # The driver sends nothing twice: a conditional write that was applied the first time would answer that it was
+        # not.
         retry_policy=FallthroughRetryPolicy(),
         consistency_level=ConsistencyLevel.LOCAL_QUORUM,
         serial_consistency_level=ConsistencyLevel.LOCAL_SERIAL,
@@ -284,11 +284,11 @@ def _cluster(location: CassandraLocation) -> Cluster:
         execution_profiles={EXEC_PROFILE_DEFAULT: profile},
         auth_provider=auth,
         ssl_context=location.ssl_context(),
-        # Without it, batches of fifty rows and more wait 45 ms for the peer's delayed acknowledgement.
+        # Without it, batches of 50 rows and more wait 45 ms for the peer's delayed acknowledgement.
         sockopts=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
-        # The driver's own policy waits for minutes after some failures; a broker without a store does nothing.
+        # The driver's own policy waits for minutes after some failures, in which a broker could do nothing.
         reconnection_policy=ExponentialReconnectionPolicy(0.1, 2.0, max_attempts=None),
-        # A node that does not know a statement any more says so, and is told it then.
+        # A node that has lost a statement says so, and gets it then.
         reprepare_on_up=False,
         connect_timeout=location.timeout_s,
         control_connection_timeout=location.timeout_s,
@@ -298,8 +298,7 @@ def _cluster(location: CassandraLocation) -> Cluster:
 
 
 def connect(location: CassandraLocation, make_mailbox: Callable[[], Mailbox], handover: Handover) -> OpenedSession:
-    """Connects, creates what is missing and prepares all statements; blocks. Raises StoreRefused and
-    StoreUnavailable."""
+    """Connect, create what is missing and prepare all statements; blocks. Raise StoreRefused and StoreUnavailable."""
     cluster = _cluster(location)
     try:
         session = cluster.connect()
@@ -320,14 +319,14 @@ def connect(location: CassandraLocation, make_mailbox: Callable[[], Mailbox], ha
 
 
 def older(version: str) -> bool:
-    """Whether this version of Cassandra is older than what the statements need."""
+    """Return whether this version of Cassandra is too old for the statements."""
     major, minor = (int(part) for part in version.split("-")[0].split(".")[:2])
     return (major, minor) < OLDEST
 
 
 def look(session: Session, location: CassandraLocation) -> tuple[tuple[str, ...], bool]:
-    """Return a sentence for each setting that may lose what was answered, and whether the keyspace has the store's own
-    record. Blocks, changes nothing. Of nodes that are down nothing is said."""
+    """Return a sentence per setting that may lose what was answered, and whether the keyspace has the store's record.
+    Blocks, and changes nothing. Nodes that are down are left out."""
     name = location.keyspace.lower()
     kept = session.execute("SELECT durable_writes FROM system_schema.keyspaces WHERE keyspace_name = %s", (name,)).one()
     tables = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s AND table_name = 'meta'"
@@ -338,7 +337,7 @@ def look(session: Session, location: CassandraLocation) -> tuple[tuple[str, ...]
 
 
 def _unsafe(session: Session, hosts: Iterable[Host]) -> list[str]:
-    """Asks each node how it syncs its commit log: the setting is a node's own."""
+    """Ask each node how it syncs its commit log: each has its own setting."""
     found: list[str] = []
     for host in hosts:
         query = "SELECT value FROM system_views.settings WHERE name = 'commitlog_sync'"
@@ -356,7 +355,7 @@ def _unsafe(session: Session, hosts: Iterable[Host]) -> list[str]:
 
 
 def _use_keyspace(session: Session, location: CassandraLocation) -> tuple[str, bool]:
-    """Makes the keyspace the session's; answers its replication, and whether it is written to the commit log."""
+    """Make the keyspace the session's. Return its replication, and whether it is written to the commit log."""
     wanted = "SELECT replication, durable_writes FROM system_schema.keyspaces WHERE keyspace_name = %s"
     name = location.keyspace.lower()
     found = session.execute(wanted, (name,)).one()
@@ -385,7 +384,7 @@ def _not_kept(location: CassandraLocation) -> str:
 
 
 def _make_tables(session: Session, location: CassandraLocation) -> tuple[str, ...]:
-    """Makes what is missing; answers warnings."""
+    """Make the missing tables. Return warnings."""
     query = "SELECT table_name, read_repair FROM system_schema.tables WHERE keyspace_name = %s"
     there = {row.table_name: row.read_repair for row in session.execute(query, (location.keyspace.lower(),))}
     if "meta" in there:
@@ -397,8 +396,8 @@ def _make_tables(session: Session, location: CassandraLocation) -> tuple[str, ..
 
 
 def _repaired_no_more(session: Session) -> tuple[str, ...]:
-    """Alters a table that was made before `statements.TABLES` said so; Cassandra takes that while brokers are at work.
-    Answers a warning where the user may not."""
+    """Alter a table made before `statements.TABLES` said so, while brokers may be at work. Return a warning if the user
+    may not."""
     alter = "ALTER TABLE message WITH read_repair = 'NONE'"
     try:
         session.execute(alter)
@@ -408,8 +407,8 @@ def _repaired_no_more(session: Session) -> tuple[str, ...]:
 
 
 def migrated(session: Session, contract: bool) -> Versions:
-    """The schema's versions, once it is brought forward; `contract`: without what only the version before needed.
-    Blocks. Two that do it at once do the same. Raises StoreRefused for one of a newer version."""
+    """Migrate the schema and return its versions. `contract`: remove what only the version before needed. Blocks. Two
+    brokers that migrate at once do the same. Raise StoreRefused for a newer schema."""
     noted = {row.name: row.value for row in session.execute("SELECT name, value FROM meta")}
     newest = str(1 + len(MIGRATIONS))
     try:

@@ -1,30 +1,30 @@
 """The tables, and every statement on them.
 
-`message` has one partition a bucket. Its rows, told apart by `kind` (what a message is but for its id and content is
-packed into `fields`, see `rows.py`: a column each costs client and server several times as much):
+`message` has one partition per bucket. A message but for its id and content is packed into `fields` (see `rows.py`): a
+column for each field costs client and server several times as much. `kind` says what a row is:
 
-    HEAD     one row; `last` is the number of the batch that changed the bucket last, `floor_free`, `floor_held` say
-             from where the two timelines need to be read (static columns, so that they come with every row)
+    HEAD     one row; `last` is the number of the batch that changed the bucket last, `floor_free` and `floor_held` are
+             where reads of the two timelines begin (static columns, which come with every row)
     MESSAGE  a message under its id, or what is left of a settled one; small content in columns beside `fields`, which
-             no lease, move or extend writes or asks for
-    FREE     the timeline of what nobody holds: (due, id)
+             no lease, move or extend writes or reads
+    FREE     the timeline of messages without holder: (due, id)
     HELD     the timeline of leases by their end: (due, id)
     TAG      (tag, id)          EXPIRES  (expiry, id)
     DEAD     (when it died, id)  KEPT     (when it was settled, id)
 
-A batch changes a partition as one, and a read that met replicas with and without it would repair no more than the rows
-that it asked for: `last` without the rest, so that what is there would be taken for gone. So reads repair nothing
-(`read_repair`, Cassandra's documentation of CREATE TABLE); hints and repairs do.
+Reads repair nothing (`read_repair`, see Cassandra's documentation of CREATE TABLE); hints and repairs do. A batch
+changes a partition as a whole. A read that met replicas with and without the batch would repair only the rows that it
+asked for: `last` without the rest, so that what is there would seem gone.
 
-`payload` has larger content by (id, birth, attempt). The attempt is a random number of the put call, so that
-no content is ever written again where it was deleted: whatever two coordinators' clocks say, neither hides the other.
+`payload` has larger content by (id, birth, attempt). The attempt is a random number of the put call. So no content is
+written again where one was deleted, and the clocks of two coordinators cannot hide one behind the other.
 """
 
 from __future__ import annotations
 
 HEAD, MESSAGE, FREE, HELD, TAG, EXPIRES, DEAD, KEPT = range(8)
 SWEPT = (EXPIRES, DEAD, KEPT)
-"""Indexes that a sweep looks along, from their beginning."""
+"""Indexes that a sweep reads, from their beginning."""
 
 TABLES = {
     "meta": "CREATE TABLE IF NOT EXISTS meta (name text PRIMARY KEY, value text)",
@@ -91,17 +91,17 @@ TEXTS: dict[str, str] = {
     "bucket_drop": "DELETE FROM message WHERE topic = ? AND bucket IN ?",
     "content_drop": "DELETE FROM payload WHERE topic = ? AND bucket IN ? AND part IN ?",
 }
-"""All statements by name; `session.py` prepares them once."""
+"""All statements by name. `session.py` prepares them once."""
 BATCHED = ("store", "store_new", "restate", "index", "remove", "cut", "content_store", "content_remove")
-"""Those that follow another one in a batch."""
+"""Statements that follow another one in a batch."""
 
 INLINE_BYTES = 1024
-"""Content up to this lies beside its message: one row to write, read and delete, and no partition of its own."""
+"""Content up to this size lies beside its message: one row to write, read and delete, and no partition of its own."""
 SMALL_BYTES = 16 * 1024
 PARTS = 4
-"""Content up to SMALL_BYTES lies in part 0 of its bucket, larger content is spread over so many other parts."""
+"""Content up to SMALL_BYTES lies in part 0 of its bucket. Larger content is spread over this number of other parts."""
 
 
 def part_of(size_bytes: int, attempt: int) -> int:
-    """The part of its bucket that content of this size lies in."""
+    """Return the part of its bucket that content of this size lies in."""
     return 0 if size_bytes <= SMALL_BYTES else 1 + attempt % PARTS

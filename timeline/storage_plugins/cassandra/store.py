@@ -1,11 +1,12 @@
-"""The store of `cassandra://`: what each call is made of."""
+"""The store of `cassandra://`."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from cassandra import DriverException
@@ -13,12 +14,11 @@ from cassandra.cluster import NoHostAvailable
 
 from timeline.columns import Int64
 from timeline.model import Answers, Rows, Topic
-from timeline.storage_plugins.cassandra import changes, leasing, records, session, sweeping, walks
-from timeline.storage_plugins.cassandra.bucket import Buckets
+from timeline.storage_plugins.cassandra import changes, leasing, records, session, walks
+from timeline.storage_plugins.cassandra.bucket import BucketAccess, Buckets
 from timeline.storage_plugins.cassandra.changes import StoreContext
 from timeline.storage_plugins.cassandra.contents import Contents
 from timeline.storage_plugins.cassandra.location import CassandraLocation
-from timeline.storage_plugins.cassandra.partition import BucketAccess
 from timeline.storage_plugins.cassandra.session import (
     CassandraSession,
     Handover,
@@ -48,6 +48,7 @@ from timeline.storage_plugins.contract import (
 from timeline.storage_plugins.records import dropped
 from timeline.storage_plugins.versions import Versions
 
+Answer = TypeVar("Answer")
 PAYLOAD_LIMIT_BYTES = 8 * 1024 * 1024
 """Half of the largest mutation that Cassandra takes with its default commit log segments of 32 MiB."""
 
@@ -55,7 +56,7 @@ PAYLOAD_LIMIT_BYTES = 8 * 1024 * 1024
 class CassandraStore(Store):
     """The store of `cassandra://host,host/keyspace`; see `location.CassandraLocation` for the URL.
 
-    Whether it is durable the servers' settings say: the declaration holds once it is open."""
+    The servers' settings say whether it is durable: that capability is right once the store is open."""
 
     capabilities = Capabilities(
         durable=True,
@@ -107,7 +108,7 @@ class CassandraStore(Store):
         return Opened(uid, opened.server, unsafe + self._warnings)
 
     async def _connect(self) -> OpenedSession:
-        """The driver connects on a thread, which goes on when this is cancelled: what it makes is closed then."""
+        """Connect on a thread. It goes on if this is cancelled; its session is closed then."""
         mailbox, handover = Mailbox(), Handover()
         try:
             return await asyncio.to_thread(connect, self._location, lambda: mailbox, handover)
@@ -140,10 +141,10 @@ class CassandraStore(Store):
     def _connected(self) -> CassandraSession:
         return self._at_work().partition.connected
 
-    async def _standing(self, topic: Topic, lately: bool = False) -> StoreContext | None:
-        """What to work with; None when the topic was dropped. `lately`: what was read a moment ago will do."""
+    async def _of(self, topic: Topic, call: Callable[..., Awaitable[Answer]], none: Answer, *given: Any) -> Answer:
+        """Return what `call` answers; `none` where the topic was dropped."""
         context = self._at_work()
-        return context if await context.stands(topic, lately) else None
+        return await call(context, topic, *given) if await context.stands(topic) else none
 
     # ── topics ──
 
@@ -165,8 +166,10 @@ class CassandraStore(Store):
     # ── messages ──
 
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
-        context = await self._standing(topic, lately=True)
-        return dropped(topic, len(puts)) if context is None else await changes.put(context, topic, now_ms, puts)
+        context = self._at_work()
+        if not await context.stands(topic, lately=True):
+            return dropped(topic, len(puts))
+        return await changes.put(context, topic, now_ms, puts)
 
     async def lease_due(
         self,
@@ -180,47 +183,33 @@ class CassandraStore(Store):
         return await leasing.lease_due(self._at_work(), topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
-        context = await self._standing(topic, lately=True)
-        return (
-            dropped(topic, len(settles)) if context is None else await changes.settle(context, topic, now_ms, settles)
-        )
+        context = self._at_work()
+        if not await context.stands(topic, lately=True):
+            return dropped(topic, len(settles))
+        return await changes.settle(context, topic, now_ms, settles)
 
     async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
-        context = await self._standing(topic)
-        if context is None:
-            return dropped(topic, len(mutations))
-        return await changes.mutate(context, topic, now_ms, mutations)
+        return await self._of(topic, changes.mutate, dropped(topic, len(mutations)), now_ms, mutations)
 
     async def mutate_tag(self, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int) -> TagStep:
-        context = await self._standing(topic)
-        if context is None:
-            return TagStep({}, None)
-        return await walks.mutate_tag(context, topic, now_ms, mutation, cursor, limit)
+        return await self._of(topic, walks.mutate_tag, TagStep({}, None), now_ms, mutation, cursor, limit)
 
     async def held_by(self, topic: Topic, now_ms: int, holder: bytes, cursor: bytes, limit: int) -> Page:
-        context = await self._standing(topic)
-        if context is None:
-            return Page(Rows.empty(payload=True), None)
-        return await walks.held_by(context, topic, now_ms, holder, cursor, limit)
+        none = Page(Rows.empty(payload=True), None)
+        return await self._of(topic, walks.held_by, none, now_ms, holder, cursor, limit)
 
     async def scan(
         self, topic: Topic, now_ms: int, where: ScanFilter, cursor: bytes, limit: int, payload: bool
     ) -> Page:
-        context = await self._standing(topic)
-        if context is None:
-            return Page(Rows.empty(payload), None)
-        return await walks.scan(context, topic, now_ms, where, cursor, limit, payload)
+        none = Page(Rows.empty(payload), None)
+        return await self._of(topic, walks.scan, none, now_ms, where, cursor, limit, payload)
 
     async def count_due(self, topic: Topic, edges_ms: Int64) -> Int64:
-        context = await self._standing(topic)
-        if context is None:
-            return np.zeros(max(0, len(edges_ms) - 1), dtype=np.int64)
-        return await walks.count_due(context, topic, edges_ms)
+        none = np.zeros(max(0, len(edges_ms) - 1), dtype=np.int64)
+        return await self._of(topic, walks.count_due, none, edges_ms)
 
     async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
-        context = await self._standing(topic)
-        return None if context is None else await walks.next_due(context, topic, buckets, after_ms)
+        return await self._of(topic, walks.next_due, None, buckets, after_ms)
 
     async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
-        context = await self._standing(topic)
-        return Swept() if context is None else await sweeping.sweep(context, topic, now_ms, limit)
+        return await self._of(topic, walks.sweep, Swept(), now_ms, limit)

@@ -1,10 +1,13 @@
-"""Walks over (bucket, id): scans, what a holder has, operations by tag; and counts."""
+"""Walks over (bucket, id): scans, what a holder has, operations by tag, counts; and the sweep along the indexes."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
 
 import numpy as np
 
@@ -12,41 +15,65 @@ from timeline.columns import Int64, Ragged
 from timeline.leases import decide, state_of
 from timeline.model import Rows, State, Status, Topic, buckets_of
 from timeline.storage_plugins.asks import cursor_at, matches, place_of, tag_ask
-from timeline.storage_plugins.cassandra.bucket import NOWHERE_MS, Bucket, Head
-from timeline.storage_plugins.cassandra.changes import DecidedMessages, StoreContext, contents_of, partly, settled_on
-from timeline.storage_plugins.cassandra.partition import AT_ONCE, LAST_ID
-from timeline.storage_plugins.cassandra.rows import CassandraRow, rows_of, tag_key
+from timeline.storage_plugins.cassandra import records
+from timeline.storage_plugins.cassandra.bucket import (
+    AT_ONCE,
+    HEADS_AT_ONCE,
+    LAST_ID,
+    NOWHERE_MS,
+    Bucket,
+    Changed,
+    Head,
+    Place,
+    beyond,
+)
+from timeline.storage_plugins.cassandra.changes import (
+    BatchPart,
+    DecidedMessages,
+    Dropped,
+    StoreContext,
+    contents_of,
+    partly,
+    settled_on,
+)
+from timeline.storage_plugins.cassandra.contents import Content
+from timeline.storage_plugins.cassandra.rows import CassandraRow, rows_of, signed, tag_key
 from timeline.storage_plugins.cassandra.session import Tombstoned
-from timeline.storage_plugins.cassandra.statements import DEAD, FREE, HELD
-from timeline.storage_plugins.contract import Page, ScanFilter, StoreUnavailable, TagMutation, TagStep
+from timeline.storage_plugins.cassandra.statements import DEAD, EXPIRES, FREE, HELD, KEPT, PARTS
+from timeline.storage_plugins.contract import Page, ScanFilter, StoreUnavailable, Swept, TagMutation, TagStep
 
 PAGE_BYTES = 1024 * 1024
 LOOKED_AT = 5_000
-"""Rows that one page looks at, at most: it may be empty and not the last."""
+"""The most rows that one page looks at; it may then be empty and not the last."""
 READ_ROWS = 1_000
 COUNTED_ROWS = 5_000
 MOST_AHEAD = 32
-"""Buckets that are read at once where there is little in them."""
+"""Buckets that are read at once if they hold little."""
 LOOKS = 20
-"""Times to look for the next due of a bucket that is changed meanwhile."""
+"""How often to look for the next due of a bucket that is changed meanwhile."""
+
+GRACE_MS = 10 * 60_000
+"""Longer than any put's deadline."""
+SWEPT_AT_ONCE = 200
+MOST_TOMBSTONES = 2_000
+"""From this number, deletions in an index of a bucket are made one. Messages that are purged, or acknowledged before
+their expiry, leave them. Cassandra refuses a read that meets a hundred thousand."""
+_FIRST: Place = (-(1 << 62), b"")
+"""Before any entry."""
 
 Wanted = Callable[[CassandraRow], bool]
 
 
 async def _ids_after(context: StoreContext, key: tuple[int, int], tag: bytes, after: bytes, limit: int) -> list[bytes]:
-    """Ids under a tag in a bucket."""
+    """Return ids under a tag in a bucket."""
     start, end = tag_key(tag, after), tag_key(tag, LAST_ID)
     rows = await context.partition.connected.read("tagged", *key, start, end, limit)
     return [row.id[1 + len(tag) :] for row in rows]
 
 
 async def _stored(context: StoreContext, key: tuple[int, int], ids: Sequence[bytes], whole: bool) -> list[CassandraRow]:
-    found: list[CassandraRow] = []
-    name = "find_whole" if whole else "find"
-    for start in range(0, len(ids), AT_ONCE):
-        rows = await context.partition.connected.read(name, *key, list(ids[start : start + AT_ONCE]))
-        found += [CassandraRow.of(row, whole) for row in rows]
-    return sorted(found, key=lambda stored: stored.id)
+    rows = await context.partition.rows(key, ids, whole)
+    return sorted((CassandraRow.of(row, whole) for row in rows), key=lambda stored: stored.id)
 
 
 async def _walk(
@@ -58,8 +85,8 @@ async def _walk(
     tag: bytes = b"",
     whole: bool = False,
 ) -> tuple[list[tuple[int, CassandraRow]], bytes | None]:
-    """Up to `limit` messages that are `wanted`, and where to go on; `whole`: with the content beside them. Buckets are
-    read one after the other while they fill pages, more and more of them at once while they do not."""
+    """Return up to `limit` messages that are `wanted`, and where to go on. `whole`: with the content beside them.
+    Buckets are read one by one while they fill pages, and more and more of them at once while they do not."""
     bucket, after = place_of(cursor)
     found: list[tuple[int, CassandraRow]] = []
     looked_at, ahead = 0, 1
@@ -88,7 +115,7 @@ async def _walk(
 async def _part(
     context: StoreContext, key: tuple[int, int], tag: bytes, after: bytes, whole: bool
 ) -> tuple[list[CassandraRow], bytes | None]:
-    """The next messages of a bucket by id, and after which id to go on in it (None: there are no more)."""
+    """Return the next messages of a bucket by id, and after which id to go on in it (None: no more)."""
     way = (*key, bool(tag))
     if not after:
         context.tombstoned.discard(way)
@@ -107,8 +134,8 @@ async def _part(
 
 
 async def _living(context: StoreContext, key: tuple[int, int]) -> list[bytes]:
-    """Ids of all that lives in a bucket, in order, by its timelines and its dead letters: so much was acknowledged that
-    Cassandra does not read past it, and a timeline is read from its floor."""
+    """Return ids of all that lives in a bucket, in order, from its timelines and dead letters. Cassandra does not read
+    past all tombstones of its messages, but a timeline is read from its floor."""
     for _ in range(LOOKS):
         head = (await context.partition.heads(key[0], [key[1]]))[key[1]]
         ids: set[bytes] = set()
@@ -118,25 +145,29 @@ async def _living(context: StoreContext, key: tuple[int, int]) -> list[bytes]:
         # What was being moved from one timeline to the other between two reads would be on neither.
         if (await context.partition.heads(key[0], [key[1]]))[key[1]] == head:
             return sorted(ids)
-    raise StoreUnavailable(f"bucket {key[1]} is changed all the time while all of it is read")
+    raise StoreUnavailable(f"other calls change bucket {key[1]} all the time while it is read")
 
 
 async def _ids_from(context: StoreContext, key: tuple[int, int], kind: int, from_ms: int) -> list[bytes]:
-    """Ids on a timeline from a time on."""
-    ids: list[bytes] = []
+    """Return ids on a timeline from a time on."""
+    return [row.id async for rows in _timeline(context, key, kind, from_ms) for row in rows]
+
+
+async def _timeline(context: StoreContext, key: tuple[int, int], kind: int, from_ms: int) -> AsyncIterator[list[Any]]:
+    """Yield the entries of a timeline from a time on, COUNTED_ROWS at a time."""
     place = (from_ms - 1, LAST_ID)
     while True:
         rows = await context.partition.connected.read("timeline", *key, kind, *place, COUNTED_ROWS)
-        ids += [row.id for row in rows]
+        yield rows
         if len(rows) < COUNTED_ROWS:
-            return ids
+            return
         place = (rows[-1].at, rows[-1].id)
 
 
 async def _page(
     context: StoreContext, topic: Topic, found: list[tuple[int, CassandraRow]], onward: bytes | None, payload: bool
 ) -> Page:
-    """A page, which ends near PAGE_BYTES where it carries payloads."""
+    """Return a page, which ends near PAGE_BYTES if it carries payloads."""
     if not payload:
         return Page(rows_of([stored for _, stored in found]), onward)
     sizes = np.cumsum(np.array([stored.size_bytes for _, stored in found], dtype=np.int64))
@@ -178,8 +209,7 @@ async def scan(
 
 
 async def held_by(context: StoreContext, topic: Topic, now_ms: int, holder: bytes, cursor: bytes, limit: int) -> Page:
-    """`Store.held_by`: buckets one after the other, each along its live leases, of which there are as many as
-    consumers have in hand."""
+    """`Store.held_by`: buckets one after the other, each along its live leases."""
     if not holder:
         return Page(Rows.empty(payload=True), None)
     limit, (start, after) = max(1, limit), place_of(cursor)
@@ -202,7 +232,7 @@ async def held_by(context: StoreContext, topic: Topic, now_ms: int, holder: byte
 async def _leased(
     context: StoreContext, key: tuple[int, int], now_ms: int, holder: bytes, after: bytes
 ) -> list[CassandraRow]:
-    """What a holder has of a bucket under a live lease, by id."""
+    """Return what a holder has of a bucket under a live lease, by id."""
     ids = sorted({id for id in await _ids_from(context, key, HELD, now_ms + 1) if id > after})
     found = await _stored(context, key, ids, whole=True)
     return [one for one in found if one.message.holder == holder and state_of(one.message, now_ms) is State.LEASED]
@@ -233,13 +263,14 @@ async def mutate_tag(
 async def _tag_part(
     context: StoreContext, topic: Topic, now_ms: int, mutation: TagMutation, bucket: Bucket, ids: list[bytes]
 ) -> tuple[Counter[int], list[int]]:
-    """A tag operation on some messages of a bucket: counts by status, and the dues of what was moved."""
+    """Do a tag operation on some messages of a bucket. Return counts by status, and the dues of what was moved."""
+    counts: Counter[int] = Counter()
+    moved: list[int] = []
 
-    async def attempt() -> tuple[Counter[int], list[int], list[CassandraRow]]:
-        await context.partition.head(bucket)
-        standing = DecidedMessages(topic, now_ms, await context.partition.find(bucket, ids))
-        counts: Counter[int] = Counter()
-        moved: list[int] = []
+    def decided(found: dict[bytes, CassandraRow]) -> DecidedMessages:
+        counts.clear()
+        moved.clear()
+        standing = DecidedMessages(topic, now_ms, found)
         for stored in standing.there():
             if stored.message.remembered or stored.tag != mutation.tag:
                 continue
@@ -255,18 +286,17 @@ async def _tag_part(
                 counts[decision.status.code] += 1
                 if decision.status is Status.OK and decision.message is not None:
                     moved.append(decision.message.due_ms)
-        pairs = standing.pairs()
-        if pairs:
-            await context.partition.change(bucket, pairs)
-        return counts, moved, standing.gone
+        return standing
 
-    counts, moved, gone = await settled_on(bucket, attempt)
-    context.contents.delete(topic.uid, contents_of(bucket, gone))
+    try:
+        await BatchPart(context, topic, ids, decided).done(bucket)
+    except Dropped:
+        return Counter(), []
     return counts, moved
 
 
 async def count_due(context: StoreContext, topic: Topic, edges_ms: Int64) -> Int64:
-    """`Store.count_due`: reads the free timeline between the outer edges."""
+    """`Store.count_due`: reads the free timelines between the outer edges."""
     counts = np.zeros(max(0, len(edges_ms) - 1), dtype=np.int64)
     if not len(counts):
         return counts
@@ -278,14 +308,12 @@ async def count_due(context: StoreContext, topic: Topic, edges_ms: Int64) -> Int
 
 async def _count(context: StoreContext, key: tuple[int, int], edges_ms: Int64) -> Int64:
     counts = np.zeros(len(edges_ms) - 1, dtype=np.int64)
-    start_ms, id = int(edges_ms[0]) - 1, LAST_ID
-    while True:
-        rows = await context.partition.connected.read("timeline", *key, FREE, start_ms, id, COUNTED_ROWS)
+    async for rows in _timeline(context, key, FREE, int(edges_ms[0])):
         times = np.array([row.at for row in rows], dtype=np.int64)
         counts += np.maximum(0, np.diff(np.searchsorted(times, edges_ms)))
-        if len(rows) < COUNTED_ROWS or rows[-1].at >= edges_ms[-1]:
-            return counts
-        start_ms, id = rows[-1].at, rows[-1].id
+        if rows and rows[-1].at >= edges_ms[-1]:
+            break
+    return counts
 
 
 async def next_due(context: StoreContext, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
@@ -305,7 +333,7 @@ async def next_due(context: StoreContext, topic: Topic, buckets: Sequence[int] |
 
 
 async def _firsts(context: StoreContext, key: tuple[int, int], head: Head, after_ms: int) -> list[int] | None:
-    """The first dues after `after_ms` on a bucket's two timelines; None when it changed between."""
+    """Return the first dues after `after_ms` on a bucket's two timelines; None if it changed in between."""
     found: list[int] = []
     for kind in (FREE, HELD):
         start_ms = max(head.floor(kind) - 1, after_ms)
@@ -315,3 +343,160 @@ async def _firsts(context: StoreContext, key: tuple[int, int], head: Head, after
                 return None
             found += [row.at for row in rows]
     return found
+
+
+# ── the sweep: what expired, remembered ids and dead letters past their time, orphaned contents ──
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRange:
+    """What a sweep removes of an index: entries of `kind` until `until_ms` whose message is `gone`."""
+
+    kind: int
+    until_ms: int
+    gone: Callable[[CassandraRow], bool]
+
+
+async def _orphans(context: StoreContext, topic: Topic, now_ms: int, limit: int) -> int:
+    """Look on for orphaned contents, in one part of one bucket. Return how many were deleted."""
+    bucket, part, after = context.looking.get(topic.uid, (0, 0, (b"", 0, 0)))
+    connected = context.partition.connected
+    rows = await connected.read("content_walk", topic.uid, bucket, part, *after, min(limit, SWEPT_AT_ONCE))
+    old = [row for row in rows if row.put_ms <= now_ms - GRACE_MS]
+    [known] = context.buckets.of(topic.uid, [bucket])
+
+    async def attempt() -> dict[bytes, CassandraRow]:
+        await context.partition.head(known)
+        return await context.partition.find(known, list({row.id for row in old}))
+
+    found = await settled_on(known, attempt) if old else {}
+    orphans = [row for row in old if not _owned(row, found.get(row.id))]
+    size = 1 if part == 0 else 1 << 20
+    contents = [Content(bucket, row.id, row.birth & ((1 << 64) - 1), row.attempt, size) for row in orphans]
+    context.contents.delete(topic.uid, contents)
+    if len(rows) < min(limit, SWEPT_AT_ONCE):
+        at = bucket * (PARTS + 1) + part + 1
+        bucket, part = divmod(at % (topic.settings.buckets * (PARTS + 1)), PARTS + 1)
+        after = (b"", 0, 0)
+    else:
+        after = (rows[-1].id, rows[-1].birth, rows[-1].attempt)
+    context.looking[topic.uid] = (bucket, part, after)
+    return len(orphans)
+
+
+def _owned(row: object, stored: CassandraRow | None) -> bool:
+    if stored is None or stored.message.remembered:
+        return False
+    return (signed(stored.message.birth), stored.attempt) == (row.birth, row.attempt)  # type: ignore[attr-defined]
+
+
+async def sweep(context: StoreContext, topic: Topic, now_ms: int, limit: int) -> Swept:
+    """`Store.sweep`."""
+    limit, settings = max(1, limit), topic.settings
+
+    def over(stored: CassandraRow) -> bool:
+        message = stored.message
+        free = state_of(message, now_ms) in (State.WAITING, State.AVAILABLE)
+        return free and 0 < message.expires_ms <= now_ms
+
+    def faded(stored: CassandraRow) -> bool:
+        return stored.message.remembered and stored.settled_ms <= now_ms - settings.remember_ms
+
+    def rotten(stored: CassandraRow) -> bool:
+        return bool(stored.message.died_ms) and stored.message.died_ms <= now_ms - settings.dead_retention_ms
+
+    for bucket, kind in context.buckets.with_tombstones(topic.uid, MOST_TOMBSTONES):
+        await _tidy(context, bucket, kind)
+    expired, more = await _remove(context, topic, now_ms, limit, SweepRange(EXPIRES, now_ms, over))
+    since_ms = now_ms - settings.remember_ms
+    forgotten, more_kept = await _remove(context, topic, now_ms, limit, SweepRange(KEPT, since_ms, faded))
+    dead, more_dead = 0, False
+    if settings.dead_retention_ms:
+        until_ms = now_ms - settings.dead_retention_ms
+        dead, more_dead = await _remove(context, topic, now_ms, limit, SweepRange(DEAD, until_ms, rotten))
+    swept = await _orphans(context, topic, now_ms, limit)
+    await records.clear_dropped(context.partition.connected)
+    return Swept(expired, forgotten, dead, swept, more or more_kept or more_dead)
+
+
+async def _tidy(context: StoreContext, bucket: Bucket, kind: int) -> None:
+    """Make one deletion of all that lay in an index before its first entry."""
+
+    async def attempt() -> None:
+        if (await context.partition.head(bucket)).last is not None:
+            rows = await context.partition.connected.read("timeline", *bucket.key, kind, *_FIRST, 1)
+            for row in rows:
+                bucket.agree(row)
+            if not rows and await context.partition.confirm([bucket]):
+                raise Changed
+            end = (rows[0].at, rows[0].id) if rows else (NOWHERE_MS, b"")
+            await context.partition.change(bucket, {}, cleared=(kind, _FIRST, end))
+        bucket.tombstones[kind] = 0
+
+    await settled_on(bucket, attempt)
+
+
+async def _remove(context: StoreContext, topic: Topic, now_ms: int, limit: int, past: SweepRange) -> tuple[int, bool]:
+    """Remove what is `past`, at most `limit`. Return how many, and whether there may be more."""
+    removed = 0
+    for bucket in context.buckets.of(topic.uid, await _with(context, topic, past)):
+        after: Place | None = _FIRST
+        while after is not None:
+            if removed == limit:
+                if await _entries(context, bucket, past, after, 1):
+                    return removed, True
+                break
+            count = min(limit - removed, SWEPT_AT_ONCE)
+            some, after = await _remove_some(context, topic, now_ms, bucket, past, after, count)
+            removed += some
+    return removed, False
+
+
+async def _with(context: StoreContext, topic: Topic, past: SweepRange) -> list[int]:
+    """Return buckets that have something that may be past."""
+    found: list[int] = []
+    for start in range(0, topic.settings.buckets, HEADS_AT_ONCE):
+        numbers = list(range(start, min(start + HEADS_AT_ONCE, topic.settings.buckets)))
+        rows = await context.partition.connected.read("firsts", topic.uid, numbers, past.kind, past.until_ms)
+        found += [row.bucket for row in rows]
+    return found
+
+
+async def _entries(context: StoreContext, bucket: Bucket, past: SweepRange, after: Place, count: int) -> list[Any]:
+    """Return entries after one that may be past. Later ones are not read: tombstones lie there, too."""
+    bounds = (*after, past.until_ms, LAST_ID)
+    return await context.partition.connected.read("past", *bucket.key, past.kind, *bounds, count)
+
+
+async def _remove_some(
+    context: StoreContext, topic: Topic, now_ms: int, bucket: Bucket, past: SweepRange, after: Place, count: int
+) -> tuple[int, Place | None]:
+    """Remove what is past of the next `count` entries. Return how many, and where to go on (None: no more)."""
+
+    async def attempt() -> tuple[list[CassandraRow], Place | None]:
+        await context.partition.head(bucket)
+        rows = await _entries(context, bucket, past, after, count + 1)
+        for row in rows:
+            bucket.agree(row)
+        places: list[Place] = [(row.at, row.id) for row in rows]
+        onward = places[count - 1] if len(places) > count else None
+        found = await context.partition.find(bucket, [id for _, id in places[:count]]) if places else {}
+        standing = DecidedMessages(topic, now_ms, found)
+        for stored in standing.there():
+            if past.gone(stored):
+                if stored.message.remembered:
+                    standing.forget(stored.id)
+                else:
+                    standing.remove(stored, remember=past.kind == EXPIRES)
+        pairs = standing.pairs()
+        # Entries in a row from where this look began are one deletion of a range. The next sweep looks from there too,
+        # and would meet entries that were deleted one by one; Cassandra refuses a hundred thousand of them.
+        run = list(takewhile(lambda place: place[1] in pairs, places[:count]))
+        if pairs:
+            cleared = (past.kind, beyond(after), beyond(run[-1])) if run else None
+            await context.partition.change(bucket, pairs, cleared=cleared)
+        return [before for before, _ in pairs.values() if before is not None], onward
+
+    removed, onward = await settled_on(bucket, attempt)
+    context.contents.delete(topic.uid, contents_of(bucket, removed))
+    return len(removed), onward

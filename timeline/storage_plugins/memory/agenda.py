@@ -1,9 +1,9 @@
-"""An agenda: what is to be looked at when. The memory store's index on due times.
+"""An agenda: the memory store's index on times.
 
-Entries are (time, slot, stamp) in numpy arrays, 16 bytes each. They are never searched for and taken out: a row that
-changes gets another stamp, which makes its earlier entries stale, and stale entries are dropped where they are met.
-New entries wait unsorted in a small buffer; when that is full, they become a sorted run, and runs of like size are
-merged, so that an entry is sorted a logarithmic number of times and the earliest is the least of a few runs' heads.
+Entries are (time, slot, stamp) in numpy arrays, 16 bytes each. No entry is searched for to be removed. A row that
+changes gets another stamp, which makes its earlier entries stale; stale entries are dropped when they are met.
+New entries wait unsorted in a small buffer. A full buffer becomes a sorted run, and runs of similar size are merged. So
+an entry is sorted a logarithmic number of times, and the earliest is the least of a few runs' heads.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from timeline.columns import Bools, Indexes, Int64, UInt32, UInt64
 Objects: TypeAlias = npt.NDArray[np.object_]
 
 FRESH = 2048
-"""Entries that wait unsorted before they become a run (twice as many for a moment)."""
+"""Entries that wait unsorted before they become a run (for a moment twice this number)."""
 FIRST_FRESH = 16
-"""Room for so many at first: most agendas of most topics never have more."""
+"""Room at first; most agendas of most topics never need more."""
 MERGE_MAX = 131_072
-"""Runs are merged up to this many entries, or a sixteenth of all: a merge takes milliseconds, not more."""
+"""Runs are merged up to this size, or a sixteenth of all, so that a merge takes only milliseconds."""
 MANY_RUNS = 48
 SLICE = 64
-"""Entries that are looked at in a run at least, where several runs have something due."""
+"""The least number of entries to look at per run, if several runs have something due."""
 FOREVER_MS = np.iinfo(np.int64).max
 
 _LOW = np.uint64(0xFFFF_FFFF)
@@ -34,7 +34,7 @@ _SHIFT = np.uint64(32)
 
 
 def pack(slots: Indexes, stamps: UInt32) -> UInt64:
-    """Keys: the stamp above the slot."""
+    """Return keys: the stamp above the slot."""
     keys: UInt64 = (stamps.astype(np.uint64) << _SHIFT) | slots.astype(np.uint64)
     return keys
 
@@ -48,7 +48,7 @@ def stamps_of(keys: UInt64) -> UInt32:
 
 
 class _Run:
-    """Entries sorted by (time, id); `at` is the first that is still of interest."""
+    """Entries sorted by (time, id). `at`: the first that is still of interest."""
 
     __slots__ = ("at", "keys", "times")
 
@@ -67,9 +67,8 @@ class _Run:
 class Agenda:
     """Entries by time, then by id where `ids_of` is given.
 
-    `is_valid(slots, stamps)` says which entries still speak of the row as it stands; `ids_of(slots)` gives the ids of
-    valid ones, by which equal times are ordered; `live()` is how many entries can be valid at most, which tells when
-    stale ones dominate.
+    `is_valid(slots, stamps)`: which entries are of the row as it stands. `ids_of(slots)`: the ids of valid ones, which
+    order equal times. `live()`: how many entries can be valid at most, by which stale ones are noticed.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class Agenda:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets every entry."""
+        """Remove every entry."""
         self._times = np.empty(FIRST_FRESH, dtype=np.int64)
         self._keys = np.empty(FIRST_FRESH, dtype=np.uint64)
         self._count = 0
@@ -93,11 +92,11 @@ class Agenda:
         self._next_compacted = 0
 
     def __len__(self) -> int:
-        """All entries, stale ones too."""
+        """Return the number of all entries, stale ones too."""
         return self._count + sum(map(len, self._runs))
 
     def add(self, times: Int64, keys: UInt64) -> None:
-        """Notes `keys` at `times`."""
+        """Add `keys` at `times`."""
         count = len(keys)
         if count == 0:
             return
@@ -114,7 +113,7 @@ class Agenda:
         self._fresh_first = min(self._fresh_first, int(times.min()))
 
     def take(self, until_ms: int, count: int) -> tuple[Int64, UInt64]:
-        """Takes off the first `count` valid entries with time ≤ `until_ms`, by (time, id)."""
+        """Remove and return the first `count` valid entries with time ≤ `until_ms`, by (time, id)."""
         surfaced = self._surface(until_ms)
         if surfaced is not None:
             if len(surfaced[1]) <= count and not self._due_runs(until_ms):
@@ -130,7 +129,7 @@ class Agenda:
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
     def first(self, after_ms: int = -1, accept: Callable[[Indexes], Bools] | None = None) -> int | None:
-        """The earliest time > `after_ms` of a valid entry, one whose slot `accept` accepts; None when there is none."""
+        """Return the earliest time > `after_ms` of a valid entry that `accept` accepts; None if there is none."""
         best = FOREVER_MS
         for run in self._runs:
             at = run.at if after_ms < 0 else run.at + int(np.searchsorted(run.times[run.at :], after_ms, "right"))
@@ -147,7 +146,7 @@ class Agenda:
         return None if best == FOREVER_MS else best
 
     def count_between(self, edges_ms: Int64) -> Int64:
-        """How many valid entries lie in each [edge[i], edge[i + 1])."""
+        """Return how many valid entries lie in each [edge[i], edge[i + 1])."""
         counts = np.zeros(max(0, len(edges_ms) - 1), dtype=np.int64)
         if len(counts) == 0:
             return counts
@@ -162,14 +161,14 @@ class Agenda:
         return counts
 
     def slots(self) -> Indexes:
-        """The slots of all valid entries, in no order."""
+        """Return the slots of all valid entries, in no order."""
         keys = np.concatenate([self._keys[: self._count], *(run.keys[run.at :] for run in self._runs)])
         return slots_of(keys[self._valid(keys)])
 
     # ── inside ──
 
     def _grow(self, wanted: int) -> None:
-        """Makes the buffer longer, up to as long as it ever is."""
+        """Make the buffer longer, up to its largest size."""
         room, count = min(2 * FRESH, max(wanted, 4 * len(self._times))), self._count
         times, keys = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.uint64)
         times[:count], keys[:count] = self._times[:count], self._keys[:count]
@@ -179,7 +178,7 @@ class Agenda:
         return self._is_valid(slots_of(keys), stamps_of(keys))
 
     def _sorted(self, times: Int64, keys: UInt64) -> tuple[Int64, UInt64]:
-        """Valid entries of these by (time, id)."""
+        """Return the valid of these entries by (time, id)."""
         valid = self._valid(keys)
         if not valid.all():
             times, keys = times[valid], keys[valid]
@@ -201,7 +200,7 @@ class Agenda:
         return order
 
     def _flush(self) -> None:
-        """Makes room in the buffer: drops what is stale, and where much is left makes a run of it."""
+        """Make room in the buffer: drop stale entries; if many are left, make them a run."""
         self._drop_stale_fresh()
         if self._count > FRESH // 2:
             times, keys = self._times[: self._count], self._keys[: self._count]
@@ -221,7 +220,7 @@ class Agenda:
         self._fresh_first = int(times.min()) if self._count else FOREVER_MS
 
     def _surface(self, until_ms: int) -> tuple[Int64, UInt64] | None:
-        """The buffer's entries up to `until_ms`, sorted, taken out of it; None when there are none."""
+        """Remove and return the buffer's entries up to `until_ms`, sorted; None if there are none."""
         if self._count == 0 or self._fresh_first > until_ms:
             return None
         times, keys = self._times[: self._count], self._keys[: self._count]
@@ -236,7 +235,7 @@ class Agenda:
         return surfaced if len(surfaced[1]) else None
 
     def _push(self, times: Int64, keys: UInt64) -> None:
-        """A new run, merged with its predecessors while they are of like size."""
+        """Add a run, merged with its predecessors while they are of similar size."""
         limit = max(MERGE_MAX, len(self) // 16)
         runs = self._runs
         while runs and len(runs[-1]) <= 2 * len(keys) and len(runs[-1]) + len(keys) <= limit:
@@ -254,7 +253,7 @@ class Agenda:
         return self._sorted(np.concatenate((times, more_times)), np.concatenate((keys, more_keys)))
 
     def _compact(self) -> None:
-        """Where stale entries dominate, drops those of one run, so that the pause stays short."""
+        """If stale entries dominate, drop those of one run only, so that the pause stays short."""
         if not self._runs or len(self) <= 2 * self._live() + 8 * FRESH:
             return
         at = self._next_compacted = (self._next_compacted + 1) % len(self._runs)
@@ -268,8 +267,8 @@ class Agenda:
         return [run for run in self._runs if run.times[run.at] <= until_ms]
 
     def _take_block(self, runs: list[_Run], until_ms: int, count: int) -> tuple[Int64, UInt64]:
-        """Up to `count` of the first entries of `runs`: a slice of each is looked at, and of those together as many
-        are taken as no entry beyond a slice can precede. May be empty when stale ones were met."""
+        """Remove and return up to `count` of the first entries of `runs`. A slice of each is looked at, and an entry
+        beyond a slice must not come before those taken. May be empty if stale ones were met."""
         size = count if len(runs) == 1 else max(SLICE, 2 * count // len(runs))
         ends = [run.at + int(np.searchsorted(run.times[run.at :], until_ms, "right")) for run in runs]
         stops = [min(run.at + size, end) for run, end in zip(runs, ends, strict=True)]
@@ -296,7 +295,7 @@ class Agenda:
         return times[taken], keys[taken]
 
     def _complete(self, runs: list[_Run], stops: list[int], ends: list[int], valid: Bools, order: Indexes) -> int:
-        """How many of `order` are surely before all that lies beyond the slices."""
+        """Return how many of `order` surely come before all entries beyond the slices."""
         place = np.zeros(len(valid), dtype=np.intp)
         place[order] = np.arange(len(order))
         limit, start = len(order), 0
@@ -309,7 +308,7 @@ class Agenda:
         return limit
 
     def _first_of(self, run: _Run, at: int, best: int, accept: Callable[[Indexes], Bools] | None, drop: bool) -> int:
-        """The time of the first entry of interest in `run` from `at` on, FOREVER_MS when none is before `best`."""
+        """Return the time of the first entry of interest in `run` from `at` on; FOREVER_MS if none is before `best`."""
         size = 16
         while at < len(run.keys) and run.times[at] < best:
             keys = run.keys[at : at + size]
@@ -326,8 +325,8 @@ class Agenda:
 
 
 def by_id(times: Int64, ids: Objects) -> Indexes:
-    """The order of entries by (time, id as bytes). Compares the first eight bytes as numbers (ids hold no NUL, so
-    padding with it keeps the order), and the rest only where those tie."""
+    """Return the order of entries by (time, id as bytes). The first eight bytes are compared as numbers; ids hold no
+    NUL, so padding with it keeps the order. The rest is compared only where these tie."""
     prefix = ids.astype("S8").view(">u8").astype(np.uint64)
     order = np.lexsort((prefix, times))
     times, prefix = times[order], prefix[order]

@@ -1,7 +1,7 @@
-"""What changes messages: puts, settles, mutations by id and by tag, and sweeps.
+"""The calls that change messages: puts, settles, mutations by id and by tag, and sweeps.
 
-Each call has a fast path over whole columns for what nothing refuses. `MemoryCall.rule` decides the rest one by one by
-the table of `timeline.leases`.
+Each call has a fast path over whole columns, for messages of which nothing is refused. `MemoryCall.rule` decides the
+others one by one, by the table of `timeline.leases`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ _RULED = (*_CHANGING, "birth", "expires_ms", "payload_sum")
 
 
 def put(call: MemoryCall, puts: Puts) -> Answers:
-    """See `contract.Store.put`. Batches of new ids go in as columns; what else there is, one by one in their order."""
+    """See `contract.Store.put`. Batches of new ids go in as columns, others one by one in their order."""
     rows = call.rows
     answers = Answers.blank(len(puts))
     sound: Bools = ~puts.never_deliverable(call.now_ms)
@@ -173,7 +173,7 @@ def settle(call: MemoryCall, settles: Settles) -> Answers:
 
 
 def _find(rows: TopicRows, ids: list[bytes]) -> Indexes:
-    """The slot of each id, -1 where there is none and for all of an id that comes more than once."""
+    """Return the slot of each id, -1 if there is none or the id comes more than once."""
     slots = np.array(rows.index.find(ids), dtype=np.intp)
     if len(set(ids)) != len(ids):
         known, places, counts = np.unique(slots, return_inverse=True, return_counts=True)
@@ -182,7 +182,7 @@ def _find(rows: TopicRows, ids: list[bytes]) -> Indexes:
 
 
 def _tokens_match(rows: TopicRows, slots: Indexes, settles: Settles) -> Bools:
-    """Where birth, version and holder are those of a row that is held (neither free nor dead)."""
+    """Return where birth, version and holder are those of a held row."""
     records = rows.records
     match: Bools = (
         (rows.kinds[slots] == HELD)
@@ -194,8 +194,8 @@ def _tokens_match(rows: TopicRows, slots: Indexes, settles: Settles) -> Bools:
 
 
 def _ack_all(call: MemoryCall, settles: Settles, ids: list[bytes]) -> Bools | None:
-    """Take the whole batch out when every token matches, and return which were late; else change nothing. Ids leave
-    the index at once and return to it in the rarer case: one pass where two would be needed."""
+    """Remove the whole batch if every token matches, and return which were late; else change nothing. Ids leave the
+    index at once and return to it in the rarer case: one pass instead of two."""
     if not ids:
         return np.zeros(0, dtype=np.bool_)
     rows = call.rows
@@ -266,7 +266,7 @@ _SETTLING: dict[Operation, Callable[[MemoryCall, Settles, Indexes, Indexes, Answ
     Operation.EXTEND: _extend,
     Operation.RELEASE: _release,
 }
-"""What goes by columns: each writes its answers and returns the picks that it did."""
+"""The settles by columns. Each writes its answers and returns the picks that it did."""
 
 
 # ── mutations ──
@@ -297,8 +297,8 @@ def mutate(call: MemoryCall, mutations: Mutations) -> Answers:
 
 
 def _plain(call: MemoryCall, slots: Indexes, mutations: Mutations, picks: Indexes) -> Bools:
-    """Which of the rows nothing refuses a move or cancel: owned, alive, not leased, of the version asked for, not
-    expired, and not done before."""
+    """Return which rows may be moved or cancelled: owned, alive, not leased, of the version asked for, not expired, and
+    not done before."""
     rows, records, kinds = call.rows, call.rows.records, call.rows.kinds[slots]
     expires_ms = records["expires_ms"][slots]
     op, if_version = mutations.op[picks], mutations.if_version[picks]
@@ -369,7 +369,7 @@ def mutate_tag(call: MemoryCall, walks: Walks, mutation: TagMutation, cursor: by
 
 
 def _asked(rows: TopicRows, slots: Indexes, mutation: TagMutation) -> Mutations:
-    """The tag operation for the messages in `slots`."""
+    """Return the tag operation as mutations of the messages in `slots`."""
     count = len(slots)
     due_ms = np.full(count, mutation.due_ms, dtype=np.int64)
     if mutation.operation is Operation.MOVE and mutation.due_ms == 0:
@@ -386,7 +386,7 @@ def _asked(rows: TopicRows, slots: Indexes, mutation: TagMutation) -> Mutations:
 
 
 def _tried(call: MemoryCall, slots: Indexes, mutations: Mutations) -> Answers:
-    """What `mutate` would answer; nothing is changed."""
+    """Return what `mutate` would answer; change nothing."""
     answers = Answers.blank(len(slots))
     doubtful = np.flatnonzero(~_plain(call, slots, mutations, np.arange(len(slots))))
     for at, ask in zip(doubtful.tolist(), mutation_asks(mutations.take(doubtful)), strict=True):

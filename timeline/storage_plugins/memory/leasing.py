@@ -20,7 +20,7 @@ Accept = Callable[[Indexes], Bools]
 
 
 class _Found:
-    """What one call met: what it may lease in order, what expired, what was delivered out, what stays as it is."""
+    """The slots that a call met: those to lease, in order; expired ones; those delivered too often; the others."""
 
     def __init__(self) -> None:
         self.eligible: list[Indexes] = []
@@ -68,7 +68,7 @@ def lease_due(
 
 
 def _next_lease_ms(call: MemoryCall, accept: Accept | None) -> int | None:
-    """The earliest time at which something may become leasable."""
+    """Return the earliest time at which something may become leasable."""
     times = [call.rows.free.first(accept=accept)]
     if call.rows.fast:
         held_ms = call.rows.held.first(accept=accept)
@@ -101,7 +101,7 @@ def _in_buckets(rows: TopicRows, buckets: Sequence[int]) -> Accept:
 def _search(
     call: MemoryCall, accept: Accept | None, due_before_ms: int, overdue_ms: int, wanted: int, found: _Found
 ) -> None:
-    """Takes what is due off the agendas until `wanted` may be leased."""
+    """Take what is due off the agendas until `wanted` may be leased."""
     rows, settings, now_ms = call.rows, call.settings, call.now_ms
     free_until = now_ms - overdue_ms if overdue_ms > 0 else max(now_ms, due_before_ms)
     held_until = now_ms - max(settings.redelivery_backoff_ms, overdue_ms)
@@ -128,7 +128,7 @@ def _over(expires_ms: Int64, now_ms: int) -> Bools:
 
 
 def _next_due(rows: TopicRows, free_until: int, held_until: int, count: int) -> Indexes:
-    """The first `count` of free and held rows together, by (due, id), taken off their agendas."""
+    """Take the first `count` of free and held rows together, by (due, id), off their agendas."""
     times, keys = rows.free.take(free_until, count)
     held_times, held_keys = rows.held.take(held_until, count)
     if len(held_keys) == 0:
@@ -145,7 +145,7 @@ def _next_due(rows: TopicRows, free_until: int, held_until: int, count: int) -> 
 def _judge_each(
     call: MemoryCall, accept: Accept | None, due_before_ms: int, overdue_ms: int, wanted: int, found: _Found
 ) -> None:
-    """The same by the table alone: every row is looked at, in the order of the topic's kind."""
+    """Do the same by the table alone: look at every row, in the order of the topic's kind."""
     rows, now_ms, kind = call.rows, call.now_ms, kind_of(call.settings)
     slots = rows.every()
     slots = slots if accept is None else slots[accept(slots)]
@@ -179,13 +179,13 @@ def _bury(rows: TopicRows, slots: Indexes, now_ms: int) -> Rows:
 
 
 def _stay(rows: TopicRows, slots: Indexes) -> None:
-    """Back into the agenda with what was met and stays as it is."""
+    """Put rows that stay as they are back into their agendas."""
     if len(slots):
         rows.put_back(rows.records["due_ms"][slots], slots)
 
 
 def _grant(rows: TopicRows, slots: Indexes, now_ms: int, grants: Sequence[Grant]) -> tuple[LeasedRows, Indexes]:
-    """Leases of `slots`, in this order, as many as the grants' bytes allow; and those that were not dealt."""
+    """Lease of `slots`, in order, what the grants' bytes allow. Return the leases, and the slots not dealt."""
     words = rows.words.take(slots, axis=0)
     dealt = deal(grants, rows.sizes(records_of(words)))
     undealt, slots, words = slots[len(dealt) :], slots[: len(dealt)], words[: len(dealt)]

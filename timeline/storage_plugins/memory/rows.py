@@ -1,13 +1,18 @@
-"""The rows of one topic: a slot a message, its fixed-size fields in one record, ids and payloads beside it.
+"""The rows of one topic: a slot per message, with its numbers in one record, and ids and payloads beside it.
 
-A row's numbers lie together (104 bytes), so that a lease or a settle touches two cache lines a message however many
-are pending; whole batches are gathered and scattered by numpy. Besides the index of ids, each row stands in one agenda
-by what it is: *free* by its due, *held* by its lease's end, *dead* by when it died, *kept* (only the settled id is
-left) by when it was settled.
+A row's numbers lie together (104 bytes). So a lease or a settle touches two cache lines per message, however many are
+pending. Numpy gathers and scatters whole batches. Besides the index of ids, each row stands in one agenda: *free* by
+due, *held* by the lease's end, *dead* by time of death, or *kept* (only the settled id is left) by time of settling.
+
+Nothing here may pause to grow. At a million messages, copying a column takes a tenth of a second, and rehashing a
+dictionary half of one. So a long column has a memory mapping of its own, which the kernel moves by its page tables, and
+a large index is many small dictionaries.
 """
 
 from __future__ import annotations
 
+import mmap
+from itertools import islice, repeat
 from typing import Any
 
 import numpy as np
@@ -16,29 +21,264 @@ import numpy.typing as npt
 from timeline.columns import Bools, Indexes, Int64, Ragged, UInt8, UInt32
 from timeline.model import ROW_DTYPES, Rows, buckets_of
 from timeline.storage_plugins.memory.agenda import Agenda, Objects, pack
-from timeline.storage_plugins.memory.growing import GrowingColumn, Index, Names, grow_objects, objects, same
 
 EMPTY, FREE, HELD, DEAD, KEPT = range(5)
-"""What a slot holds: nothing, a message without holder, one with a holder (its lease may have run out), a dead
-letter, a settled id that is remembered."""
+"""The kinds of slot: nothing, a message without holder, one with a holder (its lease may have run out), a dead letter,
+and a remembered id."""
 LIVING = (FREE, HELD)
 
 _FIELDS = [*ROW_DTYPES.items(), *((name, np.uint32) for name in ("headers_bytes", "holder", "group", "tag"))]
 RECORD = np.dtype(sorted(_FIELDS, key=lambda field: -np.dtype(field[1]).itemsize), align=True)
 WORDS = RECORD.itemsize // 8
 _FIRST_CAPACITY = 16
-"""Ten thousand topics with a message each are no rarity."""
+"""Small, as there may be ten thousand topics with a message each."""
 _SHRINK_ABOVE = 65_536
 
 
+# ── columns, the index of ids, and names as numbers ──
+
+MAPPED_ABOVE_BYTES = 1024 * 1024
+"""Shorter columns are copied: a small topic needs no mapping for each."""
+
+
+class GrowingColumn:
+    """A column of numbers, zero where nothing was written. `array` is all of it. While somebody keeps a view of it, it
+    grows by a copy."""
+
+    def __init__(self, dtype: npt.DTypeLike, capacity: int, width: int = 0) -> None:
+        self._dtype = np.dtype(dtype)
+        self._width = width
+        self._memory: mmap.mmap | None = None
+        self.array: npt.NDArray[Any] = np.zeros((capacity, width) if width else capacity, self._dtype)
+
+    def grow(self, capacity: int) -> None:
+        """Make room for `capacity` rows in all."""
+        size = capacity * self._dtype.itemsize * max(1, self._width)
+        if size < MAPPED_ABOVE_BYTES:
+            self._copy(np.zeros((capacity, self._width) if self._width else capacity, self._dtype))
+        elif not self._extended(size):
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._copy(self._over(memory))
+            self._memory = memory
+
+    def _extended(self, size: int) -> bool:
+        """Return whether the mapping could be made longer in place, or moved as a whole."""
+        if self._memory is None:
+            return False
+        before = self.array
+        self.array = before[:0].copy()
+        del before
+        try:
+            self._memory.resize(size)
+        except (BufferError, SystemError):  # somebody keeps a view, or this system cannot: copy
+            return False
+        finally:  # whatever went wrong, its contents are there
+            self.array = self._over(self._memory)
+        return True
+
+    def _copy(self, longer: npt.NDArray[Any]) -> None:
+        longer[: len(self.array)] = self.array
+        self.array = longer
+
+    def _over(self, memory: mmap.mmap) -> npt.NDArray[Any]:
+        flat = np.frombuffer(memory, self._dtype)
+        return flat.reshape(-1, self._width) if self._width else flat
+
+
+def objects(capacity: int) -> npt.NDArray[np.object_]:
+    """Return a column of objects, None throughout."""
+    return np.full(capacity, None, dtype=np.object_)
+
+
+def grow_objects(column: npt.NDArray[np.object_], capacity: int) -> None:
+    """Make room for `capacity` objects in all. There may be no view of the column."""
+    column.resize(capacity, refcheck=False)
+
+
+YOUNG = 80_000
+"""Ids in the first dictionary. A little above that it would grow to twice its size, which takes milliseconds."""
+PARTS = 256
+MOVED_AT_ONCE = 2_048
+_MASK = PARTS - 1
+
+
+class Index:
+    """Ids and their slots. New ids go into one dictionary, where most of them live and die. Beyond YOUNG of them, the
+    oldest move a few at a time, each into one of PARTS by its hash."""
+
+    def __init__(self) -> None:
+        self._young: dict[bytes, int] = {}
+        self._parts: list[dict[bytes, int]] = []
+        self._in_parts = 0
+
+    def __len__(self) -> int:
+        return len(self._young) + self._in_parts
+
+    def __contains__(self, id: bytes) -> bool:
+        return self.get(id) >= 0
+
+    def get(self, id: bytes) -> int:
+        """Return the slot of `id`, -1 if there is none."""
+        slot = self._young.get(id, -1)
+        return slot if slot >= 0 or not self._in_parts else self._parts[hash(id) & _MASK].get(id, -1)
+
+    def find(self, ids: list[bytes]) -> list[int]:
+        """Return the slot of each id, -1 where there is none."""
+        slots = list(map(self._young.get, ids, repeat(-1)))
+        if self._in_parts and -1 in slots:
+            parts = self._parts
+            slots = [
+                slot if slot >= 0 else parts[hash(id) & _MASK].get(id, -1) for id, slot in zip(ids, slots, strict=True)
+            ]
+        return slots
+
+    def add(self, ids: list[bytes], slots: list[int]) -> bool:
+        """Add new ids with their slots. Return False, and change nothing, if an id is there or comes twice."""
+        young, parts = self._young, self._parts
+        if not young.keys().isdisjoint(ids):
+            return False
+        if self._in_parts:
+            homes = [parts[number & _MASK] for number in map(hash, ids)]
+            if any(map(dict.__contains__, homes, ids)):
+                return False
+        before = len(young)
+        young.update(zip(ids, slots, strict=True))
+        if len(young) != before + len(ids):
+            for id in ids:
+                young.pop(id, None)
+            return False
+        if len(young) > YOUNG:
+            self._move()
+        return True
+
+    def take(self, ids: list[bytes]) -> list[int]:
+        """Remove ids. Return their slots, -1 where there was none."""
+        slots = list(map(self._young.pop, ids, repeat(-1)))
+        if self._in_parts and -1 in slots:
+            left, parts = slots.count(-1), self._parts
+            slots = [
+                slot if slot >= 0 else parts[hash(id) & _MASK].pop(id, -1) for id, slot in zip(ids, slots, strict=True)
+            ]
+            self._in_parts -= left - slots.count(-1)
+            if not self._in_parts:
+                self._parts = []
+        return slots
+
+    def put_back(self, ids: list[bytes], slots: list[int]) -> None:
+        """Undo a `take`: add the ids whose slot it found."""
+        self._young.update((id, slot) for id, slot in zip(ids, slots, strict=True) if slot >= 0)
+
+    def _move(self) -> None:
+        """Move the oldest of the young into their parts."""
+        young = self._young
+        self._parts = parts = self._parts or [{} for _ in range(PARTS)]
+        oldest = list(islice(young, max(MOVED_AT_ONCE, len(young) - YOUNG)))
+        for id in oldest:
+            parts[hash(id) & _MASK][id] = young.pop(id)
+        self._in_parts += len(oldest)
+
+
+KEEP = 1024
+"""Names that are kept before unused ones are looked for."""
+UNKNOWN = np.uint32(0xFFFF_FFFF)
+
+
+def only_item(column: Ragged) -> bytes | None:
+    """Return the item that all of a column are, for the cost of a memory comparison; None if items differ."""
+    count = len(column)
+    sizes = column.sizes
+    size = int(sizes[0]) if count else 0
+    if column.nbytes != size * count or not bool((sizes == size).all()):
+        return None
+    if size == 0:
+        return b""
+    start = int(column.offsets[0])
+    item = bytes(column.data[start : start + size])
+    return item if bytes(column.data[start : start + size * count]) == item * count else None
+
+
+def same(item: bytes, count: int) -> Ragged:
+    """Return a column of `item` `count` times, without a look at each."""
+    return Ragged(item * count, np.arange(count + 1, dtype=np.int64) * len(item))
+
+
+class Names:
+    """Groups, tags or holders, each kept once. Rows carry its number; 0 is the empty name."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, int] = {b"": 0}
+        self._names: list[bytes | None] = [b""]
+        self._unused: list[int] = []
+        self._look_at = KEEP
+
+    def number(self, name: bytes) -> int:
+        """Return the number of `name`, which gets one if it is new."""
+        number = self._numbers.get(name)
+        if number is None:
+            if self._unused:
+                number = self._unused.pop()
+                self._names[number] = name
+            else:
+                number = len(self._names)
+                self._names.append(name)
+            self._numbers[name] = number
+        return number
+
+    def numbers(self, column: Ragged) -> UInt32:
+        """Return the numbers of a column of names."""
+        item = only_item(column)
+        if item is not None:
+            return np.full(len(column), self.number(item), dtype=np.uint32)
+        return np.fromiter(map(self.number, column.tolist()), dtype=np.uint32, count=len(column))
+
+    def known(self, column: Ragged) -> UInt32:
+        """Return the same without adding any: UNKNOWN for a new name."""
+        item = only_item(column)
+        if item is not None:
+            return np.full(len(column), self._numbers.get(item, UNKNOWN), dtype=np.uint32)
+        found = [self._numbers.get(name, UNKNOWN) for name in column.tolist()]
+        return np.array(found, dtype=np.uint32)
+
+    def find(self, name: bytes) -> int | None:
+        """Return the number of `name`, if it has one."""
+        return self._numbers.get(name)
+
+    def name(self, number: int) -> bytes:
+        """Return the name with `number`."""
+        return self._names[number] or b""
+
+    def column(self, numbers: UInt32) -> Ragged:
+        """Return the names of a column of numbers."""
+        if len(numbers) and bool((numbers == numbers[0]).all()):
+            return same(self.name(int(numbers[0])), len(numbers))
+        return Ragged.of([self.name(number) for number in numbers.tolist()])
+
+    def crowded(self, rows: int) -> bool:
+        """Return whether to look for unused names, on a topic of `rows` rows."""
+        return len(self._numbers) >= max(self._look_at, rows // 64)
+
+    def keep_only(self, numbers: UInt32) -> None:
+        """Remove all names but those with these numbers."""
+        kept = set(np.unique(numbers).tolist()) | {0}
+        for name, number in list(self._numbers.items()):
+            if number not in kept:
+                del self._numbers[name]
+                self._names[number] = None
+                self._unused.append(number)
+        self._look_at = max(KEEP, 2 * len(self._numbers))
+
+
+# ── the rows ──
+
+
 def records_of(words: Int64) -> Any:
-    """The named fields of gathered rows: a view."""
+    """Return the named fields of gathered rows, as a view."""
     return words.view(RECORD)[:, 0]
 
 
 class TopicRows:
-    """All messages of one topic. Slots are handed around as numpy indexes; `records` is a view of `words`. `fast`:
-    batches go by columns; else each message is decided by the table."""
+    """All messages of one topic. Slots are numpy indexes; `records` is a view of `words`. `fast`: batches go by
+    columns. Otherwise the table decides each message."""
 
     def __init__(self, buckets: int, fast: bool = True) -> None:
         self.buckets = buckets
@@ -70,7 +310,7 @@ class TopicRows:
         self._spares = 0
 
     def _show(self) -> None:
-        """The columns under the names by which they are used."""
+        """Set the columns under the names by which they are used."""
         self.words: Int64 = self._words.array
         self.records = records_of(self.words)
         self.stamps: UInt32 = self._stamps.array
@@ -89,7 +329,7 @@ class TopicRows:
     # ── slots ──
 
     def allocate(self, count: int) -> Indexes:
-        """`count` empty slots, those given back last first."""
+        """Return `count` empty slots, those given back last first."""
         reused = min(count, self._spares)
         fresh = count - reused
         if self._used + fresh > len(self.kinds):
@@ -105,7 +345,7 @@ class TopicRows:
         length = len(self.kinds)
         more = length if length < 1024 else length // 2 if length < _SHRINK_ABOVE else length // 8
         capacity = max(wanted, length + more)
-        # No view may be left while they grow.
+        # They grow without a copy only if there is no view of them.
         del self.words, self.records, self.stamps, self.kinds, self.bucket
         try:
             for column in (self._words, self._stamps, self._kinds, self._bucket):
@@ -116,7 +356,7 @@ class TopicRows:
             self._show()
 
     def give_back(self, slots: Indexes) -> None:
-        """Slots that hold nothing any more."""
+        """Take back empty slots."""
         count = len(slots)
         if self._spares + count > len(self._spare.array):
             self._spare.grow(len(self.kinds))
@@ -126,7 +366,7 @@ class TopicRows:
     # ── where a row stands ──
 
     def place(self, slots: Indexes, kind: int, times_ms: Int64) -> None:
-        """The rows are `kind` from now on and stand in its agenda at `times_ms`; earlier entries become stale."""
+        """Make the rows `kind`, in its agenda at `times_ms`; their earlier entries become stale."""
         stamps = self.stamps[slots] + np.uint32(1)
         self.stamps[slots] = stamps
         self._count_out(slots)
@@ -135,7 +375,7 @@ class TopicRows:
         self._agendas[kind].add(times_ms, pack(slots, stamps))
 
     def put_back(self, times_ms: Int64, slots: Indexes) -> None:
-        """Back into their agendas, unchanged, with what `Agenda.take` took off them."""
+        """Put rows that `Agenda.take` took back into their agendas, unchanged."""
         kinds = self.kinds[slots]
         for kind in np.unique(kinds).tolist():
             chosen = kinds == kind
@@ -146,7 +386,7 @@ class TopicRows:
             self.counts[kind] -= count
 
     def expire_at(self, slots: Indexes, expires_ms: Int64, births: npt.NDArray[np.uint64]) -> None:
-        """Notes when rows expire."""
+        """Note when rows expire."""
         self.expiring.add(expires_ms, pack(slots, births.astype(np.uint32)))
 
     # ── content ──
@@ -155,7 +395,7 @@ class TopicRows:
         return self.ids[slots]
 
     def write(self, slots: Indexes, ids: Ragged, words: Int64, payloads: Ragged, headers: Ragged) -> None:
-        """New rows into empty slots whose ids are in the index already."""
+        """Write new rows into empty slots. Their ids are in the index already."""
         records = records_of(words)
         self.words[slots] = words
         self.ids[slots] = ids.tolist()
@@ -174,7 +414,7 @@ class TopicRows:
             self.expire_at(slots[expiring], records["expires_ms"][expiring], records["birth"][expiring])
 
     def erase(self, slots: Indexes, words: Int64) -> None:
-        """Empties slots whose ids are out of the index already. `words`: the rows as they stood."""
+        """Empty slots whose ids are out of the index already. `words`: the rows as they were."""
         self._drop_content(slots, words)
         self.ids[slots] = None
         self.stamps[slots] += np.uint32(1)
@@ -187,7 +427,7 @@ class TopicRows:
             self._start_columns()
 
     def keep(self, slots: Indexes, words: Int64, now_ms: int) -> None:
-        """Leaves only the settled ids."""
+        """Leave only the settled ids."""
         self._drop_content(slots, words)
         for name in ("holder", "tag", "group"):
             self.records[name][slots] = 0
@@ -211,7 +451,7 @@ class TopicRows:
                         del self.tagged[tag]
 
     def remove(self, slots: Indexes, now_ms: int, remember: bool) -> None:
-        """Takes messages off: wholly, or, on a topic that remembers, all but the settled id."""
+        """Remove messages; on a topic that remembers, all but the settled ids."""
         words = self.words.take(slots, axis=0)
         if remember:
             self.keep(slots, words, now_ms)
@@ -220,29 +460,29 @@ class TopicRows:
         self.erase(slots, words)
 
     def forget_unused_names(self) -> None:
-        """Drops names that no row carries, now and then."""
+        """Remove names that no row carries, now and then."""
         for names, field in ((self.groups, "group"), (self.tags, "tag"), (self.holders, "holder")):
             if names.crowded(len(self.index)):
                 names.keep_only(self.records[field][: self._used][self.kinds[: self._used] != EMPTY])
 
     def in_bucket(self, bucket: int) -> Indexes:
-        """The slots of all rows of `bucket`, whatever they are."""
+        """Return the slots of all rows of `bucket`."""
         slots: Indexes = np.flatnonzero(self.bucket[: self._used] == bucket)
         filled: Indexes = slots[self.kinds[slots] != EMPTY]
         return filled
 
     def every(self) -> Indexes:
-        """The slots of all rows."""
+        """Return the slots of all rows."""
         slots: Indexes = np.flatnonzero(self.kinds[: self._used] != EMPTY)
         return slots
 
     def sizes(self, records: Any) -> Int64:
-        """Bytes of payload and headers of gathered rows."""
+        """Return bytes of payload and headers of gathered rows."""
         sizes: Int64 = records["payload_bytes"].astype(np.int64) + records["headers_bytes"]
         return sizes
 
     def rows(self, slots: Indexes, words: Int64, payload: bool) -> Rows:
-        """Gathered rows as the model's columns."""
+        """Return gathered rows as `Rows`."""
         records, count = records_of(words), len(slots)
         numbers: dict[str, Any] = {name: np.ascontiguousarray(records[name]) for name in ROW_DTYPES}
         return Rows(
@@ -258,10 +498,7 @@ class TopicRows:
 
 
 def _sparse(values: dict[int, bytes], slots: Indexes) -> Ragged:
-    """A column of what only few rows have."""
+    """Return a column of what only few rows have."""
     if not values:
         return same(b"", len(slots))
     return Ragged.of([values.get(slot, b"") for slot in slots.tolist()])
-
-
-__all__ = ["DEAD", "EMPTY", "FREE", "HELD", "KEPT", "LIVING", "RECORD", "WORDS", "TopicRows", "records_of"]

@@ -1,7 +1,7 @@
-"""`memory://`: a store that keeps everything in this process and nothing beyond it.
+"""`memory://`: a store that keeps everything in this process, for embedded use, tests, and as the yardstick of speed.
 
-For embedded use, tests and as the yardstick of speed. Every call runs through without a pause, so that it is atomic
-among the tasks of an event loop. A topic's messages are `TopicRows`; `changes`, `leasing` and `walks` work on them.
+Every call runs without a pause, so that it is atomic among the tasks of an event loop. A topic's messages are
+`TopicRows`; `changes`, `leasing` and `walks` work on them.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from timeline.storage_plugins.records import check_update, dropped, same_setting
 
 
 class MemoryStore(Store):
-    """The store of `memory://`. `cluster_uid`: 32 hex digits, random when empty. `fast`: whole batches in columns;
-    False decides every message by itself through `leases.decide`, which is what the columns are held to."""
+    """The store of `memory://`. `cluster_uid`: 32 hex digits, random if empty. `fast`: whole batches go by columns.
+    False decides each message by `leases.decide`, which the columns must agree with."""
 
     capabilities = Capabilities(
         durable=False,
@@ -52,13 +52,13 @@ class MemoryStore(Store):
 
     def __init__(self, url: str = "memory://", *, cluster_uid: str = "", fast: bool = True) -> None:
         if url != "memory://":
-            raise StoreRefused("memory:// takes nothing after it: what it holds lives and dies with this process")
+            raise StoreRefused("memory:// takes nothing after it: its messages live and die with this process")
         self._cluster_uid = cluster_uid or secrets.token_hex(16)
         self._fast = fast
         self._open = False
         self._topics: dict[str, Topic] = {}
         self._rows: dict[int, TopicRows | None] = {}
-        """By topic; None until something is asked of its messages."""
+        """By topic; None until its messages are used."""
         self._walks: dict[int, walks.Walks] = {}
 
     async def open(self) -> Opened:
@@ -110,7 +110,7 @@ class MemoryStore(Store):
         return True
 
     def _of(self, topic: Topic) -> TopicRows | None:
-        """The topic's rows; None when it was dropped."""
+        """Return the topic's rows; None if it was dropped."""
         rows = self._made(topic)
         if rows is None and topic.uid in self._rows:
             fast = self._fast and kind_of(topic.settings).in_batches
@@ -119,7 +119,7 @@ class MemoryStore(Store):
         return rows
 
     def _made(self, topic: Topic) -> TopicRows | None:
-        """The topic's rows; None when it has none yet, or was dropped: whatever is looked for is not there."""
+        """Return the topic's rows; None if it has none yet, or was dropped."""
         if not self._open:
             raise StoreUnavailable("the memory store is not open")
         return self._rows.get(topic.uid)

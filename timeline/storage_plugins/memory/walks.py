@@ -1,9 +1,8 @@
 """Walks over (bucket, id): scans, what a holder has, and the ids of a tag, all resumable by a cursor.
 
-A cursor is the bucket, the walk's number (4 bytes each, big endian) and the last id seen in the bucket; a bucket alone
-starts a walk there. The sorted ids of the bucket that a walk is in are kept for its next page; when they are gone or
-somebody repeats a page, they are made anew. They are kept by the walk's number, so that one that starts later never
-sees what is older than its start.
+A cursor is the bucket, the walk's number (4 bytes each, big endian) and the last id seen in the bucket. A bucket alone
+starts a walk there. The sorted ids of a walk's bucket are kept for its next page. If they are gone, or a page is
+repeated, they are sorted again. They are kept by the walk's number: a later walk never sees what is older than it.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from timeline.storage_plugins.memory.rows import DEAD, FREE, HELD, TopicRows, re
 
 PAGE_BYTES = 1024 * 1024
 LOOKED_AT = 4_000_000
-"""A page ends early, though it may be empty, after looking at so many rows: others wait meanwhile."""
+"""A page ends after a look at this number of rows, even if it is empty: other calls wait meanwhile."""
 WALKS = 16
 
 Fits = Callable[[list[bytes]], int]
-"""How many of these ids, the next ones of a page, still go onto it."""
+"""Return how many of these ids, the next ones of a page, still fit."""
 
 
 def place_of(bucket: int, id: bytes) -> bytes:
@@ -49,7 +48,7 @@ class Walks:
         among: Callable[[Indexes], Bools] | set[int],
         fits: Fits = len,
     ) -> tuple[list[bytes], bytes | None]:
-        """The ids after `cursor`, at most `limit` and as many as `fits`, and where to go on (None: at the end).
+        """Return the ids after `cursor`, at most `limit` and as many as `fits`, and where to go on (None: at the end).
         `among`: the slots to walk, or which of a bucket's rows."""
         number, bucket, last = self._place(cursor)
         limit = max(1, limit)
@@ -98,12 +97,12 @@ def _in_bucket(rows: TopicRows, bucket: int, among: Callable[[Indexes], Bools] |
 
 
 def _cost(rows: TopicRows, among: Callable[[Indexes], Bools] | set[int]) -> int:
-    """How many rows are looked at to find those of a bucket."""
+    """Return how many rows are looked at to find those of a bucket."""
     return 8 * len(among) if isinstance(among, set) else len(rows.index)
 
 
 def _fitting(rows: TopicRows) -> Fits:
-    """Fits a page whose payloads and headers end near PAGE_BYTES."""
+    """Return a `Fits` for pages that end near PAGE_BYTES of payloads and headers."""
     left = PAGE_BYTES
 
     def fits(ids: list[bytes]) -> int:
@@ -119,7 +118,7 @@ def _fitting(rows: TopicRows) -> Fits:
 
 
 def matches(rows: TopicRows, where: ScanFilter, now_ms: int) -> Callable[[Indexes], Bools]:
-    """Which rows a scan returns."""
+    """Return which rows a scan returns."""
     states = where.states or frozenset((State.WAITING, State.AVAILABLE, State.LEASED))
     tag = rows.tags.find(where.tag)
 
@@ -172,7 +171,7 @@ def held_by(rows: TopicRows, now_ms: int, holder: bytes, cursor: bytes, limit: i
 
 
 def _page_of_few(rows: TopicRows, slots: Indexes, cursor: bytes, limit: int, payload: bool) -> Page:
-    """A page of a walk over so few rows that they are sorted for each; the cursor is the place of the last one."""
+    """Return a page of few rows, which are sorted for each page. The cursor is the place of the last one."""
     places = map(place_of, rows.bucket[slots].tolist(), rows.ids[slots].tolist())
     ordered = sorted((place, slot) for place, slot in zip(places, slots.tolist(), strict=True) if place > cursor)
     ids = [place[2:] for place, _ in ordered[: max(1, limit)]]

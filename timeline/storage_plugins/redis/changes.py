@@ -1,9 +1,8 @@
-"""How a call changes messages: decided by the one table of rules on what stood, written by compare-and-set.
+"""How a call changes messages: decided by the one table of rules, written by compare-and-set.
 
-A change names the whole value that it was decided on; the script writes it only where just that still stands, and
-answers what stands instead, on which the call decides again. Items of one call go to the server in parts, so that no
-script holds it up for long; on a cluster, a part a bucket, and what a part's failure leaves open is the answer of its
-items alone.
+A change names the whole value that it was decided on. The script writes only if this value still stands. Otherwise it
+answers what stands instead, and the call decides again. Items of one call go to the server in parts, so that no script
+holds it up for long. On a cluster there is one part per bucket. If a part fails, only its own items answer so.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from timeline.storage_plugins.redis.server import Server
 
 ITEMS_AT_ONCE = 2_000
 BYTES_AT_ONCE = 4 * 1024 * 1024
-"""What one script takes at most: a few milliseconds, in which nobody else is served."""
+"""The most that one script takes: a few milliseconds, in which the server does nothing else."""
 ROUNDS = 100
-"""So often a message may have changed between reading and writing it before the call gives up on it."""
+"""How often a message may change between its read and its write before the call gives up."""
 
 
 @dataclass(slots=True)
@@ -58,8 +57,8 @@ class Items:
 
 @dataclass(slots=True)
 class ChangeOutcome:
-    """What became of `Items`: `stands` where something else stood, `failed` where a part failed, all others are
-    written. `gone`: the topic was dropped. `contents`, when asked for: of each item written, None where it is gone."""
+    """What became of `Items`: `stands` if something else stood, `failed` if their part failed, else they are written.
+    `gone`: the topic was dropped. `contents`, when asked for: of each item written, None if it is gone."""
 
     stands: dict[int, bytes] = field(default_factory=dict)
     failed: dict[int, StoreError] = field(default_factory=dict)
@@ -69,28 +68,28 @@ class ChangeOutcome:
 
 @dataclass(slots=True)
 class BucketKeys:
-    """The keys of a topic's buckets."""
+    """The keys of a topic's buckets, and the calls on them."""
 
     server: Server
     topic: Topic
 
     def base(self, bucket: int) -> bytes:
-        """The key of a bucket; all others of the bucket begin with it."""
+        """Return the key of a bucket; the others of the bucket begin with it."""
         return f"{self.server.location.prefix}:{{{self.topic.uid:x}.{bucket}}}".encode()
 
     def groups(self, buckets: Sequence[int] | None) -> list[list[int]]:
-        """Buckets as one script may take them: all at once, or, on a cluster, each by itself."""
+        """Return buckets as one script may take them: all at once, or, on a cluster, each by itself."""
         chosen = sorted(set(buckets)) if buckets is not None else list(range(self.topic.settings.buckets))
         return [[bucket] for bucket in chosen] if self.server.cluster else [chosen] if chosen else []
 
     async def each(self, script: str, buckets: Sequence[int] | None, *args: Any) -> list[tuple[list[int], Any]]:
-        """A script that takes the same arguments for every bucket: its answer for each group."""
+        """Run a script with the same arguments for every bucket. Return its answer for each group."""
         groups = self.groups(buckets)
         calls = [([self.base(bucket) for bucket in group], args) for group in groups]
         return list(zip(groups, all_of(await self.server.run_each(script, calls)), strict=True))
 
     async def fetch(self, ids: Sequence[bytes]) -> list[bytes]:
-        """What stands under `ids`, empty where nothing does."""
+        """Return the values under `ids`; empty where there is none."""
         found = [b""] * len(ids)
         shares = self._share(list(ids), 0)
         for places, values in zip(
@@ -101,8 +100,7 @@ class BucketKeys:
         return found
 
     async def put(self, ids: list[bytes], values: list[bytes], contents: list[bytes], weight: int) -> ChangeOutcome:
-        """Stores these where nothing stands under their ids, of which no two are the same. `weight`: the bytes of all
-        contents."""
+        """Store these where their ids, all different, are free. `weight`: the bytes of all contents."""
         outcome = ChangeOutcome()
         shares = self._share(ids, weight, contents)
         answers = await self._run(scripts.PUT, (), shares, [ids, values, contents])
@@ -111,7 +109,7 @@ class BucketKeys:
         return outcome
 
     async def change(self, items: Items, want: bool = False) -> ChangeOutcome:
-        """Writes what still stands as it was read."""
+        """Write the items whose value still stands as it was read."""
         outcome = ChangeOutcome()
         weights = items.weights or [len(content) for content in items.contents]
         shares = self._share(items.ids, sum(weights), weights=weights)
@@ -128,7 +126,7 @@ class BucketKeys:
     async def ack(
         self, ids: list[bytes], births: list[bytes], tokens: list[tuple[bytes, bytes]], now_ms: int
     ) -> tuple[bytes, dict[int, StoreError]]:
-        """Removes what is held under these births and (version, holder); a digit for each as `scripts.ACK` says, and
+        """Remove what is held under these births and (version, holder). Return a digit each, see `scripts.ACK`, and
         what failed."""
         digits, failed = bytearray(b"2" * len(ids)), dict[int, StoreError]()
         numbers = {token: b"%d" % number for number, token in enumerate(dict.fromkeys(tokens), 1)}
@@ -147,7 +145,7 @@ class BucketKeys:
     async def _run(
         self, script: str, head: tuple[Any, ...], shares: _Shares, columns: Sequence[Sequence[bytes]]
     ) -> list[Any]:
-        """A script that takes, for each bucket, how many items and then the columns' values item by item."""
+        """Run a script that takes, for each bucket, a count and then the columns' values item by item."""
         ordered = [[column[at] for at in shares.order] for column in columns]
         step = len(columns)
         calls = []
@@ -165,7 +163,7 @@ class BucketKeys:
     def _share(
         self, ids: list[bytes], weight: int, contents: list[bytes] | None = None, weights: list[int] | None = None
     ) -> _Shares:
-        """Items in parts of a few thousand, by bucket; on a cluster a bucket a part. `weight`: the bytes of all."""
+        """Return items in parts of a few thousand, by bucket; on a cluster one bucket each. `weight`: their bytes."""
         buckets = buckets_of(Ragged.of(ids), self.topic.settings.buckets)
         order = np.argsort(buckets, kind="stable")
         placed = buckets[order]
@@ -194,8 +192,8 @@ class BucketKeys:
 
 @dataclass(frozen=True, slots=True)
 class _Shares:
-    """How the items of a call are dealt to scripts: `order`, by bucket; `parts`, each (bucket, start, stop) of that
-    order; `places`, the items of each part."""
+    """The items of a call as scripts take them. `order`: by bucket. `parts`: runs (bucket, start, stop) of that order.
+    `places`: the items of each part."""
 
     order: list[int]
     parts: list[list[tuple[int, int, int]]]
@@ -203,7 +201,7 @@ class _Shares:
 
 
 def _by_weight(runs: list[tuple[int, int, int]], loads: list[int]) -> list[tuple[int, int, int]]:
-    """Runs cut where they carry too much for one script. `loads`: the bytes before each item."""
+    """Cut runs that carry too much for one script. `loads`: the bytes before each item."""
     cut: list[tuple[int, int, int]] = []
     for bucket, start, stop in runs:
         for at in range(start + 1, stop):
@@ -215,7 +213,7 @@ def _by_weight(runs: list[tuple[int, int, int]], loads: list[int]) -> list[tuple
 
 
 def _note(outcome: ChangeOutcome, places: list[int], answer: Any) -> None:
-    """Writes down what a part's script answered: numbers and what stands, in turn; or its failure."""
+    """Note the answer of a part's script (numbers and what stands, in turn), or its failure."""
     if isinstance(answer, StoreError):
         outcome.failed.update(dict.fromkeys(places, answer))
         return
@@ -227,7 +225,7 @@ def _note(outcome: ChangeOutcome, places: list[int], answer: Any) -> None:
 
 
 def all_of(answers: list[Any]) -> list[Any]:
-    """The answers; raises where one failed."""
+    """Return the answers; raise if one failed."""
     for answer in answers:
         if isinstance(answer, StoreError):
             raise answer
@@ -235,7 +233,7 @@ def all_of(answers: list[Any]) -> list[Any]:
 
 
 def standing(packed: bytes, now_ms: int, settings: TopicSettings) -> RedisRow | None:
-    """What stands for the rules: nothing, too, where an id was remembered for its time and is not swept yet."""
+    """Return the message of a value; None if there is none, or if its id is remembered no longer."""
     if not packed:
         return None
     stored = unpack(packed)
@@ -244,7 +242,7 @@ def standing(packed: bytes, now_ms: int, settings: TopicSettings) -> RedisRow | 
 
 
 def left_of(stored: RedisRow, ask: Ask, decision: Decision, now_ms: int, settings: TopicSettings) -> bytes | None:
-    """The value that `decision` leaves of `stored`; None: it is to stay as it is."""
+    """Return the value that `decision` leaves of `stored`; None if it stays as it is."""
     message = decision.message
     gone = None if stored.message.remembered else removal(ask, decision)
     if gone is None:
@@ -256,7 +254,7 @@ def left_of(stored: RedisRow, ask: Ask, decision: Decision, now_ms: int, setting
 
 
 def kept(stored: RedisRow, last_op: int, now_ms: int) -> bytes:
-    """The remembered id that is left of a message."""
+    """Return the value of a remembered id."""
     old = stored.message
     message = dataclasses.replace(
         old, remembered=True, last_op=last_op, holder=b"", group=b"", dead=b"", due_ms=0, scheduled_ms=0, asked_ms=0,
@@ -287,7 +285,7 @@ class RedisCall:
         return self.asks[at]
 
     async def decide(self, chosen: Sequence[int], known: dict[int, bytes] | None = None) -> None:
-        """Decides and writes the items at `chosen`; `known`: what stands under some, as just read."""
+        """Decide and write the items at `chosen`. `known`: values of some, just read."""
         waves: list[list[int]] = []
         seen: dict[bytes, int] = {}
         for at in chosen:
@@ -344,16 +342,16 @@ class RedisCall:
             values.update((places[number], stands) for number, stands in outcome.stands.items())
             if not pending:
                 return
-        self.fail(dict.fromkeys(pending, StoreUnavailable("others change this message all the time")))
+        self.fail(dict.fromkeys(pending, StoreUnavailable("other calls change this message all the time")))
 
     def fail(self, failed: dict[int, StoreError]) -> None:
-        """Answers the items that failed."""
+        """Note the answers of items that failed."""
         for error in dict.fromkeys(failed.values()):
             fail(self.answers, [at for at, one in failed.items() if one is error], error)
         self.troubles += failed.values()
 
     def finish(self) -> Answers:
-        """The answers; raises what failed where all of it did."""
+        """Return the answers; raise if all of them failed."""
         if self.troubles and len(self.troubles) == len(self.answers):
             raise gravest(self.troubles)
         return self.answers
@@ -370,7 +368,7 @@ def _contents(puts: Puts) -> list[bytes]:
 
 
 async def put(server: Server, topic: Topic, now_ms: int, puts: Puts) -> Answers:
-    """`Store.put`: all as if nothing stood; what meets something is decided by the rules."""
+    """`Store.put`: all as if their ids were free. The rules decide those whose ids are not."""
     count = len(puts)
     answers = Answers.blank(count)
     keys, ids, contents, values = BucketKeys(server, topic), puts.ids.tolist(), _contents(puts), pack_puts(puts, now_ms)
@@ -406,12 +404,12 @@ async def put(server: Server, topic: Topic, now_ms: int, puts: Puts) -> Answers:
 
 
 def _first(ids: list[bytes]) -> list[int]:
-    """Where each id comes first."""
+    """Return where each id comes first."""
     return sorted({id: at for at, id in zip(range(len(ids) - 1, -1, -1), reversed(ids), strict=True)}.values())
 
 
 async def settle(server: Server, topic: Topic, now_ms: int, settles: Settles) -> Answers:
-    """`Store.settle`. Acks whose token matches are done by one script, all else by the rules."""
+    """`Store.settle`. One script does the acks whose token matches, the rules all else."""
     ids = settles.ids.tolist()
     call = RedisCall(BucketKeys(server, topic), now_ms, ids, Answers.blank(len(ids), Status.NOT_FOUND))
     left = await _ack(call, settles) if len(set(ids)) == len(ids) else list(range(len(ids)))
@@ -422,7 +420,7 @@ async def settle(server: Server, topic: Topic, now_ms: int, settles: Settles) ->
 
 
 async def _ack(call: RedisCall, settles: Settles) -> list[int]:
-    """Does the plain acks; answers which settles are left to decide."""
+    """Do the plain acks. Return which settles are left to decide."""
     acks = np.flatnonzero(settles.operation == Operation.ACK)
     if not len(acks):
         return list(range(len(settles)))

@@ -1,7 +1,7 @@
 """One connection to a Redis server: commands out, answers in, in their order.
 
-Its bytes are packed and parsed by hiredis. One call at a time uses it; one that failed in the middle is closed, never
-used again, so that no call reads another's answers.
+hiredis packs and parses its bytes. One call at a time uses a connection. One that failed in the middle is closed, so
+that no call reads another's answers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Refusal(Exception):
 
 
 class Broken(Exception):
-    """The connection ended, or its server was silent for too long. `sent`: whether commands had been sent by then."""
+    """The connection ended, or its server was silent for too long. `sent`: commands had been sent by then."""
 
     def __init__(self, reason: str, sent: bool = True) -> None:
         super().__init__(reason)
@@ -39,7 +39,7 @@ class Broken(Exception):
 
 
 class RedisConnection(asyncio.Protocol):
-    """Made by `connect`. A reply that is an error is a value, a `Refusal`."""
+    """A connection, made by `connect`. A reply that is an error is a value, a `Refusal`."""
 
     def __init__(self) -> None:
         self._reader = hiredis.Reader(protocolError=Broken, replyError=Refusal)
@@ -51,11 +51,11 @@ class RedisConnection(asyncio.Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether it can be used no more."""
+        """Whether it can no longer be used."""
         return self._transport is None or self._transport.is_closing()
 
     async def exchange(self, commands: Sequence[Sequence[Any]], timeout_s: float) -> list[Any]:
-        """Sends the commands and returns what each answers. Raises Broken."""
+        """Send the commands and return what each answers. Raise Broken."""
         transport = self._transport
         if transport is None or transport.is_closing():
             raise Broken(self._end or "the connection is closed", sent=False)
@@ -76,7 +76,7 @@ class RedisConnection(asyncio.Protocol):
         return self._answers
 
     def close(self) -> None:
-        """Closes it at once; what it still had to send is not sent."""
+        """Close it at once, without sending what is left."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -113,8 +113,8 @@ class RedisConnection(asyncio.Protocol):
 async def connect(
     location: RedisLocation, address: Address, tls: ssl.SSLContext | None, cluster_uid: str = ""
 ) -> RedisConnection:
-    """A connection that has said who it is and chosen its database. `cluster_uid`: what the store's own record must
-    say, where this server has it. Raises Broken, or Refusal."""
+    """Return a connection that is authenticated and has chosen its database. Raise Broken, or Refusal.
+    `cluster_uid`: what the store's own record must say, if this server has it."""
     timeout_s = location.timeout_ms / 1000
     try:
         async with asyncio.timeout(timeout_s):
@@ -140,8 +140,8 @@ async def connect(
             # Another node of a cluster may have the record, and one that loads its data cannot tell yet.
             if not isinstance(answer, Refusal) and answer != cluster_uid.encode():
                 connection.close()
-                raise Broken("it has not the data of the cluster that was opened", sent=False)
-        # A user without leave to name its connection is none the worse for it.
+                raise Broken("it does not have the data of the cluster that was opened", sent=False)
+        # A user who may not name its connection can work all the same.
         elif isinstance(answer, Refusal) and not (command[0] == "CLIENT" and answer.code == "NOPERM"):
             connection.close()
             answer.greeting = command[0]
@@ -150,7 +150,7 @@ async def connect(
 
 
 class RedisPool:
-    """The connections to one server: at most so many at once, one call each; kept while they last. `cluster_uid`: see
+    """The connections to one server: a bounded number, one call each, kept while they last. `cluster_uid`: see
     `connect`."""
 
     def __init__(
@@ -164,8 +164,8 @@ class RedisPool:
         self._closed = False
 
     async def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Sends commands on a connection of its own and returns what each answers. Raises Broken, or Refusal where no
-        connection could be had."""
+        """Send commands on a connection of their own and return what each answers. Raise Broken, or Refusal if no
+        connection could be made."""
         timeout_s = self._location.timeout_ms / 1000
         try:
             async with asyncio.timeout(timeout_s):
@@ -195,7 +195,7 @@ class RedisPool:
             self._free.release()
 
     def close(self) -> None:
-        """Closes all of them; whoever waits for one, or for it to be made, is told."""
+        """Close all of them. Calls that wait for one, or for it to be made, raise Broken."""
         self._closed = True
         for connection in (*self._idle, *self._used):
             connection.close()

@@ -1,4 +1,4 @@
-"""Leases: what is due is read bucket by bucket, dealt, and written by compare-and-set; what another took is passed."""
+"""Leases: one script finds, deals and writes. On a cluster they are dealt here, and written by compare-and-set."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from timeline.storage_plugins.redis.server import Server
 MOST_REMOVED = 10_000
 """Expired and delivered-out messages that one call removes before it stops looking further."""
 SPARE = 8
-"""Looked at in each bucket beyond its even share."""
+"""Messages read of each bucket beyond its even share."""
 MOST_PER_BUCKET = 3_000
 
 
 @dataclass(slots=True)
 class Candidates:
-    """What may be leased, by (due, id), as it stands."""
+    """Messages that may be leased, by (due, id), and their values."""
 
     ids: list[bytes]
     values: list[bytes]
@@ -37,7 +37,7 @@ class Candidates:
 
 @dataclass(slots=True)
 class _Taken:
-    """What a call has leased so far: rows as they were, contents and turns; and what it removed and buried."""
+    """What a call leased so far (rows as they were, contents, turns), removed and buried."""
 
     rows: list[Rows] = field(default_factory=list)
     turns: list[UInt32] = field(default_factory=list)
@@ -47,7 +47,7 @@ class _Taken:
     buried: list[Rows] = field(default_factory=list)
 
     def add(self, ids: list[bytes], values: list[bytes], contents: list[bytes | None], turns: UInt32) -> Rows:
-        """Messages that were leased; answers their rows as they were."""
+        """Add messages that were leased. Return their rows as they were."""
         self.missing += [self.count + at for at, content in enumerate(contents) if content is None]
         whole = [content or b"" for content in contents] if None in contents else cast(list[bytes], contents)
         rows = rows_of(ids, values, whole)
@@ -57,7 +57,7 @@ class _Taken:
         return rows
 
     def leased(self, grants: Sequence[Grant], now_ms: int) -> LeasedRows:
-        """The answer: rows as they stand now."""
+        """Return the answer, with rows as they are now."""
         if not self.count:
             leased = LeasedRows.empty()
         else:
@@ -85,7 +85,7 @@ async def lease_due(
     grants: Sequence[Grant],
     overdue_ms: int,
 ) -> LeasedRows:
-    """`Store.lease_due`: one script where all buckets are at one server, decided here where they are not."""
+    """`Store.lease_due`: by one script if all buckets are on one server, else dealt here."""
     search = _Search(BucketKeys(server, topic), buckets, now_ms, due_before_ms, overdue_ms)
     taken = _Taken()
     left = [dataclasses.replace(grant, count=max(0, grant.count)) for grant in grants]
@@ -99,15 +99,15 @@ async def lease_due(
     except StoreError:
         if not taken.count:
             raise
-        next_due_ms = now_ms  # what was leased is told; what failed shows when the caller looks again
+        next_due_ms = now_ms  # what was leased is answered; the caller looks again, and meets the failure
     leased = taken.leased(grants, now_ms)
     leased.next_due_ms = next_due_ms
     return leased
 
 
 async def _lease_at_once(search: _Search, left: list[Grant], taken: _Taken, tell_next: bool) -> int | None:
-    """By the script that finds, deals and writes; again as long as it met what must go first, or had its fill. Answers
-    when to look again."""
+    """Run the script that finds, deals and writes, again while it meets what must be removed first or had its fill.
+    Return when to look again."""
     turn, removed = 1, 0
     while True:
         answer, odd, odds, more, turn, free, held = await search.lease(left, turn, tell_next)
@@ -129,7 +129,7 @@ async def _lease_at_once(search: _Search, left: list[Grant], taken: _Taken, tell
 
 
 async def _lease_apart(search: _Search, left: list[Grant], taken: _Taken) -> None:
-    """On a cluster: reads what is due of all buckets, deals it, and writes it by compare-and-set."""
+    """Read what is due of all buckets, deal it, and write it by compare-and-set."""
     removed = 0
     while any(grant.count for grant in left) and removed < MOST_REMOVED:
         found = await search.first(sum(grant.count for grant in left))
@@ -155,14 +155,14 @@ async def _lease_apart(search: _Search, left: list[Grant], taken: _Taken) -> Non
 
 
 def _left(grants: list[Grant], turns: UInt32, sizes: Int64) -> list[Grant]:
-    """What the grants still allow."""
+    """Return what the grants still allow."""
     counts = np.bincount(turns, minlength=len(grants)).tolist()
     spent = np.bincount(turns, weights=sizes, minlength=len(grants)).astype(np.int64).tolist()
     return [grant.less(count, used) for grant, count, used in zip(grants, counts, spent, strict=True)]
 
 
 class _Search:
-    """Reads what is due, removes or buries what it meets that may not be leased, and takes what may."""
+    """Reads what is due, leases what may be leased, and removes or buries the rest."""
 
     def __init__(
         self, keys: BucketKeys, buckets: Sequence[int] | None, now_ms: int, due_before_ms: int, overdue_ms: int
@@ -177,7 +177,7 @@ class _Search:
         self._passed: set[bytes] = set()
 
     async def lease(self, grants: Sequence[Grant], turn: int, tell_next: bool) -> list[Any]:
-        """What `scripts.LEASE` answers."""
+        """Return the answer of `scripts.LEASE`."""
         groups = self._keys.groups(self._buckets)
         if not groups:
             return [[], [], [], 0, turn, b"", b""]
@@ -190,7 +190,7 @@ class _Search:
         return answer
 
     async def contents(self, answer: list[Any]) -> list[bytes | None]:
-        """Payloads and headers of what a lease answered, where it has not told them itself."""
+        """Return payloads and headers of leased messages; large ones are read here."""
         keys = [self._keys.base(bucket) for bucket in self._keys.groups(self._buckets)[0]]
         asked = [(keys[part[4]], (b"HMGET", keys[part[4]] + b":p", *part[0])) for part in answer if not part[3]]
         if not asked:
@@ -202,7 +202,7 @@ class _Search:
         return [content for part in answer for content in (part[3] or next(told))]
 
     async def first(self, wanted: int) -> Candidates:
-        """The first of what is due, up to `wanted`: as far as what was read of each bucket reaches."""
+        """Return the first of what is due, up to `wanted`, as far as the reads of each bucket reach."""
         wanted += len(self._passed)
         even = -(-wanted // max(1, self._count)) + SPARE
         while True:
@@ -213,7 +213,7 @@ class _Search:
             wanted *= 2
 
     async def _read(self, wanted: int, per: int) -> Candidates:
-        """The first `per` of each bucket, merged; what was passed over before is left out."""
+        """Return the first `per` of each bucket, merged, without those passed over before."""
         bounds = (b":f", self._free_until_ms, b":h", self._held_until_ms)
         ids: list[bytes] = []
         values: list[bytes] = []
@@ -240,13 +240,13 @@ class _Search:
 
     @staticmethod
     def _order(ids: list[bytes], due_ms: Int64) -> Any:
-        """Their order by (due, id)."""
+        """Return their order by (due, id)."""
         rank = np.zeros(len(ids), dtype=np.int64)
         rank[sorted(range(len(ids)), key=ids.__getitem__)] = np.arange(len(ids))
         return np.lexsort((rank, due_ms))
 
     async def sort_out(self, found: Candidates, taken: _Taken) -> list[int]:
-        """Which may be leased. What has expired is removed, what was delivered out is buried."""
+        """Return which may be leased. Remove the expired, and bury those delivered too often."""
         heads, now_ms, settings = heads_of(found.values), self._now_ms, self._keys.topic.settings
         plain = (heads["expires_ms"] == 0) | (heads["expires_ms"] > now_ms)
         if settings.max_deliveries:
@@ -273,7 +273,7 @@ class _Search:
                 continue
             new = left_of(stored, ask, decision, now_ms, settings)
             if new is None:
-                # Neither to lease nor to bury, as what was delivered out and is ahead of its time: it stays in the way.
+                # Neither to lease nor to bury: delivered too often, and ahead of its time. It stays in the way.
                 self._passed.add(found.ids[at])
             else:
                 items.add(found.ids[at], found.values[at], new)
@@ -297,7 +297,7 @@ class _Search:
         sizes: Int64,
         taken: _Taken,
     ) -> Any:
-        """Leases what still stands as it was read; answers which did."""
+        """Lease those that still stand as they were read. Return which were leased."""
         old = heads_of(values)
         heads = old.copy()
         lease_ms = np.array([grant.lease_ms for grant in grants], dtype=np.int64)
@@ -326,12 +326,12 @@ class _Search:
         return np.array(won, dtype=np.intp)
 
     async def next_lease_ms(self) -> int | None:
-        """The earliest time at which more may become leasable."""
+        """Return the earliest time at which more may become leasable."""
         answers = await self._keys.each(scripts.SOONEST, self._buckets, b"-inf")
         return min((time for _, (free, held) in answers for time in self.times(free, held)), default=None)
 
     def times(self, free: bytes, held: bytes) -> list[int]:
-        """When what is due first may be leased, of the free and of the held; b"" is none."""
+        """Return when the first of the free and of the held may be leased; b"" is none."""
         times = [int(float(free))] if free else []
         return times + ([int(float(held)) + self._keys.topic.settings.redelivery_backoff_ms] if held else [])
 

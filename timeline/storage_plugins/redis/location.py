@@ -1,4 +1,4 @@
-"""`redis://user:password@host:port,host:port/db?setting=value`: where the store is and how it is asked."""
+"""The URL of a Redis store: `redis://user:password@host:port,host:port/db?setting=value`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SETTINGS = {
     "prefix": "the first part of every key, so that several clusters share a server (timeline)",
     "connections": "most connections to each server (16)",
     "timeout_ms": "how long a call may take (5000)",
-    "wait_replicas": "so many replicas must have a write before it is answered (0)",
+    "wait_replicas": "replicas that must have a write before it is answered (0)",
     "wait_ms": "how long to wait for them (1000)",
     "tls": "1: with TLS (0; 1 where ca is given)",
     "ca": "the file of certificates that TLS trusts (the system's)",
@@ -23,7 +23,7 @@ SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class RedisLocation:
-    """A URL's parts, checked."""
+    """The checked parts of a URL."""
 
     addresses: tuple[tuple[str, int], ...]
     db: int = 0
@@ -39,12 +39,12 @@ class RedisLocation:
 
     @property
     def record(self) -> bytes:
-        """The key of the store's own record."""
+        """Return the key of the store's own record."""
         return f"{self.prefix}:store".encode()
 
     @classmethod
     def of(cls, url: str) -> RedisLocation:
-        """The location `url` names. Raises StoreRefused, which never repeats a password."""
+        """Return the location that `url` names. Raise StoreRefused, which never repeats a password."""
         rest, _, query = url.removeprefix("redis://").partition("?")
         authority, _, path = rest.partition("/")
         userinfo, _, hosts = authority.rpartition("@")
@@ -56,7 +56,7 @@ class RedisLocation:
         if unknown:
             raise StoreRefused(f"redis:// knows no setting {unknown[0]!r}; it knows {', '.join(SETTINGS)}")
         if path and not path.isdigit():
-            raise StoreRefused("redis://host:port/NUMBER: what follows the slash is the number of a database")
+            raise StoreRefused("redis://host:port/NUMBER: after the slash comes the number of a database")
         numbers = {
             name: _number(name, given[name], low, high)
             for name, low, high in (
@@ -82,7 +82,7 @@ class RedisLocation:
         )
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """How to talk TLS, None when not at all. Raises StoreRefused where `ca` cannot be read."""
+        """Return how to talk TLS, None without TLS. Raise StoreRefused if `ca` cannot be read."""
         if not self.tls:
             return None
         try:

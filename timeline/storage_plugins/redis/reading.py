@@ -1,4 +1,4 @@
-"""Walks over (bucket, id), what a holder has, counts, and sweeps. A cursor is the bucket (4 bytes) and the last id."""
+"""Walks over (bucket, id), leases of a holder, counts, and sweeps. A cursor: bucket (4 bytes) and last id."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from timeline.storage_plugins.redis.server import Server
 
 PAGE_BYTES = 1024 * 1024
 WALKED_AT_ONCE = 64
-"""Buckets that a walk asks for together."""
+"""Buckets that a walk reads together."""
 ORDERED_AT_ONCE = 2_000
-"""So many ids of a bucket one script puts in order, a few milliseconds."""
+"""Ids of a bucket that one script puts in order, in a few milliseconds."""
 ORDER_KEPT_MS = 600_000
-"""So long after a walk its order is kept up."""
+"""How long after a walk its order is maintained."""
 LOOKED_AT = 1_000
-"""So many leases one script looks through for a holder's."""
+"""Leases that one script looks through for a holder's."""
 
 
 async def _walk(
     keys: BucketKeys, tag: bytes, cursor: bytes, limit: int
 ) -> tuple[list[bytes], list[bytes], bytes | None]:
-    """The next at most `limit` ids of the walk with their values, and where it goes on."""
+    """Return the next ids of the walk, at most `limit`, their values, and where it goes on."""
     bucket, last = place_of(cursor)
     buckets = keys.topic.settings.buckets
     ids: list[bytes] = []
     values: list[bytes] = []
-    # What is asked of several buckets by calls of their own may come several times over: few first, then more.
+    # Buckets that are read by calls of their own may together exceed the limit: few first, then more.
     width = 1 if tag or keys.server.cluster else WALKED_AT_ONCE
     while bucket < buckets and len(ids) < limit:
         chosen = range(bucket, min(buckets, bucket + width))
@@ -59,7 +59,7 @@ async def _walk(
 async def _read_tagged(
     keys: BucketKeys, buckets: Sequence[int], tag: bytes, last: bytes, limit: int
 ) -> list[tuple[list[bytes], list[bytes]]]:
-    """What carries the tag, of each bucket; `last`: the id after which to go on in the first."""
+    """Return what carries the tag, of each bucket. `last`: the id after which to go on in the first."""
     start = bytes([len(tag)]) + tag
     calls = [
         ([keys.base(bucket)], (start, last if bucket == buckets[0] else b"", limit)) for bucket in buckets
@@ -70,10 +70,10 @@ async def _read_tagged(
 async def _read_bucket(
     keys: BucketKeys, buckets: Sequence[int], _: bytes, last: bytes, limit: int
 ) -> list[tuple[list[bytes], list[bytes]]]:
-    """The ids of the first of the buckets, and of as many behind it as come with it."""
+    """Return the ids of the first bucket, and of those after it that come along."""
     found: list[tuple[list[bytes], list[bytes]]] = []
     while not found:
-        # On a cluster each bucket is asked by itself; of what overlaps the limit the caller takes its part.
+        # On a cluster each bucket is read by itself; the caller cuts off what exceeds the limit.
         groups = keys.groups(buckets)
         args = (limit, ORDERED_AT_ONCE, ORDER_KEPT_MS)
         calls = [
@@ -93,8 +93,8 @@ async def _read_bucket(
 
 
 async def _read_unordered(keys: BucketKeys, bucket: int, last: bytes, limit: int) -> tuple[list[bytes], list[bytes]]:
-    """The same of one bucket from a server that writes nothing, an order of ids neither: each page looks through all of
-    it, a piece at a time."""
+    """Return the same of one bucket, from a server that takes no writes and so keeps no order of ids. Each page looks
+    through the whole bucket."""
     base = keys.base(bucket)
     cursor, found = b"0", dict[bytes, bytes]()
     while True:
@@ -108,7 +108,7 @@ async def _read_unordered(keys: BucketKeys, bucket: int, last: bytes, limit: int
 
 
 async def _page(keys: BucketKeys, ids: list[bytes], values: list[bytes], payload: bool, onward: bytes | None) -> Page:
-    """A page of these rows; with payloads it ends where they are too much."""
+    """Return a page of these rows; with payloads it ends near PAGE_BYTES."""
     if not ids:
         return Page(Rows.empty(payload), onward)
     if not payload:
@@ -123,7 +123,7 @@ async def _page(keys: BucketKeys, ids: list[bytes], values: list[bytes], payload
 
 
 async def _contents(keys: BucketKeys, ids: list[bytes]) -> list[bytes]:
-    """Payload and headers of each, back to back; empty where they are gone."""
+    """Return payload and headers of each, back to back; empty if they are gone."""
     places: dict[int, list[int]] = {}
     for at, id in enumerate(ids):
         places.setdefault(bucket_of(id, keys.topic.settings.buckets), []).append(at)
@@ -162,8 +162,8 @@ async def scan(
 
 
 async def held_by(server: Server, topic: Topic, now_ms: int, holder: bytes, cursor: bytes, limit: int) -> Page:
-    """`Store.held_by`: through the leases of a bucket by their ends. An extend carries one back, so that it may come
-    twice, never not at all. The cursor is the bucket, the end (8 bytes) and the id."""
+    """`Store.held_by`: walks the leases of a bucket by their ends. An extended lease may come twice, but is never
+    missed. The cursor is the bucket, the end (8 bytes) and the id."""
     keys, limit = BucketKeys(server, topic), max(1, limit)
     bucket, rest = place_of(cursor)
     due, last = (str(int.from_bytes(rest[:8], "big")).encode(), rest[8:]) if rest else (b"", b"")
@@ -197,7 +197,7 @@ def _held_cursor(bucket: int, due_ms: int, id: bytes) -> bytes:
 
 
 async def _next_with_leases(keys: BucketKeys, bucket: int, now_ms: int) -> int:
-    """The first bucket from this one on in which something is leased; the number of buckets where none is."""
+    """Return the first bucket from this one on that has a lease; the number of buckets if none has."""
     rest = range(bucket, keys.topic.settings.buckets)
     bases = [keys.base(at) for at in rest]
     counts = await keys.server.at_each([(key, ("ZCOUNT", key + b":h", b"(%d" % now_ms, "+inf")) for key in bases])

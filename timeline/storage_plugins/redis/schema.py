@@ -1,6 +1,6 @@
-"""Records in Redis: the store's own, with its uuid and the versions of how things lie there; and one for each topic.
+"""Records in Redis: the store's own, with its uuid and its schema's versions, and one per topic.
 
-Topic records are fields of one hash, compared and set.
+Topic records are fields of one hash, changed by compare-and-set.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from timeline.storage_plugins.versions import Step, Versions, migrate
 
 @dataclass(slots=True)
 class Runs:
-    """What half a step may do: have scripts run, each on keys of one slot, that do no harm when they run again.
-    `prefix`: with what every key begins."""
+    """What half a step may do: run scripts, each on keys of one slot, which may run again without harm. `prefix`: the
+    beginning of every key."""
 
     prefix: bytes
     calls: list[tuple[str, list[bytes], list[Any]]] = field(default_factory=list)
@@ -37,14 +37,14 @@ MIGRATIONS: tuple[Step[Runs], ...] = ()
 
 
 async def known_uid(server: Server) -> str:
-    """The store's uuid; empty where there is none."""
+    """Return the store's uuid; empty if there is none."""
     key = _store_key(server)
     uid: bytes = await server.at(key, "HGET", key, "cluster_uid") or b""
     return uid.decode()
 
 
 async def cluster_uid(server: Server) -> str:
-    """The store's uuid, made once, and its schema brought forward. Raises StoreRefused for one of a newer version."""
+    """Return the store's uuid, made once, and migrate its schema. Raise StoreRefused for a newer schema."""
     key = _store_key(server)
     uid = await known_uid(server)
     if not uid:
@@ -58,8 +58,8 @@ async def cluster_uid(server: Server) -> str:
 
 
 async def migrated(server: Server, contract: bool) -> Versions:
-    """The schema's versions, once it is brought forward; `contract`: without what only the version before needed. Two
-    that do it at once do the same."""
+    """Migrate the schema and return its versions. `contract`: remove what only the version before needed. Two brokers
+    that migrate at once do the same."""
     key = _store_key(server)
     version, oldest = await server.at(key, "HMGET", key, "schema_version", "oldest_version")
     try:
@@ -86,18 +86,18 @@ def _store_key(server: Server) -> bytes:
 log = logging.getLogger("timeline.store")
 
 GONE_MS = 7 * 86_400_000
-"""So long a dropped topic's buckets refuse the puts of a broker that has not heard of it."""
+"""How long a dropped topic's buckets refuse the puts of a broker that does not know of the drop."""
 
 
 def text_of(topic: Topic) -> bytes:
-    """A record as it stands in the hash. The uid is text: many readers of JSON round numbers of 64 bits. Records of
-    earlier versions have a number."""
+    """Return a topic's record. The uid is text, as many readers of JSON round numbers of 64 bits. Records of earlier
+    versions have a number."""
     record = {"name": topic.name, "uid": str(topic.uid), "revision": topic.revision, "created_ms": topic.created_ms}
     return json.dumps({**record, "settings": settings_record(topic)}, sort_keys=True).encode()
 
 
 def topic_of(text: bytes) -> Topic:
-    """The reverse. Raises StoreRefused for what no Timeline wrote."""
+    """Return the topic of a record. Raise StoreRefused for what no Timeline wrote."""
     try:
         record = json.loads(text)
         name, uid, told = str(record["name"]), int(record["uid"]), record["settings"]
@@ -109,12 +109,12 @@ def topic_of(text: bytes) -> Topic:
 
 
 def key_of(server: Server) -> bytes:
-    """The hash of all records."""
+    """Return the key of the hash of all records."""
     return f"{server.location.prefix}:topics".encode()
 
 
 async def all_topics(server: Server) -> list[Topic]:
-    """All records, by name."""
+    """Return all topics, by name."""
     key = key_of(server)
     known, texts = server.records, await server.at(key, "HVALS", key)
     server.records = {text: known.get(text) or topic_of(text) for text in texts}
@@ -137,14 +137,14 @@ async def _swap(server: Server, name: str, old: bytes, new: bytes) -> bytes:
 
 
 async def create_topic(server: Server, topic: Topic) -> Topic:
-    """The record that stands."""
+    """`Store.create_topic`."""
     text = text_of(topic)
     stands = await _swap(server, topic.name, b"", text)
     return topic if stands == text else same_settings(topic_of(stands), topic)
 
 
 async def update_topic(server: Server, topic: Topic) -> Topic:
-    """The record with its next revision."""
+    """`Store.update_topic`."""
     raw = await _raw(server, topic.name)
     changed = check_update(_known(raw), topic)
     stands = await _swap(server, topic.name, raw, text_of(changed))
@@ -152,8 +152,7 @@ async def update_topic(server: Server, topic: Topic) -> Topic:
 
 
 async def drop_topic(server: Server, topic: Topic) -> bool:
-    """Removes the record, then the rows. False when no such record stood. That the rows are to go is noted first: a
-    sweep sees to it should this call not get that far."""
+    """`Store.drop_topic`. The rows are noted for removal first: if this call ends early, a sweep removes them."""
     raw = await _raw(server, topic.name)
     if not raw or topic_of(raw).uid != topic.uid:
         return False
@@ -167,7 +166,7 @@ async def drop_topic(server: Server, topic: Topic) -> bool:
 
 
 def _notes(server: Server) -> bytes:
-    """The hash of dropped topics whose rows may be there: uid → buckets."""
+    """Return the key of the hash of dropped topics whose rows may be there: uid → buckets."""
     return f"{server.location.prefix}:dropped".encode()
 
 
@@ -176,11 +175,11 @@ async def _clear(server: Server, uid: int, buckets: int) -> None:
         await BucketKeys(server, Topic("", uid, TopicSettings(buckets=buckets))).each(scripts.DROP, None, GONE_MS)
         await server.run(scripts.SWAP, [_notes(server)], (b"%d" % uid, b"%d" % buckets, b""))
     except StoreError as left:
-        log.warning("what is left of a dropped topic waits for a sweep: %s", left)
+        log.warning("the next sweep removes what is left of a dropped topic: %s", left)
 
 
 async def dropped_topics(server: Server) -> dict[int, int]:
-    """Topics whose drop did not get as far as their rows: uid → buckets."""
+    """Return dropped topics that still have rows: uid → buckets."""
     key = _notes(server)
     noted = await server.at(key, "HGETALL", key)
     stand = {topic.uid for topic in await all_topics(server)} if noted else set()
@@ -189,6 +188,6 @@ async def dropped_topics(server: Server) -> dict[int, int]:
 
 
 async def clear(server: Server, left: dict[int, int]) -> None:
-    """Removes what is left of dropped topics; what cannot be removed now waits for the next sweep."""
+    """Remove the rows of dropped topics. What cannot be removed now waits for the next sweep."""
     for uid, buckets in left.items():
         await _clear(server, uid, buckets)

@@ -1,21 +1,28 @@
-"""What the server does for each call, in Lua.
+"""The Lua scripts that the server runs for each call.
 
-A bucket's keys share its hash tag: `…}` itself is the hash id → packed value (`records.py`); `:p` the hash id →
-payload and headers; `:f`, `:h`, `:x`, `:k` sorted sets of free, held, dead and remembered ids by due, due, death and
-settling; `:e` of what expires by its expiry; `:t` of size of tag + tag + id, all at 0; `:gone` stands when the topic
-was dropped. Scripts take any number of buckets; on a cluster the caller gives one. A script that refuses changes
-nothing, and deletes before it adds, so that a server without memory still takes what frees some.
+A bucket's keys share its hash tag:
 
-Ids in order are wanted by walks alone, so they are put in order in `:i` when one comes by, some thousands a call, and
-kept so by every change for as long as walks go on: `:w` says how far that is, `all` for done, else the server's run and
-the cursor of its hash.
+    …}           hash: id → packed value (`records.py`)
+    …}:p         hash: id → payload and headers
+    …}:f :h      sorted sets of free and held ids, by due
+    …}:x :k      sorted sets of dead and remembered ids, by death and settling
+    …}:e         sorted set of ids that expire, by expiry
+    …}:t         sorted set of (size of tag, tag, id), all at 0
+    …}:gone      set when the topic was dropped
+    …}:i :w      for walks: ids in order, and how far they are
+
+Scripts take any number of buckets; on a cluster the caller gives one. A script that refuses changes nothing. Scripts
+delete before they add, so that a server without memory still takes what frees some.
+
+Only walks want ids in order. So a walk puts them in order in `:i`, some thousands per call, and every change maintains
+it as long as walks go on. `:w` is `all` when it is complete, else the server's run and the cursor of its hash.
 """
 
 from __future__ import annotations
 
 SUFFIXES = (b":p", b":f", b":h", b":x", b":k", b":e", b":t", b":gone", b":w", b":i")
-"""The keys of a bucket beside the first. On a cluster a script is told all of them: while their slot is being moved to
-another node, and some are there already, the node then answers TRYAGAIN instead of running it on a part of them."""
+"""The keys of a bucket beside the first. On a cluster a script is given all of them. If their slot is being moved and
+some keys are at the other node already, the node then answers TRYAGAIN, instead of running the script on a part."""
 
 BASES = "local KEYS = KEYS[2] == KEYS[1] .. ':p' and {KEYS[1]} or KEYS\n"
 
@@ -525,7 +532,7 @@ return {answer, odd, odds, truncated and not full and 1 or 0, turn, soonest[1], 
 )
 
 WRITING = frozenset((ACK, CHANGE, DROP, LEASE, PUT, SWAP))
-"""The scripts that change something: an answer that is lost leaves open whether they did."""
+"""The scripts that change something: if an answer is lost, they may have done it."""
 
 # ── what only reads ──
 

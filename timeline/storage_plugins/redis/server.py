@@ -1,9 +1,9 @@
-"""Who is asked: one Redis or the masters of a cluster, each by a bounded pool of connections, with a deadline a call.
-What a server's own settings promise is read when the store is opened: what is refused, what is warned of.
+"""The servers: one Redis or the masters of a cluster, each with a bounded pool of connections and a deadline per call.
+Their settings are read when the store is opened: some are refused, some warned of.
 
-Calls for the same server travel together. Nothing is sent twice: what was sent and not answered is `StoreUnknown`
-where it writes; what a server refuses or cannot be reached for is `StoreUnavailable`. A cluster's redirects are
-followed, as the one that redirects has done nothing.
+Calls for the same server travel together. Nothing is sent twice. A write that was sent and not answered is
+`StoreUnknown`. A call that a server refuses, or cannot be reached for, is `StoreUnavailable`. Redirects of a cluster
+are followed: the node that redirects has done nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _sha(script: str) -> str:
 
 
 def slot_of(key: bytes) -> int:
-    """The slot of a key: the CRC-16 of what stands between its first braces, or of all of it."""
+    """Return the slot of a key: the CRC-16 of the text between its first braces, or of all of it."""
     start = key.find(b"{") + 1
     end = key.find(b"}", start) if start else -1
     return binascii.crc_hqx(key[start:end] if end > start else key, 0) % SLOTS
@@ -48,28 +48,28 @@ def slot_of(key: bytes) -> int:
 
 @dataclass(slots=True)
 class _Command:
-    """A command on its way: where its key is, and whether its next sending asks for what is being moved there."""
+    """A command on its way. `address`: where it was redirected to. `asking`: its slot is being moved there."""
 
     words: Sequence[Any]
     key: bytes
     whole: Sequence[Any] | None = None
-    """The same with its script written out, for a server that does not know it."""
+    """The same with the script's text, for a server that does not know the script."""
     address: Address | None = None
     asking: bool = False
 
 
 class Server:
-    """Runs scripts and commands at the node that has a key. `cluster` is known once `connect` was called."""
+    """Runs scripts and commands at the node that has a key. `cluster` is known after `connect`."""
 
     def __init__(self, location: RedisLocation) -> None:
         self.location = location
         self._tls = location.ssl_context()
         self.cluster = False
         self.cluster_uid = ""
-        """Whose data the servers must have, once the store is open. What a server refuses from then on is its trouble,
-        not the URL's."""
+        """Whose data the servers must have once the store is open. From then on a refusal is the server's trouble, not
+        the URL's."""
         self.records: dict[bytes, Topic] = {}
-        """Topic records as they were last read, by their text: most of ten thousand have not changed since."""
+        """Topic records as they were last read, by their text: most have not changed since."""
         self._closed = False
         self._pools: dict[Address, RedisPool] = {}
         self._slots: dict[int, Address] = {}
@@ -78,7 +78,7 @@ class Server:
     # ── servers ──
 
     async def connect(self) -> None:
-        """Finds the first address that answers, and the masters where it is a cluster's."""
+        """Find the first address that answers, and the masters if it is a cluster's."""
         trouble: StoreError | None = None
         for address in self.location.addresses:
             try:
@@ -94,14 +94,14 @@ class Server:
         raise trouble or StoreUnavailable("no Redis was named")
 
     def serves(self, cluster_uid: str) -> None:
-        """The store is open: each connection that is made from now on asks whose data is there."""
+        """Make each new connection ask whose data is there. Called once the store is open."""
         self.cluster_uid = cluster_uid
         pools, self._pools = list(self._pools.values()), {}
         for pool in pools:
             pool.close()
 
     async def close(self) -> None:
-        """Closes all connections; calls under way fail."""
+        """Close all connections; calls under way fail."""
         self._closed = True
         pools, self._pools = list(self._pools.values()), {}
         for pool in pools:
@@ -109,11 +109,11 @@ class Server:
 
     @property
     def masters(self) -> list[Address]:
-        """The servers that hold keys."""
+        """Return the servers that hold keys."""
         return sorted(set(self._slots.values())) if self.cluster else [self._first]
 
     async def _learn(self) -> None:
-        """Reads which node has which slot."""
+        """Read which node has which slot."""
         trouble: StoreError | None = None
         for address in dict.fromkeys([self._first, *self._slots.values(), *self.location.addresses]):
             try:
@@ -131,34 +131,34 @@ class Server:
         raise trouble or StoreUnavailable("no node of the cluster knows who has which slots")
 
     def address_of(self, key: bytes) -> Address:
-        """The server that has a key."""
+        """Return the server that has a key."""
         return self._slots.get(slot_of(key), self._first) if self.cluster else self._first
 
     # ── calls ──
 
     async def ask(self, address: Address, *command: Any) -> Any:
-        """One command that only reads, at one server."""
+        """Run one command that only reads, at one server."""
         answer = (await self._exchange(address, [command], False))[0]
         if isinstance(answer, Refusal):
             raise self._answered(answer, False) from answer
         return answer
 
     async def at(self, key: bytes, *command: Any) -> Any:
-        """A command that only reads, where `key` is."""
+        """Run a command that only reads, where `key` is."""
         return _raised((await self._send([_Command(command, key)], False))[0])
 
     async def at_each(self, commands: Sequence[tuple[bytes, tuple[Any, ...]]]) -> list[Any]:
-        """Commands that only read, each where its key is, those of one server in one go."""
+        """Run commands that only read, each where its key is, those of one server together."""
         answers = await self._send([_Command(command, key) for key, command in commands], False)
         return [_raised(answer) for answer in answers]
 
     async def run(self, script: str, keys: Sequence[bytes], args: Sequence[Any]) -> Any:
-        """Runs a script where `keys` are: on a cluster, all of one slot."""
+        """Run a script where `keys` are: on a cluster, all of one slot."""
         return _raised((await self.run_each(script, [(keys, args)]))[0])
 
     async def run_each(self, script: str, calls: Sequence[tuple[Sequence[bytes], Sequence[Any]]]) -> list[Any]:
-        """Runs a script for each of `calls` (keys, arguments), those of one server in one go. Answers what each
-        answered, a StoreError where it failed."""
+        """Run a script for each of `calls` (keys, arguments), those of one server together. Return what each answered,
+        a StoreError if it failed."""
         whole = BASES + script
         sha = _sha(whole)
         commands = []
@@ -171,7 +171,7 @@ class Server:
         return await self._send(commands, script in WRITING)
 
     async def _send(self, commands: list[_Command], writes: bool) -> list[Any]:
-        """Sends each to where its key is, follows where it is sent on; what each answered, or its StoreError."""
+        """Send each to where its key is, and follow redirects. Return what each answered, or its StoreError."""
         answers: list[Any] = [None] * len(commands)
         pending = list(range(len(commands)))
         for _ in range(REDIRECTS):
@@ -210,7 +210,7 @@ class Server:
         return StoreUnavailable(error.reason) if self.cluster_uid and isinstance(error, StoreRefused) else error
 
     def _again(self, command: _Command, refusal: Refusal, address: Address) -> bool:
-        """Whether a command that was refused is to be sent again, and if so, where and how."""
+        """Return whether to send a refused command again; note where and how."""
         if refusal.code == "NOSCRIPT" and command.whole is not None and command.words is not command.whole:
             command.words, command.address = command.whole, address
             return True
@@ -224,7 +224,7 @@ class Server:
         return True
 
     async def _send_to(self, address: Address, commands: list[_Command], writes: bool) -> list[Any]:
-        """Sends these on one connection; the reply of each, which may be a Refusal, or the StoreError of all."""
+        """Send these on one connection. Return the reply of each, which may be a Refusal, or the StoreError of all."""
         words: list[Sequence[Any]] = []
         places: list[int] = []
         for command in commands:
@@ -286,7 +286,7 @@ _RIGHTS = frozenset(("NOPERM", "NOAUTH", "WRONGPASS"))
 
 
 def _answered(refusal: Refusal, writes: bool) -> StoreError:
-    """What an error that the server answered means for the call."""
+    """Return what a server's refusal means for the call."""
     text = str(refusal).partition(" script: ")[0]
     if refusal.code in _RIGHTS or (refusal.code, refusal.greeting) == ("ERR", "AUTH"):
         return StoreRefused(f"Redis refuses user or password: {text}; {_PASSWORD}")
@@ -306,7 +306,7 @@ OLDEST = (7, 0)
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """What all servers together promise. `durable`: what was answered survives a kill -9 of a server."""
+    """The promise of all servers together. `durable`: what was answered survives a kill -9 of a server."""
 
     server: str
     durable: bool
@@ -314,7 +314,7 @@ class ServerSettings:
 
 
 async def read_settings(server: Server) -> ServerSettings:
-    """Reads each master's settings. Raises StoreRefused with the sentence that mends it."""
+    """Read each master's settings. Raise StoreRefused with what to change."""
     warnings: list[str] = []
     durable = True
     words = ""
@@ -354,7 +354,7 @@ async def _read_node(server: Server, address: Address) -> tuple[str, bool, list[
 
 
 async def check_rights(server: Server) -> None:
-    """Raises StoreRefused where this user may not do what calls do: they would fail one by one."""
+    """Raise StoreRefused if this user lacks a right that calls need."""
     for address in server.masters:
         names = (f"{server.location.prefix}:{{probe.{number}}}".encode() for number in count())
         key = next(name for name in names if server.address_of(name) == address)
@@ -379,7 +379,7 @@ _LOSSES = {
     "": "Redis does not tell how it syncs its append-only file (this user may not CONFIG GET): power loss and kill -9 "
     "may lose what was answered within the last seconds; appendfsync always loses nothing",
 }
-"""What may be lost, by the setting of the append-only file."""
+"""The possible losses by the setting of the append-only file."""
 
 
 def _info(text: bytes) -> dict[str, str]:
@@ -388,7 +388,7 @@ def _info(text: bytes) -> dict[str, str]:
 
 
 async def _fsync(server: Server, address: Address) -> str:
-    """When the append-only file is synced; empty where this user may not ask."""
+    """Return when the append-only file is synced; empty if this user may not ask."""
     try:
         found = await server.ask(address, "CONFIG", "GET", "appendfsync")
     except StoreError as error:

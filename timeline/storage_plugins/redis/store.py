@@ -31,8 +31,8 @@ from timeline.storage_plugins.versions import Versions
 
 
 class RedisStore(Store):
-    """The store of `redis://`; see `location.RedisLocation` for the URL. Each message of a batch is decided by
-    compare-and-set; where only a part of a batch could be written, its other messages answer UNAVAILABLE or UNKNOWN."""
+    """The store of `redis://`; see `location` for the URL. Each message of a batch is decided by compare-and-set. If
+    only a part of a batch could be written, its other messages answer UNAVAILABLE or UNKNOWN."""
 
     capabilities = Capabilities(
         durable=True,
@@ -58,7 +58,7 @@ class RedisStore(Store):
                 uid = await schema.cluster_uid(server)
             except StoreUnknown as error:
                 await server.close()
-                raise StoreUnavailable(error.reason) from error  # what opening writes may be written twice
+                raise StoreUnavailable(error.reason) from error  # opening may be repeated
             except BaseException:
                 await server.close()
                 raise
@@ -70,7 +70,7 @@ class RedisStore(Store):
 
     async def inspect(self) -> Opened:
         self._running()
-        fresh = Server(self._location)  # whoever answers now, on connections of its own
+        fresh = Server(self._location)  # new connections, to the server that answers now
         try:
             await fresh.connect()
             found = await read_settings(fresh)

@@ -42,11 +42,11 @@ from timeline.sync.membership import MembershipRefused
 log = logging.getLogger("timeline.sync")
 
 MOST_AT_ONCE = 100
-"""Keys changed in one transaction; etcd's own limit is 128 unless set."""
+"""Keys changed in one transaction; etcd's own limit is 128 by default."""
 _MAX_ANSWER_BYTES = 256 * 1024 * 1024
 _OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_ANSWER_BYTES),
-    # A connection of its own, which does not wait because an earlier one to the same place failed.
+    # A connection of its own does not wait because an earlier one to the same place failed.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
@@ -54,16 +54,16 @@ _OPTIONS = (
 
 
 class EtcdTrouble(Exception):
-    """etcd did not do it, or did and its answer was lost; trying again, perhaps at another member, helps."""
+    """etcd did not do it, or its answer was lost. Trying again, perhaps at another member, helps."""
 
 
 class EtcdLeaseLost(EtcdTrouble):
-    """The lease is gone, and all keys that were bound to it."""
+    """The lease is gone, with all keys that were bound to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdEntry:
-    """A key as it stands. `revision`: of its last change. `lease`: 0 where it is bound to none."""
+    """A key. `revision`: of its last change. `lease`: 0 if it is bound to none."""
 
     key: str
     value: bytes
@@ -73,7 +73,7 @@ class EtcdEntry:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Entries under a prefix at etcd's `revision`; `count`: how many there are, listed or not."""
+    """Entries under a prefix at etcd's `revision`. `count`: all there are, listed or not."""
 
     entries: Sequence[EtcdEntry]
     revision: int
@@ -81,7 +81,7 @@ class Listing:
 
 
 def _etcd3() -> Any:
-    """The module `etcd3.client` on our messages: in a copy that nobody else in this process meets."""
+    """Return the module `etcd3.client` on our messages, in a copy that nothing else in this process meets."""
     others = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "etcd3"}
     for name in others:
         del sys.modules[name]
@@ -100,8 +100,8 @@ _ETCD3 = _etcd3()
 
 
 class Client:
-    """A connection to the member of etcd at `endpoint`. Raises EtcdTrouble where it does not answer, MembershipRefused
-    where user, password or certificate are wrong."""
+    """A connection to the member of etcd at `endpoint`. Raises EtcdTrouble if it does not answer, MembershipRefused if
+    user, password or certificate are wrong."""
 
     def __init__(self, location: EtcdLocation, endpoint: str, deadline_s: float) -> None:
         self._location, self.endpoint, self._deadline_s = location, endpoint, deadline_s
@@ -126,7 +126,7 @@ class Client:
             self._etcd.call_credentials = None
 
     def close(self) -> None:
-        """Ends every call and watch that is under way."""
+        """End every call and watch that is under way."""
         self._etcd.close()
 
     def get(self, key: str) -> EtcdEntry | None:
@@ -145,14 +145,14 @@ class Client:
         return Listing(entries, answer.header.revision, answer.count)
 
     def create(self, key: str, value: str, lease: int = 0) -> bool:
-        """Puts the key if it is not there; whether it was put."""
+        """Put the key if it is not there. Return whether it was put."""
         of = self._etcd.transactions
         with self._leased():
             done, _ = self._etcd.transaction([of.create(key) == 0], [of.put(key, value, lease)], [])
         return bool(done)
 
     def change(self, values: Mapping[str, str | None], lease: int = 0) -> None:
-        """Puts keys, bound to the lease; None deletes one."""
+        """Put keys, bound to the lease; None deletes one."""
         of, changes = self._etcd.transactions, list(values.items())
         for start in range(0, len(changes), MOST_AT_ONCE):
             part = changes[start : start + MOST_AT_ONCE]
@@ -161,18 +161,18 @@ class Client:
                 self._etcd.transaction([], does, [])
 
     def remove(self, entry: EtcdEntry) -> None:
-        """Deletes the key, unless it was changed since it was read."""
+        """Delete the key, unless it was changed since it was read."""
         of = self._etcd.transactions
         with self._asked():
             self._etcd.transaction([of.mod(entry.key) == entry.revision], [of.delete(entry.key)], [])
 
     def grant(self, ttl_s: int) -> int:
-        """A new lease."""
+        """Return a new lease."""
         with self._asked():
             return int(self._etcd.lease(ttl_s).id)
 
     def keep_alive(self, lease: int) -> None:
-        """The lease lives for another TTL. Raises EtcdLeaseLost when it is over already."""
+        """Refresh the lease for another TTL. Raise EtcdLeaseLost if it is over already."""
         with self._leased():
             answers = list(self._etcd.refresh_lease(lease))
         if not answers:
@@ -181,12 +181,12 @@ class Client:
             raise EtcdLeaseLost("the lease ran out")
 
     def remaining_s(self, lease: int) -> int:
-        """How long the lease still lives, in whole seconds; below 0 when it is over."""
+        """Return how long the lease still lives, in whole seconds; below 0 if it is over."""
         with self._asked():
             return int(self._etcd.get_lease_info(lease).TTL)
 
     def revoke(self, lease: int) -> None:
-        """Ends the lease, and with it all keys that are bound to it. Harmless when it is over already."""
+        """End the lease, and all keys that are bound to it. Harmless if it is over already."""
         try:
             with self._leased():
                 self._etcd.revoke_lease(lease)
@@ -194,8 +194,8 @@ class Client:
             return
 
     def watch(self, prefix: str, since: int, changed: Callable[[], None], ended: Callable[[str], None]) -> EtcdWatch:
-        """Calls `changed`, from a thread of its own, whenever something under `prefix` changes from revision `since`
-        on, and `ended` with the reason when it tells no more, unless it was stopped."""
+        """Watch what is under `prefix`. A thread of its own calls `changed` at each change from revision `since` on. It
+        calls `ended` with the reason when the watch ends, unless it was stopped."""
         first = prefix.encode()
         create = _RPC.WatchCreateRequest(key=first, range_end=_after(first), start_revision=since)
         # A member that has lost its leader ends the watch by itself.
@@ -206,7 +206,7 @@ class Client:
 
     @contextmanager
     def _asked(self) -> Iterator[None]:
-        """Tells what an error of a call means."""
+        """Raise what an error of a call means."""
         try:
             yield
         except (_ETCD3.exceptions.Etcd3Exception, grpc.RpcError) as error:
@@ -215,7 +215,7 @@ class Client:
 
     @contextmanager
     def _leased(self) -> Iterator[None]:
-        """The same for calls that name a lease: what etcd does not find is that."""
+        """Do the same for calls that name a lease: NOT_FOUND is about the lease."""
         try:
             with self._asked():
                 yield
@@ -261,7 +261,7 @@ class EtcdWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Tells no more."""
+        """End it, without a call of `ended`."""
         self._stopped = True
         self._requests.end()
         self._call.cancel()
@@ -284,7 +284,7 @@ class EtcdWatch:
 
 
 class _Requests:
-    """What a watch asks: one thing, and then nothing until it ends; a stream whose requests end is over for etcd."""
+    """The requests of a watch: one, and none until it ends. For etcd a stream is over when its requests end."""
 
     def __init__(self, first: object) -> None:
         self._first: object | None = first
@@ -305,5 +305,5 @@ class _Requests:
 
 
 def _after(prefix: bytes) -> bytes:
-    """The first key after all that begin with `prefix`, whose last byte is a slash."""
+    """Return the first key after all that begin with `prefix`, whose last byte is a slash."""
     return prefix[:-1] + bytes([prefix[-1] + 1])

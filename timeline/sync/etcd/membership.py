@@ -1,4 +1,4 @@
-"""Membership through etcd: the broker's side of it, on the event loop: a `View`, which an `EtcdSession` keeps new."""
+"""Membership through etcd, on the event loop: a `View`, which an `EtcdSession` keeps current."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEAVE_S = 4.0
 
 
 class EtcdMembership(ViewMembership):
-    """`url`: see `url.parse`; raises Invalid for one that cannot be meant. Needs the extra `etcd`."""
+    """Membership through etcd. `url`: see `url.parse`, which raises Invalid. Needs the extra `etcd`."""
 
     def __init__(self, url: str | EtcdLocation, timing: EtcdTiming | None = None) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class EtcdMembership(ViewMembership):
             self._session.topics_changed()
 
     def _told(self, told: ClusterUpdate) -> None:
-        """By the thread, through the event loop."""
+        """Take an update of the thread, on the event loop."""
         assert self._joined is not None
         if self._join_state is JoinState.APART:
             return  # it was stopped meanwhile
@@ -112,7 +112,7 @@ class EtcdMembership(ViewMembership):
 
 
 def _hand_over(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: object) -> None:
-    """Calls on the event loop, from the thread. Once the loop is closed there is nobody to tell."""
+    """Have the event loop call something, from the thread. A closed loop is ignored."""
     if not loop.is_closed():
         try:
             loop.call_soon_threadsafe(call, *arguments)

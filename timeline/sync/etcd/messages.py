@@ -1,9 +1,9 @@
 """etcd's gRPC messages and methods, as far as brokers use them, for any version of protobuf.
 
-The modules that `etcd3` brings were generated in 2020, and protobuf refuses to load them since its version 4. Generated
-anew they would load with one or two versions of it. Descriptors can be made from a table when the program starts: these
-are of a pool of their own, so that nothing meets another program part's copy of etcd's protocol. Numbers and types are
-those of etcd's `rpc.proto` and `kv.proto`; a field that is missing here is skipped by protobuf.
+The modules of `etcd3` were generated in 2020, and protobuf refuses to load them since its version 4. If they were
+generated again, they would load with one or two versions of it. So the descriptors are made from a table at import.
+They are in a pool of their own, apart from other copies of etcd's protocol in the process. Numbers and types are those
+of etcd's `rpc.proto` and `kv.proto`; protobuf skips fields that are missing here.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ _SCALARS = {
 
 
 def make_module(name: str) -> ModuleType:
-    """A module called `name` with the message classes and the stubs (`KVStub` …) of all services."""
+    """Return a module called `name` with the message classes and the stubs (`KVStub` …) of all services."""
     module = ModuleType(name)
     file = descriptor_pb2.FileDescriptorProto(name="timeline_etcd.proto", package=PACKAGE, syntax="proto3")
     for message, fields in MESSAGES.items():
@@ -138,7 +138,7 @@ def _describe(message: Any, fields: str) -> None:
 
 
 def _stub(module: ModuleType, service: str, methods: str) -> type:
-    """What a generated stub is: made with a channel, it has an attribute a method."""
+    """Return a stub class: made with a channel, it has an attribute per method."""
 
     def made(self: Any, channel: grpc.Channel) -> None:
         for method in methods.split():

@@ -7,8 +7,8 @@
 /PREFIX/topics           {"format": 1, "by": "b1"}                                for good; its revision counts
 ```
 
-Names of brokers stand percent-encoded in keys. Unknown fields of a known format are left alone, unknown keys too, so
-that a later version may add some; what it may not do without a new format is give a field another meaning.
+Names of brokers are percent-encoded in keys. Unknown fields of a known format are ignored, and so are unknown keys: a
+later version may add some. To give a field another meaning, it needs a new format.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from timeline.sync.membership import Member, MembershipRefused
 
 FORMAT = 1
 IDS_SHOWN = 50
-"""So many consumers of a topic and broker are named for people; the count counts."""
+"""Consumers of a topic and broker that are named, for people. Only their count matters."""
 MOST_CONSUMERS = 1_000_000_000
-"""Of one topic on one broker; who deals what is reckoned from it in 64 bits."""
+"""Of one topic on one broker; the assignment calculates with it in 64 bits."""
 MAX_TEXT_BYTES = 255
 
 
 class Unreadable(ValueError):
-    """A value that this version cannot read; the message says why."""
+    """This version cannot read a value. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class EtcdKeys:
 
     @property
     def every(self) -> str:
-        """What all of them begin with."""
+        """Return the prefix of all of them."""
         return f"/{self.prefix}/"
 
     @property
@@ -63,12 +63,12 @@ class EtcdKeys:
         return f"/{self.prefix}/consumers/{quote(broker, safe='')}/{topic_uid}"
 
     def broker_of(self, key: str) -> str | None:
-        """Whose entry `key` is; None for another kind of key."""
+        """Return whose entry `key` is; None for another kind of key."""
         head, _, name = key.removeprefix(self.every).partition("/")
         return unquote(name) if head == "brokers" and name and "/" not in name else None
 
     def consumers_of(self, key: str) -> tuple[str, int] | None:
-        """The broker and the topic whose consumers `key` tells; None for another kind of key."""
+        """Return the broker and the topic of a key of consumers; None for another kind of key."""
         parts = key.removeprefix(self.every).split("/")
         if len(parts) != 3 or parts[0] != "consumers" or re.fullmatch(r"-?[0-9]{1,20}", parts[2]) is None:
             return None
@@ -80,7 +80,7 @@ def cluster_value(cluster_uid: str, by: str) -> str:
 
 
 def broker_value(member: Member, session: str) -> str:
-    """`session`: random, of this start of the broker; by it a broker knows its own entry from that of a namesake."""
+    """Return a broker's entry. `session`: random, of this start; by it a broker tells its entry from a namesake's."""
     return _encoded({"address": member.address, "version": member.version, "session": session})
 
 
@@ -94,7 +94,7 @@ def topics_value(by: str) -> str:
 
 
 def read_cluster(value: bytes, key: str) -> str:
-    """The uid of the cluster's store. Raises MembershipRefused for what this version cannot read."""
+    """Return the uid of the cluster's store. Raise MembershipRefused for what this version cannot read."""
     try:
         return _text(_decoded(value), "cluster")
     except Unreadable as bad:
@@ -105,7 +105,7 @@ def read_cluster(value: bytes, key: str) -> str:
 
 
 def read_broker(name: str, value: bytes) -> tuple[Member, str]:
-    """A member and its session. Raises Unreadable."""
+    """Return a member and its session. Raise Unreadable."""
     fields = _decoded(value)
     address, version, session = (_text(fields, field) for field in ("address", "version", "session"))
     if address:
@@ -119,7 +119,7 @@ def read_broker(name: str, value: bytes) -> tuple[Member, str]:
 
 
 def read_consumers(value: bytes) -> int:
-    """How many healthy consumers it tells. Raises Unreadable."""
+    """Return the number of healthy consumers. Raise Unreadable."""
     healthy = _decoded(value).get("healthy")
     if not isinstance(healthy, int) or isinstance(healthy, bool) or not 0 <= healthy <= MOST_CONSUMERS:
         raise Unreadable(f"healthy is no count from 0 to {MOST_CONSUMERS}")
@@ -159,8 +159,8 @@ Hosting = Mapping[int, Mapping[str, int]]
 
 @dataclass(slots=True)
 class ClusterSnapshot:
-    """Entries under a cluster's prefix. `revision`: etcd's when it was read last; `topics_revision`: of the last change
-    of topic records that was told, 0 for none."""
+    """Entries under a cluster's prefix. `revision`: etcd's at the last read. `topics_revision`: of the last announced
+    change of topic records, 0 for none."""
 
     keys: EtcdKeys
     revision: int = 0
@@ -171,7 +171,7 @@ class ClusterSnapshot:
     _unreadable: set[str] = field(default_factory=set)
 
     def read(self, listing: Listing) -> None:
-        """All there is, in place of what was."""
+        """Replace all entries."""
         there = {entry.key: entry for entry in listing.entries}
         for key in self.entries.keys() - there.keys():
             self._drop(key)
@@ -181,8 +181,8 @@ class ClusterSnapshot:
         self._settle(listing)
 
     def update(self, listing: Listing) -> bool:
-        """What was changed since `revision`. False when that does not add up, as something was deleted, or etcd is
-        another one than it was: then all has to be read."""
+        """Add what was changed since `revision`. Return False if that does not add up, because something was deleted or
+        etcd is another one. Then all has to be read."""
         if listing.revision < self.revision:
             return False
         new = sum(entry.key not in self.entries for entry in listing.entries)
@@ -194,12 +194,12 @@ class ClusterSnapshot:
         return True
 
     def members(self) -> Sequence[Member]:
-        """The brokers that have an entry."""
+        """Return the brokers that have an entry."""
         return list(self._members.values())
 
     def hosting(self) -> Hosting:
-        """What brokers say that they host; of those, too, that have no entry. What is the same as before is the same
-        mapping, so that nobody has to look into it again."""
+        """Return what brokers host, even those without an entry. A topic without a change keeps its mapping object, so
+        that it need not be read again."""
         return dict(self._hosting)
 
     def _put(self, entry: EtcdEntry) -> None:
@@ -241,7 +241,7 @@ class ClusterSnapshot:
 def with_lingering(
     members: Sequence[Member], hosting: Hosting, late: Sequence[Member], late_hosting: Hosting
 ) -> tuple[Sequence[Member], Hosting]:
-    """Members and what they host, and of those `late` who are not among them the same."""
+    """Return members and what they host, and the same of those `late` that are missing among them."""
     there = {member.name for member in members}
     missing = [member for member in late if member.name not in there]
     names = {member.name for member in missing}

@@ -1,8 +1,8 @@
-"""The thread that keeps a broker in its cluster: joins, refreshes its lease, tells what it hosts, reads what others do.
+"""The thread that keeps a broker in its cluster: joins, refreshes its lease, writes what it hosts, and reads others.
 
-One loop, `_attend`, goes on as long as one member of etcd answers; when it does not, the next one is asked. What the
-thread learns it hands over as a `ClusterUpdate`. What others are to learn the broker leaves in `host` and
-`topics_changed`, which never wait. A watch only hints that something changed: what did is always read.
+One loop, `_attend`, goes on as long as one member of etcd answers. Then the next one is asked. The thread passes on
+what it learns as a `ClusterUpdate`. The broker leaves news in `host` and `topics_changed`, which never wait. A watch
+only hints that something changed; the change itself is always read.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ log = logging.getLogger("timeline.sync")
 
 LEAST_DEADLINE_S = 1.0
 LOOK_S = 0.25
-"""Between two looks at a namesake."""
+"""Between two looks at a namesake's entry."""
 ROUNDED_S = 1.2
-"""What a lease has left is told in whole seconds, and the answer takes a moment."""
+"""A lease's remaining time comes in whole seconds, and the answer takes a moment."""
 ALIVE = 2
-"""So often a namesake's lease has to be seen renewed before it is taken for alive. Once may have been a new leader of
-etcd, which gives all leases their whole time again."""
+"""How often a namesake's lease must be seen renewed until the namesake counts as alive. One renewal may come from a new
+leader of etcd, which gives all leases their whole time again."""
 
 
 def agree(client: Client, keys: EtcdKeys, cluster_uid: str, by: str) -> None:
-    """Writes down whose cluster this is, where nobody has yet. Raises MembershipRefused when it is another's."""
+    """Note whose cluster this is, if no broker has. Raise MembershipRefused if it is another's."""
     while not client.create(keys.cluster, cluster_value(cluster_uid, by)):
         entry = client.get(keys.cluster)
         if entry is None:
@@ -62,9 +62,9 @@ def agree(client: Client, keys: EtcdKeys, cluster_uid: str, by: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EtcdTiming:
-    """How often and how long, in seconds. `relist`: all is read again, whatever the watch told. `settle`: changes of
-    what is hosted are gathered so long. `look`: between two readings, however much changes. `retry`: the first and
-    the longest wait once no member of etcd answered. `refused`: before a broker that is refused tries again."""
+    """Times in seconds. `relist`: between two reads of everything. `settle`: how long changes of what is hosted are
+    gathered. `look`: between two reads, however much changes. `retry`: first and longest wait after no member of etcd
+    answered. `refused`: wait before a refused broker tries again."""
 
     relist: float = 15.0
     settle: float = 0.1
@@ -75,8 +75,8 @@ class EtcdTiming:
 
 @dataclass(frozen=True, slots=True)
 class ClusterUpdate:
-    """What the thread has learned. `others` (this broker may be among them), `hosting`: None where it is as it was.
-    `topics`: records have changed. `refused`: this broker never joined, and trying again would not help."""
+    """News from the thread. `others` (this broker may be among them), `hosting`: None if unchanged. `topics`: records
+    have changed. `refused`: this broker never joined, and trying again would not help."""
 
     join_state: JoinState
     reason: str = ""
@@ -87,8 +87,8 @@ class ClusterUpdate:
 
 
 class EtcdSession(threading.Thread):
-    """`confirmed_s`: when etcd last answered what it can only answer with a quorum, monotonic; 0 before the first time.
-    `tell` is called by this thread; `ended`, too, when it is over."""
+    """The thread. `confirmed_s`: when etcd last gave an answer that needs a quorum, monotonic; 0 before the first time.
+    The thread calls `tell`, and `ended` when it is over."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class EtcdSession(threading.Thread):
         self._keys = EtcdKeys(location.prefix)
         self._id = secrets.token_hex(8)
 
-        # Shared with the event loop and the watch's thread, under _wake. _dirty: keys to be told, _dirty_s: since when.
+        # Shared with the event loop and the watch's thread, under _wake. _dirty: keys to write, _dirty_s: since when.
         self._wake = threading.Condition()
         self._wanted: dict[str, tuple[str, tuple[bytes, ...]]] = {}
         self._dirty: set[str] = set()
@@ -116,7 +116,7 @@ class EtcdSession(threading.Thread):
         self._watch_ended = ""
         self._stopping = False
 
-        # This thread's own. _written: what etcd has of ours, as far as we know. Times (_s) are monotonic.
+        # This thread's own. _written: our entries that etcd has, as far as is known. Times (_s) are monotonic.
         self._at = self._failures = self._lease = 0
         self._joined = False
         self._join_state, self._reason = JoinState.JOINING, ""
@@ -130,7 +130,7 @@ class EtcdSession(threading.Thread):
         self._refresh_s = self._relist_s = self._look_s = 0.0
 
     def host(self, topic_uid: int, topic: str, consumers: Collection[bytes]) -> None:
-        """What this broker hosts of the topic from now on."""
+        """Set what this broker hosts of the topic."""
         key = self._keys.consumers(self._member.name, topic_uid)
         with self._wake:
             if consumers:
@@ -143,19 +143,19 @@ class EtcdSession(threading.Thread):
             self._wake.notify()
 
     def topics_changed(self) -> None:
-        """Others are to read topic records again."""
+        """Tell others to read topic records again."""
         with self._wake:
             self._topics_pending = True
             self._wake.notify()
 
     def stop(self) -> None:
-        """Leaves and ends; does not wait for it."""
+        """Have it leave and end, without waiting."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
 
     def run(self) -> None:
-        """Until `stop`, or until it is refused before it has ever joined."""
+        """Run until `stop`, or until it is refused before it has ever joined."""
         try:
             while not self._stopping:
                 self._once()
@@ -163,7 +163,7 @@ class EtcdSession(threading.Thread):
             self._ended()
 
     def _once(self) -> None:
-        """Asks one member of etcd as long as it answers; waits a while after the last of them did not."""
+        """Ask one member of etcd as long as it answers. Wait after the last of them did not."""
         client: Client | None = None
         try:
             client = Client(
@@ -176,7 +176,7 @@ class EtcdSession(threading.Thread):
         except MembershipRefused as refused:
             self._refused(refused)
         except Exception as error:
-            log.exception("the membership stumbled and goes on")
+            log.exception("the membership failed and goes on")
             self._stumbled(f"an error of this program: {error!r}")
         finally:
             self._drop_watch()
@@ -184,7 +184,7 @@ class EtcdSession(threading.Thread):
                 client.close()
 
     def _attend(self, client: Client) -> None:
-        """Joins where that is needed, and does what is to be done when it is to be done, until `stop`."""
+        """Join if needed, and do what is due, until `stop`."""
         self._refresh_s = 0.0
         while not self._stopping:
             try:
@@ -196,7 +196,7 @@ class EtcdSession(threading.Thread):
                 self._lost(lost)
 
     def _turn(self, client: Client) -> None:
-        """One round: what is due now is done, then it waits for whatever comes first."""
+        """Do what is due now, then wait for what comes first."""
         now_s = time.monotonic()
         if now_s >= self._refresh_s:
             client.keep_alive(self._lease)
@@ -213,7 +213,7 @@ class EtcdSession(threading.Thread):
         self._rest()
 
     def _rest(self) -> None:
-        """Waits until something is to be done."""
+        """Wait until something is due."""
         with self._wake:
             times = [self._refresh_s, self._relist_s]
             if self._hinted or self._watch is None:
@@ -231,7 +231,7 @@ class EtcdSession(threading.Thread):
             self._drop_watch()
 
     def _join(self, client: Client) -> None:
-        """The broker gets an entry and a lease, unless it is to end."""
+        """Get an entry and a lease for the broker, unless it is to end."""
         agree(client, self._keys, self._cluster_uid, self._member.name)
         lease = self._claim(client)
         if not lease:
@@ -297,8 +297,8 @@ class EtcdSession(threading.Thread):
         return member.address, session
 
     def _lost(self, lost: EtcdLeaseLost) -> None:
-        """The lease is gone: all of ours is to be written again. Others may have lost theirs with it, and may need the
-        same moment to come back: they are believed in for two TTL more."""
+        """Note that the lease is gone, so that all of ours is written again. Others may have lost theirs at the same
+        time: they are listed for two more TTLs."""
         log.warning("this broker has to join again: %s", lost)
         self._lease, self._written = 0, {}
         self._lingering, self._linger_until_s = self._believed, time.monotonic() + 2 * self._location.ttl_s
@@ -348,8 +348,8 @@ class EtcdSession(threading.Thread):
                     self._dirty_s = 0.0
 
     def _write(self, client: Client) -> None:
-        """Tells what this broker hosts once it has settled, and that topic records changed. What may not have been
-        written is written again."""
+        """Write what this broker hosts once it has settled, and that topic records changed. After a failure, write it
+        again."""
         with self._wake:
             topics, self._topics_pending = self._topics_pending, False
             due = bool(self._dirty) and time.monotonic() >= self._dirty_s + self._timing.settle
@@ -372,13 +372,13 @@ class EtcdSession(threading.Thread):
         self._written.update({key: value for key, value in changes.items() if value is not None})
 
     def _hint(self) -> None:
-        """By the watch: something changed."""
+        """Note a change, called by the watch."""
         with self._wake:
             self._hinted = True
             self._wake.notify()
 
     def _broken(self, why: str) -> None:
-        """By the watch: it tells no more."""
+        """Note the end of the watch, called by the watch."""
         with self._wake:
             self._watch_ended = why
             self._wake.notify()
@@ -389,7 +389,7 @@ class EtcdSession(threading.Thread):
             self._watch = None
 
     def _say_joined(self) -> None:
-        """Tells what has changed of what is believed."""
+        """Pass on what has changed of what is believed."""
         if self._linger_until_s and time.monotonic() >= self._linger_until_s:
             self._lingering, self._linger_until_s = ((), {}), 0.0
         believed = with_lingering(self._snapshot.members(), self._snapshot.hosting(), *self._lingering)
@@ -403,7 +403,7 @@ class EtcdSession(threading.Thread):
         self._tell(ClusterUpdate(JoinState.JOINED, "", *believed, topics))
 
     def _waits(self, reason: str) -> None:
-        """It cannot join, or cannot ask, and says why."""
+        """Report that it cannot join or ask, and why."""
         self._stand(JoinState.FROZEN if self._joined else JoinState.JOINING, reason)
 
     def _stand(self, join_state: JoinState, reason: str) -> None:
@@ -414,7 +414,7 @@ class EtcdSession(threading.Thread):
             self._tell(ClusterUpdate(join_state, reason))
 
     def _stumbled(self, reason: str) -> None:
-        """The member of etcd that was asked is no good: the next one is."""
+        """Go on to the next member of etcd."""
         self._failures += 1
         every = len(self._location.endpoints)
         self._at = (self._at + 1) % every
@@ -434,6 +434,6 @@ class EtcdSession(threading.Thread):
             self._tell(ClusterUpdate(JoinState.APART, str(refused), refused=refused))
 
     def _pause(self, seconds: float) -> bool:
-        """Waits so long; False when it is to end."""
+        """Wait; return False if it is to end."""
         with self._wake:
             return not self._wake.wait_for(lambda: self._stopping, seconds)

@@ -1,4 +1,4 @@
-"""What an `etcd://` URL says: which members of etcd to ask, the prefix of all keys, TLS, user and password."""
+"""The parts of an `etcd://` URL: members of etcd, prefix of all keys, TLS, user and password."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from timeline.errors import Invalid
 DEFAULT_PORT = 2379
 DEFAULT_PREFIX = "timeline"
 USER, PASSWORD = "TIMELINE_ETCD_USER", "TIMELINE_ETCD_PASSWORD"
-"""Where user and password may stand instead of the URL."""
+"""Variables for user and password, instead of the URL."""
 TTL_MS = (2_000, 60_000)
-"""etcd grants no shorter lease with its own defaults; with a longer one a dead broker is believed in for too long."""
+"""With its defaults etcd grants no shorter lease. With a longer one a dead broker is listed for too long."""
 EXAMPLE = "etcd://10.0.0.1:2379,10.0.0.2:2379/prefix"
 SETTINGS = ("ca", "cert", "key", "tls", "ttl")
 
@@ -32,7 +32,7 @@ class Tls:
     key: str = ""
 
     def check(self) -> None:
-        """Raises Invalid when one of them cannot be read."""
+        """Raise Invalid if one of them cannot be read."""
         for name in filter(None, (self.ca, self.cert, self.key)):
             try:
                 Path(name).read_bytes()
@@ -42,8 +42,8 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class EtcdLocation:
-    """Where a cluster's membership lies. `endpoints`: host:port of etcd's members, any of which will do. `prefix`: keys
-    begin with it, without slashes around it. `ttl_s`: so long a broker is believed in after it was heard of last."""
+    """The place of a cluster's membership. `endpoints`: host:port of etcd's members, of which any will do. `prefix`: of
+    all keys, without slashes around it. `ttl_s`: how long a broker is listed after its last refresh."""
 
     endpoints: tuple[str, ...]
     prefix: str = DEFAULT_PREFIX
@@ -53,13 +53,13 @@ class EtcdLocation:
     ttl_s: int = 5
 
     def __str__(self) -> str:
-        """As it may be shown: without the password."""
+        """Return it as it may be shown: without the password."""
         return f"etcd://{self.user and f'{self.user}:…@'}{','.join(self.endpoints)}/{self.prefix}"
 
 
 def parse(url: str, variables: Mapping[str, str] | None = None) -> EtcdLocation:
-    """The location that `url` names. `variables`: the environment (default: the process's). Raises Invalid with the
-    sentence that mends it; never says a password."""
+    """Return the location that `url` names. `variables`: the environment (default: the process's). Raise Invalid with
+    what to change; it never contains a password."""
     variables = os.environ if variables is None else variables
     rest, _, query = url.removeprefix("etcd://").partition("?")
     authority, _, path = rest.partition("/")
