@@ -17,7 +17,7 @@ import pytest
 from tests.broker.link import Link, broker, statuses
 from tests.simulation.loop import Timer, VirtualLoop
 from timeline.broker.limits import Limits
-from timeline.broker.status.counts import EMPTY_COUNTED
+from timeline.broker.status.broker_status import EMPTY_COUNTED
 from timeline.clock import Clock
 from timeline.columns import Ragged
 from timeline.metrics import REST, Metrics

@@ -28,8 +28,7 @@ from timeline.broker.lanes.group_commit import Intake, Settling
 from timeline.broker.lanes.metered_store import MeteredStore
 from timeline.broker.limits import Limits
 from timeline.broker.runtime import FINISH_S, Runtime, Tasks
-from timeline.broker.status.broker_status import StatusReporter
-from timeline.broker.status.counts import EMPTY_SWEPT, ConsumerCounts, MessageCounts, TopicRounds
+from timeline.broker.status.broker_status import EMPTY_SWEPT, ConsumerCounts, MessageCounts, StatusReporter, TopicRounds
 from timeline.broker.status.late import LatenessCauses, LateRing, TopicLateness, Traces
 from timeline.clock import Clock
 from timeline.metrics import Metrics

@@ -1,22 +1,33 @@
-"""The status of a broker: load of its topics, lateness, consumers. Answers status and Ping."""
+"""The status of a broker: what the store has of each topic, how its consumers are, and how late deliveries were.
+
+It serves people, metrics and autoscalers, and answers status and Ping.
+
+The store is asked for a bounded share of its time. Messages due within ten minutes are counted by the minute, and
+often. Later ones may be most of the store, so they are counted as often as their cost allows. Topics take turns; those
+without messages are looked at seldom.
+"""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from timeline.broker.catalog import Catalog, Readiness
 from timeline.broker.cluster import ClusterHints
 from timeline.broker.dispatch.dealer import Dealer, Dealers
-from timeline.broker.dispatch.roster import ConsumerHealth
+from timeline.broker.dispatch.roster import ConnectedConsumer, ConsumerHealth
+from timeline.broker.fairness import CooperativePace, rest
 from timeline.broker.lanes.metered_store import MeteredStore
 from timeline.broker.runtime import Runtime
-from timeline.broker.status.counts import Depth, MessageCounts
 from timeline.columns import Int64, Ragged
 from timeline.metrics import Metrics
 from timeline.model import MAX_BATCH, MAX_TIME_MS, Topic
+from timeline.storage_plugins.contract import DiskSpace, StoreError, TellsDiskSpace
 from timeline.wire import (
     MAX_COUNT,
     BrokerStatus,
@@ -28,6 +39,297 @@ from timeline.wire import (
     StatusRequest,
     TopicLoads,
 )
+
+MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
+NEAR_MINUTES = 10
+EMPTY_COUNTED = 50
+"""Topics without messages that one round counts, in turn."""
+EMPTY_SWEPT = 10
+"""The same of a sweep, which finds remembered ids that are over, and dead letters past their retention."""
+
+
+class TopicRounds:
+    """Topics, by uid, that a broker looks at again and again.
+
+    Each round has those that may have messages, and `at_once` of the others in turn, which another broker may have
+    filled. So ten thousand empty topics cost no more than fifty.
+    """
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self._stocked: dict[int, None] = {}
+        self._empty: OrderedDict[int, None] = OrderedDict()
+
+    def add(self, uid: int, empty: bool) -> None:
+        """Add a topic that was not looked at yet. `empty`: take it for empty all the same."""
+        if empty:
+            self._empty[uid] = None
+        else:
+            self._stocked[uid] = None
+
+    def remove(self, uid: int) -> None:
+        """The topic was dropped."""
+        self._stocked.pop(uid, None)
+        self._empty.pop(uid, None)
+
+    def begin(self) -> list[int]:
+        """Return the topics of the next round."""
+        turn = [self._empty.popitem(last=False)[0] for _ in range(min(self._at_once, len(self._empty)))]
+        self._empty.update(dict.fromkeys(turn))
+        return [*self._stocked, *turn]
+
+    def empty(self, uid: int) -> None:
+        """Take the topic for empty. Call it before the look: changes during the look make it `used` again."""
+        if uid in self._stocked:
+            del self._stocked[uid]
+            self._empty[uid] = None
+
+    def used(self, uid: int) -> bool:
+        """Note that the topic may have messages. Return whether it was taken for empty."""
+        if uid not in self._empty:
+            return False
+        del self._empty[uid]
+        self._stocked[uid] = None
+        return True
+
+    def is_empty(self, uid: int) -> bool:
+        """Return whether the topic is taken for empty."""
+        return uid in self._empty
+
+    def restart(self) -> None:
+        """Put all topics into the next round, because knowledge of some may be lost."""
+        self._stocked.update(self._empty)
+        self._empty.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """The store's count of a topic at `counted_ms`: messages without a holder, due and to come. `next_due_ms`: 0 if
+    none is pending."""
+
+    available: int = 0
+    waiting: int = 0
+    next_due_ms: int = 0
+    counted_ms: int = 0
+
+
+@dataclass(slots=True)
+class _Counted:
+    """Counts of one topic. `near`: what is due, then each of the next minutes. `far`: the rest of the hour, then of the
+    day, then later."""
+
+    near: Int64 = field(default_factory=lambda: np.zeros(1 + NEAR_MINUTES, dtype=np.int64))
+    far: Int64 = field(default_factory=lambda: np.zeros(3, dtype=np.int64))
+    next_due_ms: int = 0
+    counted_ms: int = 0
+
+
+class MessageCounts:
+    """Counts the store's messages, and sets the gauges and `depths`, by topic's uid.
+
+    `rounds`: the topics that it counts; those without a living message are empty. `to_sweep` hears of topics that have
+    messages.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        catalog: Catalog,
+        store: MeteredStore,
+        cluster: ClusterHints,
+        to_sweep: TopicRounds,
+    ) -> None:
+        self._clock, self._metrics = runtime.clock, runtime.metrics
+        self._catalog, self._store, self._cluster, self._to_sweep = catalog, store, cluster, to_sweep
+        self.rounds = TopicRounds(EMPTY_COUNTED)
+        self.depths: dict[int, Depth] = {}
+        self._counted: dict[int, _Counted] = {}
+        """Counts of topics that are not empty."""
+
+    def add(self, topic: Topic, empty: bool) -> None:
+        """Add a topic. `empty`: it was made just now."""
+        self.rounds.add(topic.uid, empty)
+        if empty:
+            self._tell(topic, _Counted(counted_ms=self._clock.now_ms()))
+
+    def used(self, uid: int) -> None:
+        """Note that messages of the topic may have changed."""
+        self._to_sweep.used(uid)
+        if self.rounds.used(uid):
+            self.depths.pop(uid, None)  # nothing, as counted: that is not known any more
+
+    def restart(self) -> None:
+        """Count each topic again: a broker is gone, and with it what it knew of topics used through it."""
+        self.rounds.restart()
+        depths = self.depths
+        for uid in [uid for uid, depth in depths.items() if not depth.next_due_ms]:
+            del depths[uid]
+
+    def forget(self, uid: int) -> None:
+        """The topic was dropped."""
+        self.rounds.remove(uid)
+        self._counted.pop(uid, None)
+        self.depths.pop(uid, None)
+
+    async def near(self) -> None:
+        """Measure the room left. Then count, for each topic, what is due now and within ten minutes."""
+        await self._turns([self._room, *(partial(self._near, uid) for uid in self.rounds.begin())])
+
+    async def far(self) -> None:
+        """Count, for each topic, what comes due later."""
+        await self._turns([partial(self._far, uid) for uid in self._counted])
+
+    async def _turns(self, counts: Sequence[Callable[[], Awaitable[None]]]) -> None:
+        """Count one after the other, in spite of trouble. Raise the last trouble in the end."""
+        trouble: StoreError | None = None
+        for count in counts:
+            started_ms = self._clock.monotonic_ms()
+            try:
+                await count()
+            except StoreError as error:
+                trouble = error
+            await rest(self._clock.monotonic_ms() - started_ms)
+        if trouble is not None:
+            raise trouble
+
+    async def _near(self, uid: int) -> None:
+        topic, now_ms = self._catalog.of(uid), self._clock.now_ms()
+        if topic is None:
+            return  # dropped meanwhile
+        self.rounds.empty(uid)
+        counted, found = self._counted.get(uid, _Counted()), True
+        try:
+            next_due = await self._store.call("next_due", self._store.store.next_due(topic, None, -1))
+            found = next_due is not None
+            if found:
+                edges = now_ms + 1 + MINUTE_MS * np.arange(-1, NEAR_MINUTES + 1, dtype=np.int64)
+                edges[0] = 0
+                counted.near = await self._store.call("count_due", self._store.store.count_due(topic, edges))
+            else:
+                counted = _Counted()
+        finally:
+            if found:  # or it is not known
+                self._to_sweep.used(uid)
+                self.rounds.used(uid)
+        if (topic := self._catalog.of(uid)) is None:
+            return  # its series are gone and stay so
+        counted.next_due_ms, counted.counted_ms = next_due or 0, now_ms
+        if found:
+            self._counted[uid] = counted
+        else:
+            self._counted.pop(uid, None)
+        if found or self.rounds.is_empty(uid):
+            self._tell(topic, counted)
+
+    async def _far(self, uid: int) -> None:
+        topic = self._catalog.of(uid)
+        if topic is None:
+            return
+        start_ms = self._clock.now_ms() + 1
+        ends = [start_ms + NEAR_MINUTES * MINUTE_MS, start_ms + HOUR_MS, start_ms + DAY_MS, MAX_TIME_MS + 1]
+        counts = await self._store.call("count_due", self._store.store.count_due(topic, np.array(ends, dtype=np.int64)))
+        topic, counted = self._catalog.of(uid), self._counted.get(uid)
+        if topic is not None and counted is not None:  # not dropped, nor emptied, meanwhile
+            counted.far = counts
+            self._tell(topic, counted)
+
+    def _tell(self, topic: Topic, counted: _Counted) -> None:
+        metrics = self._metrics
+        available, minutes = int(counted.near[0]), counted.near[1:]
+        ten_minutes, far = int(minutes.sum()), counted.far.tolist()
+        self.depths[topic.uid] = Depth(available, ten_minutes + sum(far), counted.next_due_ms, counted.counted_ms)
+        expected = {
+            "1m": int(minutes[0]),
+            "10m": ten_minutes,
+            "1h": ten_minutes + far[0],
+            "24h": ten_minutes + far[0] + far[1],
+        }
+        for within, count in expected.items():
+            metrics.topic_gauge("timeline_expected_messages", topic.name, count, within)
+        metrics.topic_gauge("timeline_expected_peak_messages", topic.name, int(minutes.max()))
+        metrics.topic_gauge("timeline_messages_depth", topic.name, available, "available")
+        metrics.topic_gauge("timeline_messages_depth", topic.name, ten_minutes + sum(far), "waiting")
+        metrics.topic_gauge("timeline_next_due_timestamp_seconds", topic.name, counted.next_due_ms / 1000.0)
+        metrics.topic_gauge("timeline_overdue_seconds", topic.name, _overdue_ms(topic, counted) / 1000.0)
+        metrics.topic_gauge("timeline_topic_rate_limit", topic.name, topic.settings.max_rate_per_s)
+        metrics.topic_gauge("timeline_buckets", topic.name, self._cluster.dealt(topic))
+
+    async def _room(self) -> None:
+        """How much room is left where the store keeps its data, if it can tell."""
+        store = self._store.store
+        room: DiskSpace | None = None
+        if isinstance(store, TellsDiskSpace):
+            room = await self._store.call("room", store.room())
+        if room is not None:
+            self._metrics.gauge("timeline_store_free_bytes", room.free_bytes)
+            self._metrics.gauge("timeline_store_size_bytes", room.size_bytes)
+
+
+def _overdue_ms(topic: Topic, counted: _Counted) -> int:
+    """Return how long the earliest deliverable message has been due. A pause holds up all. Messages that had a holder
+    may wait for the topic's backoff first."""
+    settings = topic.settings
+    if not counted.next_due_ms or settings.paused:
+        return 0
+    return max(0, counted.counted_ms - counted.next_due_ms - settings.redelivery_backoff_ms)
+
+
+AILING = (ConsumerHealth.SILENT, ConsumerHealth.STALLED, ConsumerHealth.SET_ASIDE)
+TOPIC = 10
+"""A topic's gauges take as long as this many consumers."""
+
+
+class ConsumerCounts:
+    """Health and credit of a broker's consumers, looked up again and again."""
+
+    def __init__(self, runtime: Runtime, dealers: Dealers) -> None:
+        self._clock, self._metrics, self._dealers = runtime.clock, runtime.metrics, dealers
+
+    def add(self, topic: Topic) -> None:
+        """Set the gauges of a topic that had no consumer here yet."""
+        _Tally().show(self._metrics, topic.name)
+
+    async def look(self, pace: CooperativePace) -> None:
+        """Tell the membership which consumers fell silent, stalled or recovered. Set the gauges of all."""
+        for dealer in self._dealers:
+            await self._look_at(dealer, pace)
+
+    async def _look_at(self, dealer: Dealer, pace: CooperativePace) -> None:
+        tally, changed = _Tally(), False
+        for some in pace.some(dealer.roster.consumers):
+            changed |= dealer.roster.recount(some, self._clock.monotonic_ms(), tally.count)
+            await pace.did(len(some))
+        if dealer in self._dealers:  # its topic may have been dropped meanwhile
+            if changed:
+                dealer.rehost()
+            tally.show(self._metrics, dealer.topic.name)
+        await pace.did(TOPIC)
+
+
+class _Tally:
+    """Sums over one topic's consumers."""
+
+    def __init__(self) -> None:
+        self._ailing: Counter[ConsumerHealth] = Counter()
+        self._healthy = self._in_flight = self._credit = 0
+
+    def count(self, consumer: ConnectedConsumer, health: ConsumerHealth) -> None:
+        """Count one more, of this `health`."""
+        self._in_flight += consumer.in_flight
+        if health is ConsumerHealth.HEALTHY:
+            self._healthy += 1
+            self._credit += max(0, consumer.credit_messages)
+        else:
+            self._ailing[health] += 1
+
+    def show(self, metrics: Metrics, topic: str) -> None:
+        """Set the topic's gauges."""
+        metrics.topic_gauge("timeline_consumers", topic, self._healthy, ConsumerHealth.HEALTHY.value)
+        for health in AILING:
+            metrics.topic_gauge("timeline_consumers", topic, self._ailing[health], health.value)
+        metrics.topic_gauge("timeline_leases_in_flight", topic, self._in_flight)
+        metrics.topic_gauge("timeline_credit_messages", topic, self._credit)
+
 
 HEALTH = {
     ConsumerHealth.HEALTHY: Health.HEALTHY,
