@@ -10,9 +10,10 @@ import pytest
 
 from tests.broker.machines import Lasting, Register, Registered
 from timeline.broker.cluster import BrokerPeers, ClusterHints, MembershipLog
+from timeline.broker.fairness import LoopScheduler
 from timeline.broker.limits import Limits
 from timeline.broker.node import Node
-from timeline.broker.runtime import Tasks
+from timeline.broker.runtime import Runtime, Tasks
 from timeline.clock import Clock
 from timeline.columns import Ragged
 from timeline.metrics import Metrics
@@ -52,13 +53,19 @@ class Way:
         self.closed = True
 
 
+def runtime(limits: Limits, metrics: Metrics, tasks: Tasks) -> Runtime:
+    clock = Clock()
+    return Runtime(clock, limits, metrics, tasks, LoopScheduler(clock.monotonic_ms))
+
+
 class Scene:
     def __init__(self, waiting: int = 10) -> None:
         self.ways: dict[str, Way] = {}
         self.metrics = Metrics()
         self.tasks = Tasks(lambda name, error: None)
         limits = Limits(hints_waiting=waiting, hint_pace_ms=0, hint_rest_ms=0, throttle_ms=0)
-        self.peers = BrokerPeers("b1", self._make, limits, self.metrics, self.tasks)
+        self.runtime = runtime(limits, self.metrics, self.tasks)
+        self.peers = BrokerPeers(self.runtime, "b1", self._make)
 
     def _make(self, address: str) -> Way:
         way = self.ways[address] = Way(address)
@@ -155,7 +162,7 @@ async def test_who_is_gone_or_has_moved_is_parted_with() -> None:
 
 async def test_without_a_way_to_others_hints_are_counted_as_dropped() -> None:
     metrics = Metrics()
-    peers = BrokerPeers("b1", None, Limits(), metrics, Tasks(lambda name, error: None))
+    peers = BrokerPeers(runtime(Limits(), metrics, Tasks(lambda name, error: None)), "b1", None)
     peers.tell(B2, 1, 500)
     assert metrics.registry.get_sample_value("timeline_hints_total", {"outcome": "dropped"}) == 1.0
 
@@ -208,7 +215,8 @@ async def test_who_deals_a_bucket_now_is_told_what_was_put_while_that_changed() 
     scene, here = Scene(), Registered(Register())
     await here.start(Member("b1", "b1:9000"), "c")
     limits = Limits(hint_pace_ms=0, hint_rest_ms=0, retell_ms=5_000)
-    cluster = ClusterHints(here, "b1", scene._make, limits, scene.metrics, scene.tasks, lambda uid, due_ms, seq: True)
+    parts = runtime(limits, scene.metrics, scene.tasks)
+    cluster = ClusterHints(parts, here, "b1", scene._make, lambda uid, due_ms, seq: True)
     topic = Topic("t", 7, TopicSettings())
     ids, due_ms = Ragged.of([b"a", b"b", b"c"]), np.array([900, 400, 100], dtype=np.int64)
     cluster.scheduled(topic, ids, due_ms, np.array([True, True, False]), 0)

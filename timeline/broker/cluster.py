@@ -16,10 +16,8 @@ from typing import Protocol
 
 import numpy as np
 
-from timeline.broker.limits import Limits
-from timeline.broker.runtime import Tasks
+from timeline.broker.runtime import Runtime
 from timeline.columns import Bools, Int64, Ragged
-from timeline.metrics import Metrics
 from timeline.model import Topic, buckets_of
 from timeline.sync import Member, Membership
 from timeline.sync.assignment import assign
@@ -106,11 +104,9 @@ class BrokerPeer:
 class BrokerPeers:
     """The other brokers of the cluster. `make` makes the channel to an address, on first use. None: there is none."""
 
-    def __init__(
-        self, name: str, make: PeerFactory | None, limits: Limits, metrics: Metrics, tasks: Tasks
-    ) -> None:  # fmt: skip
+    def __init__(self, runtime: Runtime, name: str, make: PeerFactory | None) -> None:
         self.name, self._make = name, make
-        self.limits, self._metrics, self.tasks = limits, metrics, tasks
+        self.limits, self._metrics, self.tasks = runtime.limits, runtime.metrics, runtime.tasks
         self._peers: dict[str, BrokerPeer] = {}
 
     def count(self, outcome: str, many: int) -> None:
@@ -166,17 +162,15 @@ class ClusterHints:
 
     def __init__(
         self,
+        runtime: Runtime,
         membership: Membership,
         name: str,
         make_peer: PeerFactory | None,
-        limits: Limits,
-        metrics: Metrics,
-        tasks: Tasks,
         wake: Callable[[int, int, int], bool],
     ) -> None:
-        self.membership, self.name = membership, name
-        self.peers = BrokerPeers(name, make_peer, limits, metrics, tasks)
-        self._metrics, self._wake, self._retell_ms = metrics, wake, limits.retell_ms
+        self.membership, self.name, self._wake = membership, name, wake
+        self.peers = BrokerPeers(runtime, name, make_peer)
+        self._retell_ms = runtime.limits.retell_ms
         self._serving = True
         self._lately: tuple[dict[int, int], dict[int, int]] = {}, {}
         """By topic's uid, the earliest due of recent hints, and that of a while before."""
@@ -204,10 +198,6 @@ class ClusterHints:
         """Return how many these are."""
         mine = self.buckets(topic)
         return topic.settings.buckets if mine is None else len(mine)
-
-    def drop(self, topic: Topic) -> None:
-        """Forget a topic that is gone."""
-        self.membership.host(topic.uid, topic.name, ())
 
     # ── what comes due ──
 

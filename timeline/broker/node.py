@@ -72,29 +72,17 @@ class Node:
         self.tasks, self.scheduler = Tasks(self._crashed), LoopScheduler(clock.monotonic_ms)
         runtime = self._runtime = Runtime(clock, self.limits, self.metrics, self.tasks, self.scheduler)
         changed = asyncio.Event()
-        self.store = MeteredStore(
-            store, clock, self.limits, self.metrics, changed.set, lambda uid: self.counts.used(uid), journal
-        )
+        self.store = MeteredStore(store, runtime, changed.set, lambda uid: self.counts.used(uid), journal)
         self.readiness = Readiness(self.store, membership, changed)
         self.dealers = Dealers(self._dealer_of, self.tasks)
-        self.cluster = ClusterHints(
-            membership, name, make_peer, self.limits, self.metrics, self.tasks, self.dealers.hint
-        )
+        self.cluster = ClusterHints(runtime, membership, name, make_peer, self.dealers.hint)
         self._membership_log = MembershipLog(membership, name)
         self.catalog = Catalog(self.store, clock, random_bits, self._topic_changed, self.cluster.alone)
         self.intake = Intake(self.store, runtime, self.cluster.scheduled)
         self.settling = Settling(self.store, runtime, self.cluster.scheduled)
         self.outboxes = Outboxes(self.limits.outboxes_bytes, self.dealers.wake)
         self.clocks = Clocks(
-            name=name,
-            clock=clock,
-            store=store,
-            members=membership.members,
-            consumers=self.dealers.consumers,
-            peers=self.cluster.peers,
-            limits=self.limits,
-            metrics=self.metrics,
-            changed=self._trust_changed,
+            runtime, store, membership.members, self.dealers.consumers, self.cluster.peers, self._trust_changed
         )
         self._to_sweep = TopicRounds(EMPTY_SWEPT)
         self.counts = MessageCounts(runtime, self.catalog, self.store, self.cluster, self._to_sweep)
@@ -260,7 +248,7 @@ class Node:
     def _forget(self, topic: Topic) -> None:
         """The topic was dropped."""
         self.dealers.drop(topic)
-        self.cluster.drop(topic)
+        self.cluster.host(topic, ())
         self.counts.forget(topic.uid)
         self._to_sweep.remove(topic.uid)
         self.metrics.forget_topic(topic.name)

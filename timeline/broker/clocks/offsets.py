@@ -26,9 +26,8 @@ from timeline.broker.clocks.drift import (
 from timeline.broker.cluster import BrokerPeers
 from timeline.broker.dispatch.roster import ConnectedConsumer
 from timeline.broker.fairness import CooperativePace
-from timeline.broker.limits import Limits
-from timeline.clock import WARN_MS, Clock, StepVerdict
-from timeline.metrics import Metrics
+from timeline.broker.runtime import Runtime
+from timeline.clock import WARN_MS, StepVerdict
 from timeline.storage_plugins.contract import Store, StoreError
 from timeline.sync import Member
 from timeline.wire import Ping, Pong, TransportError, WireError, decode_as, encode
@@ -51,24 +50,20 @@ class Clocks:
 
     def __init__(
         self,
-        *,
-        name: str,
-        clock: Clock,
+        runtime: Runtime,
         store: Store,
         members: Callable[[], Sequence[Member]],
         consumers: Callable[[], Iterable[ConnectedConsumer]],
         peers: BrokerPeers,
-        limits: Limits,
-        metrics: Metrics,
         changed: Callable[[], None],
     ) -> None:
-        self._name, self._clock, self._store = name, clock, store
+        self._clock, self._limits, self._metrics = runtime.clock, runtime.limits, runtime.metrics
+        self._name, self._store, self._changed = peers.name, store, changed
         self._members, self._consumers, self._peers = members, consumers, peers
-        self._limits, self._metrics, self._changed = limits, metrics, changed
         self._others: dict[str, PeerClock] = {}
         self._of_store = ClockSamples()
         self._asking: asyncio.Task[None] | None = None
-        self._conscience = ClockJudgement(clock.monotonic_ms())
+        self._conscience = ClockJudgement(self._clock.monotonic_ms())
         self._verdict: StepVerdict | None = None
         self._shown: set[tuple[str, str]] = set()
         self._adrift = False

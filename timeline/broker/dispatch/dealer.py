@@ -62,7 +62,7 @@ class OwnSettles:
         """Return leases that no handler has seen."""
         for batch in batches:
             if len(batch):
-                self._begin(batch.unseen(self._random_bits), "handing back")
+                self._begin(batch.settles(Operation.RELEASE, self._random_bits, unseen=True), "handing back")
 
     def bury(self, batch: LeasedBatch, reason: bytes) -> None:
         """Make dead letters of messages that cannot be delivered."""

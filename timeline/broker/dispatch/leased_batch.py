@@ -86,10 +86,6 @@ class LeasedBatch(ColumnBatch):
             yield self.slice(start, stop)
             start = stop
 
-    def unseen(self, random_bits: Callable[[int], int]) -> Settles:
-        """Return the settles that release it as never seen by any handler."""
-        return self.settles(Operation.RELEASE, random_bits, unseen=True)
-
     def settles(
         self, operation: Operation, random_bits: Callable[[int], int], *, unseen: bool = False, reason: bytes = b""
     ) -> Settles:

@@ -11,11 +11,9 @@ import numpy as np
 
 from timeline.broker.dispatch.rounds import LeaseTimes
 from timeline.broker.journal.events import Journal
-from timeline.broker.limits import Limits
+from timeline.broker.runtime import Runtime
 from timeline.broker.status.late import Spans
-from timeline.clock import Clock
 from timeline.columns import ColumnBatch, Ragged
-from timeline.metrics import Metrics
 from timeline.model import Answers, Operation, Rows, Status, Topic
 from timeline.storage_plugins.contract import (
     Grant,
@@ -77,15 +75,13 @@ class MeteredStore:
     def __init__(
         self,
         store: Store,
-        clock: Clock,
-        limits: Limits,
-        metrics: Metrics,
+        runtime: Runtime,
         changed: Callable[[], None],
         used: Callable[[int], object],
         journal: Journal | None = None,
     ) -> None:
         self.store, self.journal = store, journal
-        self._clock, self._slow_ms, self._metrics = clock, limits.slow_ms, metrics
+        self._clock, self._slow_ms, self._metrics = runtime.clock, runtime.limits.slow_ms, runtime.metrics
         self._changed, self._used = changed, used
         self._down = self.refused = ""
         self.full = False
