@@ -1,11 +1,10 @@
-"""What happened, written down by every process, and the judge that reads it.
+"""Histories: all processes write down what happened, and a judge reads it.
 
-`record` writes and reads histories. `checker.check` names each promise of the service that a history and the store's
-last state show broken; it judges the simulation, the tests with real processes, and the demo.
+`record` writes and reads histories. `checker.check` names each promise of the service that a history, or the store's
+last state, shows broken. It judges the simulation, the tests with real processes, and the demo.
 
 A *story* is all that callers' histories say of one id. An id may have several lives; each begins with a put. A *course*
-is what the store's own side says of one id: the message's state from each change to the next, where nothing has to be
-guessed.
+is the store's side of one id: the message's state from each change to the next. Nothing in it is guessed.
 """
 
 from timeline.history.checker import Verdict, check

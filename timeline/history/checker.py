@@ -1,6 +1,6 @@
-"""The judge of a run: reads what every process did and what the store has left, and names each broken promise.
+"""The judge of a run. It reads what every process did and what the store has left, and names each broken promise.
 
-Operations of a history and their arguments (a `topic` goes with each, "" when there is only one):
+Operations of a history and their arguments. A `topic` goes with each, "" when there is only one.
 
 | operation | arguments | result |
 |---|---|---|
@@ -19,14 +19,14 @@ Operations of a history and their arguments (a `topic` goes with each, "" when t
 | fault | what (crash, stop, continue, drain, cut, step …) | |
 | healed | all faults are over | |
 | commit | see `commits` | |
-| deal | see `liveness` | |
+| deal | see `dealing` | |
 | queue | what, most, bound: the most that a queue of a broker held, and may hold | |
 
-Absent values are unknown. A result may say `repeated`: the call was sent again after an answer was lost; and
-`lingers`: where there are several brokers, the first sending may be done after the second one was answered.
+Absent values are unknown. `repeated` in a result: the call was sent again after an answer was lost. `lingers`: of
+several brokers, the first one may still do what the second one was asked and answered.
 
-What is not certain is never held against anybody: an operation whose outcome is unknown may
-have happened or not, and at any time after it was invoked; operations that overlap may have happened in either order.
+Doubt never counts against anybody. An operation whose outcome is unknown may have happened or not, at any time after it
+was invoked. Operations that overlap may have happened in either order.
 """
 
 from __future__ import annotations
@@ -37,14 +37,13 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from timeline.history.commits import answers, commits
-from timeline.history.liveness import left_lying, stranded
+from timeline.history.dealing import left_lying, left_out, over_bounds, over_credit, stranded, unfair
 from timeline.history.lives import is_early, lives
 from timeline.history.record import Event, Values, in_order, read_lines
-from timeline.history.sharing import left_out, over_bounds, over_credit, unfair
 from timeline.history.story import Declared, Story, Violation, sort_out
 
 TOLD_IDS = 3
-"""Of so many ids with a broken promise a verdict tells all that was done with them."""
+"""A verdict has the whole stories of this many ids with a broken promise."""
 DOUBLED = ("S2", "S10", "S11")
 LOST = ("S8", "L1")
 UNANSWERED = ("commit", "deal", "queue", "fault", "healed", "consume", "parted", "lost")
@@ -53,9 +52,12 @@ UNANSWERED = ("commit", "deal", "queue", "fault", "healed", "consume", "parted",
 
 @dataclass(slots=True)
 class Verdict:
-    """What was found. `violations`: each broken promise. `counts`: `put moved cancelled delivered acked redelivered
-    late early lost doubled`, in messages or deliveries; `statuses`: how often each operation was answered what; `told`:
-    of the first ids among the violations all that was done with them, so that one failure shows what led to it."""
+    """The result of a check.
+
+    `violations`: each broken promise. `counts`: `put moved cancelled delivered acked redelivered late early lost
+    doubled`, in messages or deliveries. `statuses`: how often each operation had which answer. `told`: everything that
+    was done with the first ids among the violations.
+    """
 
     violations: list[Violation]
     counts: dict[str, int]
@@ -67,7 +69,7 @@ class Verdict:
         return not self.violations
 
     def summary(self) -> str:
-        """A line of counts, then each violation, then the first ids' whole stories."""
+        """Return a line of counts, then each violation, then the first ids' whole stories."""
         counted = ", ".join(f"{name} {count}" for name, count in self.counts.items())
         stories = ("\n    ".join([f"all of {name}:", *lines]) for name, lines in self.told.items())
         return "\n".join([counted, *(str(violation) for violation in self.violations), *stories])
@@ -84,15 +86,14 @@ def check(
     end_wall_ms: float | None = None,
     most: int = 20,
 ) -> Verdict:
-    """Judges a run. `history`: events, or the lines of one history. `dump`: what the store had at the end (see
-    `storage_plugins.conformance.crowd`).
+    """Judge a run.
 
-    `durable`: what the store declares; where it does not keep what it answered, messages put before the last crash may
-    be gone. `clock_bound_ms`: by how much the broker's clock may differ from true time (0 where one clock decides).
-    `transit_bound_ms`: the longest a delivery may be under way; a delivery handed to code later than that after its
-    lease ended is a violation (None: not known). `liveness_bound_ms`: how long after its due, or after the `healed`
-    line, a message may at most wait (None: not judged). `end_wall_ms`: true time of the dump. At most `most` violations
-    of each kind are kept; the counts count all.
+    `history`: events, or the lines of one history. `dump`: the store's last state (see
+    `storage_plugins.conformance.crowd`). `durable`: as the store declares. If False, messages put before the last crash
+    may be gone. `clock_bound_ms`: by how much the broker's clock may differ from true time; 0 if one clock decides.
+    `transit_bound_ms`: how long after its lease ended a delivery may reach code; None: not judged.
+    `liveness_bound_ms`: how long a message may wait after its due time, or after the `healed` line; None: not judged.
+    `end_wall_ms`: true time of the dump. `most`: how many violations of each kind are kept; the counts count all.
     """
     events = _events(history)
     rows = list(dump)
@@ -124,7 +125,7 @@ def check(
 
 
 def _told(shown: list[Violation], stories: list[Story], events: list[Event]) -> dict[str, list[str]]:
-    """The whole stories of the first ids that a promise was broken to."""
+    """Return the whole stories of the first ids with a broken promise."""
     named = list(dict.fromkeys((violation.topic, violation.id) for violation in shown if violation.id))[:TOLD_IDS]
     if not named:
         return {}
@@ -187,7 +188,7 @@ def _declared(events: list[Event], given: Declared) -> Declared:
 
 
 def _count(events: list[Event], clock_bound_ms: float) -> tuple[dict[str, int], Counter[tuple[str, str]]]:
-    """What happened, in numbers. A message put again after it was gone counts again."""
+    """Return what happened, in numbers. A message put again after it was gone counts again."""
     statuses: Counter[tuple[str, str]] = Counter()
     counts = dict.fromkeys(("put", "moved", "cancelled", "delivered", "acked", "redelivered", "late", "early"), 0)
     names = {"put": "put", "move": "moved", "cancel": "cancelled", "ack": "acked"}

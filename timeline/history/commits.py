@@ -1,13 +1,15 @@
-"""The store's own side, where a history has it: its changes against the rules, and all answers against its changes.
+"""The store's side of a history: its changes judged by the rules, and all answers judged by its changes.
 
-Changes: each with the version it made (S3), never over a lease that runs (S11), before its due time (S7) or after the
-end (S6), and each call once (S16). Answers: an OK has its change (S8), every change has its call and no call two (S9,
-S16), a refusal has its reason (S3, S4, S5), code receives what was leased (S9), and the dump is where the changes lead.
+Changes: each has the version it made (S3). None is over a running lease (S11), before its due time (S7), after the end
+(S6), or the second of one call (S16).
 
-A `commit` line's arguments: `topic id birth version kind due_ms holder now_ms op` as the message stands afterwards,
-`kind` being put, lease, regrant, extend, release, bury, move, revive, or for what is gone ack, cancel, purge, expire,
-replace (by a put whose birth is `op`, and whose own line follows); of a put also `group sum size expires_ms`, of a
-lease `was_due_ms` and `due_before_ms`, of a release `unseen`, of a cancel `leased`.
+Answers: an OK has its change (S8). Every change has a call of its own (S9, S16). A refusal has its reason (S3, S4, S5).
+Code receives what was leased (S9). The dump is where the changes lead.
+
+A `commit` line has the arguments `topic id birth version kind due_ms holder now_ms op`, as the message stands
+afterwards. Kinds: put, lease, regrant, extend, release, bury, move, revive; for a message that is gone ack, cancel,
+purge, expire, replace. A replace is by a put whose birth is `op` and whose own line follows. Some kinds have more
+arguments: a put `group sum size expires_ms`, a lease `was_due_ms due_before_ms`, a release `unseen`, a cancel `leased`.
 """
 
 from __future__ import annotations
@@ -15,16 +17,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from math import inf
 
-from timeline.history.course import Course, CourseStretch, MessageState, expires_by
 from timeline.history.lives import asked_window
 from timeline.history.record import Event
-from timeline.history.story import SETTLES, Story, Violation, met
+from timeline.history.story import SETTLES, Course, CourseStretch, MessageState, Story, Violation, expires_by, met
 
 MAKERS = ("put", "lease", "regrant", "release", "move", "revive")
 ONCE = ("release", "move", "revive")
 HOLDERS = ("regrant", "extend", "release", "ack", "bury")
 RAISE = ("revive", "purge")
-"""What is for dead letters alone."""
+"""These kinds are for dead letters alone."""
 
 CHANGES = {
     "put": ("put", "move"), "move": ("move",), "cancel": ("cancel",), "revive": ("revive",), "purge": ("purge",),
@@ -35,13 +36,13 @@ ASKED = {
     "put": ("put",), "move": ("move", "move_tag", "put"), "cancel": ("cancel", "cancel_tag"), "revive": ("revive",),
     "purge": ("purge",), "ack": ("ack",), "replace": ("put",),
 }  # fmt: skip
-"""Who may have asked for a change. Drivers and brokers extend, release and bury of their own accord."""
+"""The operations that may have asked for a change. Drivers and brokers extend, release and bury of their own accord."""
 ENDED = ("release", "ack", "bury")
 """How a holder, or the broker for it, ends a lease."""
 
 
 def commits(story: Story) -> Iterator[Violation]:
-    """Whether the store's changes, in the order it made them, follow the rules."""
+    """Judge whether the store's changes, in the order it made them, follow the rules."""
     if story.forgotten or not story.commits:
         return
     calls: dict[int, Event] = {}
@@ -59,8 +60,8 @@ def commits(story: Story) -> Iterator[Violation]:
 
 
 def _once(story: Story, event: Event, calls: dict[int, Event]) -> Iterator[Violation]:
-    """A call repeated changes nothing. A message remembers its last such call only: one repeated after another came
-    between is new to it."""
+    """A repeated call changes nothing. A message remembers its last such call only: one repeated after another is new
+    to it."""
     kind, op = event.arguments["kind"], event.arguments.get("op", 0)
     if kind == "put":
         calls.clear()
@@ -73,8 +74,8 @@ def _once(story: Story, event: Event, calls: dict[int, Event]) -> Iterator[Viola
 
 
 def _stored(story: Story, before: CourseStretch, event: Event) -> Iterator[Violation]:
-    """A put meets nothing, but for what expired or outlived its retention, which goes without a line of its own. It
-    may have been on its way to the store while somebody whose `now` was later removed that."""
+    """A put meets nothing, except a message that expired or outlived its retention. Such a message goes without a line
+    of its own. Another process with a later `now` may have removed it while the put was on its way."""
     if before.standing is None or story.topic in story.declared.retention:
         return
     if not expires_by(before.standing, max(event.arguments["now_ms"], event.wall_ms + story.declared.clock_bound_ms)):
@@ -82,7 +83,7 @@ def _stored(story: Story, before: CourseStretch, event: Event) -> Iterator[Viola
 
 
 def _met(story: Story, before: CourseStretch, standing: MessageState, event: Event) -> Iterator[Violation]:
-    """The version that the change made, or met, and whose the message was."""
+    """Check the version that the change made or met, and the holder."""
     values, shown = event.arguments, (before.by, event)
     kind, version = values["kind"], values["version"]
     if kind in MAKERS and version != standing.version + 1:
@@ -119,12 +120,12 @@ def _lease(story: Story, standing: MessageState, made: Event | None, event: Even
 
 
 def _under_lease(story: Story, standing: MessageState, now_ms: float) -> bool:
-    """Whether a lease certainly ran at `now_ms`."""
+    """Return whether a lease certainly ran at `now_ms`."""
     return bool(standing.holder) and not standing.dead and now_ms + story.declared.clock_bound_ms < standing.due_ms
 
 
 def answers(story: Story) -> Iterator[Violation]:
-    """Whether answers, deliveries and the dump agree with the store's changes."""
+    """Judge whether answers, deliveries and the dump agree with the store's changes."""
     if story.forgotten or not story.declared.witnessed:
         return
     course = story.course
@@ -169,7 +170,7 @@ def _answer(story: Story, course: Course, event: Event) -> Iterator[Violation]:
 
 
 def _is_of(course: Course, event: Event, change: Event, whatever: bool = False) -> bool:
-    """Whether `change` is what `event`, answered OK, says that it did; `whatever`: to any version."""
+    """Return whether `change` is the one that `event` was answered OK for. `whatever`: to any version."""
     asked, did = event.arguments, change.arguments
     if event.operation in SETTLES:
         version = asked["version"] + (event.operation == "release")
@@ -183,14 +184,15 @@ def _is_of(course: Course, event: Event, change: Event, whatever: bool = False) 
 
 
 def _names(event: Event, version: int) -> bool:
-    """Whether the answer may mean the change that made `version`. Sent again, a call is answered how things stand."""
+    """Return whether the answer may mean the change that made `version`. A repeated call is answered by the present
+    state."""
     told = event.result.get("version")
     return not told or told == version or (bool(event.result.get("repeated")) and told > version)
 
 
 def _by_repeat(story: Story, course: Course, event: Event) -> bool:
-    """Whether OK may mean that the call, sent again after a lost answer, found things done: an ack finds nothing, a
-    bury a dead letter with its token (which the broker may have buried), an extend or a move what came later."""
+    """Return whether a call, sent again after a lost answer, was OK because it found things done. An ack finds nothing.
+    A bury finds a dead letter with its token, which the broker may have buried."""
     stretches = list(course.during(event))
     if event.operation == "ack":
         return bool(event.result.get("repeated")) and any(_gone(story, one, event) for one in stretches)
@@ -209,8 +211,8 @@ def _gone(story: Story, stretch: CourseStretch, event: Event) -> bool:
 
 
 def _may_have_expired(story: Story, standing: MessageState, event: Event) -> bool:
-    """Whether the message may have been found past its expiry, and removed, before `event` returned: that goes without
-    a line of its own. A lease that runs and a dead letter outlive expiry."""
+    """Return whether the message may have been removed past its expiry before `event` returned. That has no line of its
+    own. A running lease and a dead letter outlive expiry."""
     wall_ms = event.wall_ms + (event.returned - event.invoked) + story.declared.clock_bound_ms
     return expires_by(standing, wall_ms)
 
@@ -271,11 +273,11 @@ REASONS: dict[str, Reason] = {
     "NOT_FOUND": _gone, "FENCED": _fenced, "LEASED": _leased, "DEAD": _dead, "EXISTS": _exists,
     "FORBIDDEN": _forbidden, "DUPLICATE": _duplicate, "EXPIRED": _expired, "OK": _found,
 }  # fmt: skip
-"""For each status that is about the message: whether a stretch explains it."""
+"""For each status about the message: whether a stretch explains it."""
 
 
 def _refused_before(story: Story, stretch: CourseStretch, event: Event, status: str) -> bool:
-    """Whether another refusal would have come before this one: FORBIDDEN, then FENCED, then what has become of it."""
+    """Return whether another refusal goes before this one: FORBIDDEN, then FENCED, then the message's state."""
     if status not in ("FENCED", "LEASED", "DEAD", "EXISTS", "DUPLICATE", "EXPIRED") or event.result.get("settled"):
         return False
     if event.operation not in SETTLES and _forbidden(story, stretch, event):
@@ -287,7 +289,7 @@ def _refused_before(story: Story, stretch: CourseStretch, event: Event, status: 
 
 
 def _remembered(story: Story, course: Course) -> Iterator[Violation]:
-    """An id that its topic remembers is not stored again."""
+    """A topic that remembers an id does not store it again."""
     if not story.remembers:
         return
     for before, change in zip(course.stretches, course.changes, strict=False):
@@ -297,8 +299,8 @@ def _remembered(story: Story, course: Course) -> Iterator[Violation]:
 
 
 def _asked(story: Story, course: Course) -> Iterator[Violation]:
-    """Each change was asked for by a call that was under way, and each call asked for its own. A call has one operation
-    id (a put its birth), whatever it met when it was sent again, so that its changes are known by that."""
+    """Each change was asked for by a call that was under way, and each call asked for its own change. A call keeps one
+    operation id when it is repeated (a put its birth), so its changes are known by that."""
     wanted: dict[tuple[str, int, int], list[Event]] = {}
     for at, change in enumerate(course.changes):
         values, kind = change.arguments, change.arguments["kind"]
@@ -324,15 +326,15 @@ Call = tuple[int, str, int]
 
 
 def _call(course: Course, event: Event, key: tuple[str, int, int], change: Event) -> Call:
-    """What of a call a change uses up. An ack sent again may meet the second life of a birth that lived twice, under
-    the same token."""
+    """Return the part of a call that a change uses up. A repeated ack may meet the second life of a birth that lived
+    twice, under the same token."""
     again = event.result.get("repeated") or not event.happened
     twice = key[0] == "ack" and again and course.births(change.arguments["birth"]) > 1
     return id(event), key[0], key[2] if twice else 0
 
 
 def _matched(able: list[list[Call]]) -> list[bool]:
-    """For each of the wanted, whether it gets a call of its own, where as many as possible do."""
+    """Return for each change whether it gets a call of its own, if as many as possible do."""
     taken: dict[Call, int] = {}
 
     def find(at: int, seen: set[Call]) -> bool:
@@ -348,7 +350,7 @@ def _matched(able: list[list[Call]]) -> list[bool]:
 
 
 def _may_have_made(story: Story, event: Event, changes: list[Event]) -> bool:
-    """Whether the call may have made all these changes, which carry one operation id."""
+    """Return whether the call may have made all these changes, which carry one operation id."""
     kind = changes[0].arguments["kind"]
     if not event.may_have_happened or event.operation not in ASKED[kind]:
         return False
@@ -374,7 +376,7 @@ def _may_have_made(story: Story, event: Event, changes: list[Event]) -> bool:
 
 
 def _granted(story: Story, course: Course, receive: Event) -> Iterator[Violation]:
-    """What reached code is what a lease gave to this consumer before, scheduled as it stood then."""
+    """Code received only what a lease gave to this consumer before, with the schedule of that time."""
     seen = receive.arguments
     token = seen["birth"], seen["version"], seen["consumer"]
     leased = [
@@ -398,9 +400,9 @@ def _granted(story: Story, course: Course, receive: Event) -> Iterator[Violation
 
 
 def _over_before(course: Course, token: tuple[int, int, str], receive: Event) -> Event | None:
-    """What ended the lease of `token` for certain before it was received: it was handed back, acknowledged or buried by
-    whoever had it. A cancel may meet a delivery under way, and so may the ack of a first life that is sent again and
-    meets the second one of the same birth; a lease that ran out is a matter of time (see `lives`)."""
+    """Return the change that certainly ended the lease of `token` before it was received: its holder released, acked or
+    buried it. A cancel may meet a delivery under way. So may a repeated ack of a first life that meets the second one
+    of the same birth. For leases that ran out see `lives`."""
     over: Event | None = None
     acked = False
     for stretch, by in zip(course.stretches, [*(after.by for after in course.stretches[1:]), None], strict=True):
@@ -416,7 +418,7 @@ def _over_before(course: Course, token: tuple[int, int, str], receive: Event) ->
 
 
 def _dump(story: Story, course: Course) -> Iterator[Violation]:
-    """What the store has at the end is where its changes led."""
+    """The store's last state is where its changes led."""
     last = course.stretches[-1]
     if last.standing is None:
         for row in story.rows:

@@ -1,7 +1,7 @@
-"""What callers saw of each life (one birth) of an id, judged by what was put, asked, answered and handed out.
+"""Callers' view of each life (one birth) of an id: what was put, asked, answered and handed out.
 
-S1 never early, S2 versions, S3 one writer per version, S4 fencing, S5 late acks, S6 no resurrection, S7 moves, S8 no
-loss, S9 no phantom, S10 and S11 no lease again before the last one ended, S16 no double shift.
+The checks: S1 never early. S2 versions. S3 one writer per version. S4 fencing. S5 late acks. S6 no resurrection. S7
+moves. S8 no loss. S9 no phantom. S10, S11 no lease before the last one ended. S16 no double shift.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NEEDS_IT = ("move", "extend", "release", "bury", "revive", "get")
 
 @dataclass(slots=True)
 class Made:
-    """A version that was certainly made, and between when (monotonic ms). `by` showed it."""
+    """A version that was certainly made, between `after` and `before` (monotonic ms). `by` showed it."""
 
     version: int
     after: float
@@ -32,7 +32,7 @@ class Made:
 
 @dataclass(slots=True)
 class Life:
-    """What is certain about one birth."""
+    """All that is certain about one birth."""
 
     birth: int
     content: int | None
@@ -44,7 +44,7 @@ class Life:
 
 
 def life_of(story: Story, birth: int, content: int | None) -> Life:
-    """Collects what is certain about the life `birth` of a story."""
+    """Collect what is certain about the life `birth` of a story."""
     receives = [event for event in story.receives if event.arguments["birth"] == birth]
     settles = [event for event in story.settles if event.arguments["birth"] == birth]
     sole = [event for event in story.mutations if event.happened and story.sole(event, birth, content)]
@@ -64,12 +64,12 @@ def life_of(story: Story, birth: int, content: int | None) -> Life:
 
 
 def released_version(release: Event) -> int:
-    """The version that a release made: one more than its token's."""
+    """Return the version that a release made: one more than its token's."""
     return int(release.arguments["version"]) + 1
 
 
 def lives(story: Story) -> Iterator[Violation]:
-    """What is wrong with a story, as callers saw it: first what shows in all of it, then life by life."""
+    """Judge a story as callers saw it: first as a whole, then life by life."""
     yield from _phantoms(story)
     for receive in story.receives:
         yield from _early(story, receive)
@@ -136,8 +136,8 @@ def _fencing(story: Story, life: Life) -> Iterator[Violation]:
 
 
 def _may_have_been_gone(story: Story, use: Event) -> bool:
-    """Whether an ack may count as done only because, repeated after its answer was lost, it found nothing: something
-    else ended the message before."""
+    """Return whether an ack may count as done only because it was repeated and found nothing: something else ended the
+    message before."""
     if use.operation != "ack":
         return False
     return any(start <= use.returned and event is not use for start, _, event in story.removers())
@@ -172,8 +172,8 @@ def _used_after(story: Story, life: Life, end: Event) -> Iterator[Violation]:
 
 
 def _granted_after(story: Story, end: Event, receive: Event) -> bool:
-    """Whether the lease of `receive` was certainly granted after `end`: had it been there before, it would have stood
-    in the way of a cancel that spares leases, for it still runs."""
+    """Return whether the lease of `receive` was certainly granted after `end`. A lease from before that still runs
+    would have stopped a cancel that spares leases."""
     if end.arguments.get("leased"):
         return False
     ended_wall_ms = end.wall_ms + (end.returned - end.invoked)
@@ -183,8 +183,8 @@ def _granted_after(story: Story, end: Event, receive: Event) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AskedSchedule:
-    """A schedule that somebody asked for: due in [low, high] ms, made with `version` (0: not known, so it may be the
-    one that stands, whatever the version)."""
+    """A schedule that somebody asked for: due in [low, high] ms. `version`: the one it made; 0: unknown, so that it may
+    stand at any version."""
 
     low: float
     high: float
@@ -196,7 +196,7 @@ class AskedSchedule:
 
 
 def is_early(receive: Event, bound_ms: float) -> bool:
-    """Whether a delivery reached code before its due or its scheduled time, by more than `bound_ms`."""
+    """Return whether a delivery reached code before its due or its scheduled time, by more than `bound_ms`."""
     due_ms = max(receive.arguments["due_ms"], receive.arguments["scheduled_ms"])
     return bool(receive.wall_ms + bound_ms < due_ms)
 
@@ -215,7 +215,7 @@ def _early(story: Story, receive: Event) -> Iterator[Violation]:
 
 
 def asked_window(story: Story, event: Event) -> tuple[float, float] | None:
-    """The dues that `event` can have asked for; None when it asked for none."""
+    """Return the due times that `event` can have asked for; None when it asked for none."""
     arguments, bound_ms = event.arguments, story.declared.clock_bound_ms
     if arguments.get("due_ms") is not None:
         low, high = float(arguments["due_ms"]), float(arguments["due_ms"]) + 0.999
@@ -231,7 +231,7 @@ def asked_window(story: Story, event: Event) -> tuple[float, float] | None:
 
 
 def _asked(story: Story, life: Life) -> list[AskedSchedule]:
-    """All that may have scheduled this life, those known by version last among equals."""
+    """Return all that may have scheduled this life."""
     found: list[AskedSchedule] = []
     storers = story.storers_of(life.birth, life.content)
     for event in (*story.puts, *story.mutations, *life.settles):
@@ -273,7 +273,7 @@ def _schedules(story: Story, life: Life) -> Iterator[Violation]:
 def _schedule(
     story: Story, asked: list[AskedSchedule], shifts: list[Event], at: tuple[int, int, float], shown: Event | Values
 ) -> Iterator[Violation]:
-    """Whether the schedule seen with a version is one that was asked for and not replaced since."""
+    """Check that the schedule seen with a version was asked for and not replaced since."""
     version, scheduled_ms, when = at
     before = [one for one in asked if one.by.invoked <= when]
     latest = max((one for one in before if 0 < one.version < version), key=lambda one: one.version, default=None)
@@ -297,17 +297,17 @@ def _schedule(
 
 
 def _may_stand(one: AskedSchedule, latest: AskedSchedule | None) -> bool:
-    """Whether what was asked for stands after `latest`: it is that, or it was under way beside it. Repeated on its way,
-    a call may then be applied once more after the other: a message remembers its last call only."""
+    """Return whether a schedule stands after `latest`: it is that one, or was under way beside it. If it was repeated,
+    it may have been applied once more after the other: a message remembers its last call only."""
     if latest is None or one is latest:
         return True
     return one.by.invoked <= latest.by.effect_until and latest.by.invoked <= one.by.effect_until
 
 
 def _taken_over(story: Story, first: Event, second: Event) -> bool:
-    """Whether another session of the first one's consumer was there: it may have had the message in between, unseen,
-    and have given it back. One that was cut off comes back, and is then told that it was superseded, or supersedes in
-    its turn."""
+    """Return whether another session of the first one's consumer was there. It may have had the message in between,
+    unseen, and have returned it. A session that was cut off comes back: then it is superseded, or supersedes in its
+    turn."""
     consumer, mine = first.arguments.get("consumer", ""), first.arguments.get("session", 0)
     if consumer == second.arguments.get("consumer", "") and mine != second.arguments.get("session", 0):
         return True
@@ -319,7 +319,7 @@ def _taken_over(story: Story, first: Event, second: Event) -> bool:
 
 
 def _may_add(shift: Event, schedulers: list[Event]) -> list[float]:
-    """By how much a bulk shift may move a message: once. Where another call for the message came while it went on, its
+    """Return by how much a bulk shift may move a message: once. If another call for the message came meanwhile, its
     repeat may be new to the message, which remembers its last call only."""
     by_ms = float(shift.arguments["by_ms"])
     between = (
@@ -339,7 +339,7 @@ def _leases(story: Story, life: Life) -> Iterator[Violation]:
 
 
 def unexplained(story: Story, life: Life, first: Event, second: Event) -> Violation | None:
-    """The violation in `second` following `first`, if nothing explains it."""
+    """Return the violation in `second` following `first`, if nothing explains it."""
     low, high = first.arguments["version"], second.arguments["version"]
     if low == high or _explained(story, life, first, second):
         return None
@@ -371,8 +371,8 @@ def _same_session(first: Event, second: Event) -> bool:
 
 
 def _in_time(until_ms: float, extends: list[Event]) -> list[Event]:
-    """Those whose answers came before the lease that the consumer knew of had ended. It gives the message up then, does
-    not name it when it connects again, and is leased it again: it alone, so that nobody else has it too."""
+    """Return those whose answers came before the end of the lease that the consumer knew of. At that end it gives the
+    message up and does not name it when it reconnects. It may then lease it again itself."""
     known: list[Event] = []
     for event in sorted(extends, key=lambda one: one.returned):
         if event.wall_ms + event.returned - event.invoked <= until_ms:
@@ -382,7 +382,7 @@ def _in_time(until_ms: float, extends: list[Event]) -> list[Event]:
 
 
 def _explained(story: Story, life: Life, first: Event, second: Event) -> bool:
-    """A release, a burial that was revived, or another session of the consumer that had it."""
+    """Look for a release, a burial that was revived, or another session of the consumer that had it."""
     low, high = first.arguments["version"], second.arguments["version"]
     if _taken_over(story, first, second):
         return True
@@ -458,13 +458,13 @@ def _lost(story: Story) -> Iterator[Violation]:
 
 
 def _expired_before_dump(story: Story, start: float, put: Event) -> bool:
-    """Whether an expiry that began at `start`, counted from `put` by the wall clock, came before the dump was made.
-    What has a line of its own did: by another process's clock it would be off by what the two drifted apart."""
+    """Return whether an expiry that began at `start`, counted from `put` by the wall clock, came before the dump. Ends
+    with lines of their own did: another process's clock may have drifted."""
     return put.wall_ms + (start - put.invoked) <= story.declared.end_wall_ms if start > -inf else True
 
 
 def _not_found(story: Story) -> Iterator[Violation]:
-    """NOT_FOUND is an answer only where the message may have been gone."""
+    """NOT_FOUND is an answer only if the message may have been gone."""
     asked = [
         event
         for event in (*story.mutations, *story.settles, *story.reads)

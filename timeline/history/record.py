@@ -1,10 +1,12 @@
-"""What a process did, one JSON line an operation, and how to read it back.
+"""Histories: one JSON line per operation of a process, written and read back.
 
-A line says `invoked` and `returned` (monotonic ms of the machine), `wall_ms` (true wall time when invoked), `process`,
-`operation`, `arguments`, `outcome` (ok, fail: nothing of it happened, unknown: it may have), `result`. An operation
-that takes a while has two lines with the same `call`: one before it starts, so that whatever it may have done is
-accounted for when its process is killed in the middle, and one with its answer. A line may carry many messages:
-`arguments` is then a list, and so are `outcome` and `result`.
+A line has `invoked` and `returned` (monotonic ms of the machine), `wall_ms` (true wall time when invoked), `process`,
+`operation`, `arguments`, `outcome` and `result`. Outcomes: ok; fail: nothing of it happened; unknown: it may have
+happened.
+
+A long operation has two lines with the same `call`: one before it starts, and one with its answer. So its effect is
+accounted for when its process is killed in between. A line may carry many messages: `arguments` is then a list, and so
+are `outcome` and `result`.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ OK, FAIL, UNKNOWN = "ok", "fail", "unknown"
 
 @dataclass(slots=True, eq=False)
 class Event:
-    """One operation on one message (or one fault marker). `returned` is infinity, `outcome` unknown, until it answered;
-    `number` orders the lines of a history for people."""
+    """One operation on one message, or one fault marker. Until it is answered, `returned` is infinity and `outcome`
+    unknown. `number`: its place in the history."""
 
     process: str
     operation: str
@@ -41,8 +43,8 @@ class Event:
 
     @property
     def effect_until(self) -> float:
-        """Monotonic ms after which it can no longer take effect: never, when nobody knows whether it did. Nor where its
-        result says `lingers`: it was sent to one broker, given up there, and answered by another one."""
+        """Monotonic ms after which it can no longer take effect: infinity if its outcome is unknown. Also if its result
+        says `lingers`: one broker had it and was given up, another one answered."""
         return inf if self.outcome == UNKNOWN or self.result.get("lingers") else self.returned
 
     @property
@@ -51,12 +53,12 @@ class Event:
 
     @property
     def may_have_happened(self) -> bool:
-        """Unless it failed for certain. A call that was repeated after its answer was lost may have been done at first
-        and fail the second time, because of what came between: its result says `repeated`."""
+        """Whether it did not fail for certain. A repeated call (`repeated` in its result) may have been done at first
+        and fail the second time."""
         return self.outcome != FAIL or bool(self.result.get("repeated"))
 
     def as_line(self) -> str:
-        """The event as one JSON line, the same for the same event."""
+        """Return the event as one JSON line, the same for the same event."""
         returned = None if self.returned == inf else self.returned
         return json.dumps(
             {
@@ -78,7 +80,7 @@ Arguments: TypeAlias = Values | Sequence[Values]
 
 
 class History:
-    """Where one process notes what it does; kept in memory. Subclasses put it elsewhere."""
+    """The notes of one process, kept in memory. Subclasses put them elsewhere."""
 
     def __init__(self, process: str, clock: Clock, into: list[Event] | None = None) -> None:
         self.process = process
@@ -86,7 +88,7 @@ class History:
         self.events: list[Event] = [] if into is None else into
 
     def call(self, operation: str, arguments: Arguments) -> list[Event]:
-        """Notes that an operation starts now, before anything of it can have happened; one event a message."""
+        """Note that an operation starts now, before anything of it can have happened. Return one event per message."""
         invoked, wall_ms = self.clock.monotonic_ms(), self.clock.now()
         each = [arguments] if isinstance(arguments, dict) else arguments
         made = [Event(self.process, operation, dict(one), invoked, wall_ms=wall_ms) for one in each]
@@ -94,7 +96,7 @@ class History:
         return made
 
     def answer(self, call: list[Event], outcomes: str | Sequence[str], results: Arguments = ()) -> None:
-        """Notes the answers to what `call` started: an outcome for all or one each, and results in order."""
+        """Note the answers to `call`: an outcome for all or one each, and results in order."""
         returned = self.clock.monotonic_ms()
         listed = [results] if isinstance(results, dict) else results
         for index, event in enumerate(call):
@@ -103,13 +105,13 @@ class History:
             event.result = dict(listed[index]) if index < len(listed) else {}
 
     def note(self, operation: str, arguments: Values) -> None:
-        """Notes something that happens at this instant: a delivery handed to code, a fault."""
+        """Note something that happens at this instant: a delivery handed to code, a fault."""
         self.answer(self.call(operation, arguments), OK)
 
 
 class HistoryFile(History):
-    """A history that a kill -9 of its process leaves readable: a call's first line is with the operating system before
-    `call` returns; answers and notes follow with the next call, or at `flush` or `close`."""
+    """A history that stays readable when its process is killed. The operating system has a call's first line before
+    `call` returns. Answers and notes follow with the next call, or at `flush` or `close`."""
 
     def __init__(self, path: str | Path, process: str, clock: Clock) -> None:
         super().__init__(process, clock)
@@ -140,7 +142,7 @@ class HistoryFile(History):
         self._note(operation, arguments)
 
     def notes(self, operation: str, many: Sequence[Values]) -> None:
-        """Notes several of one kind at this instant with one line."""
+        """Note several of one kind at this instant with one line."""
         if many:
             self._note(operation, list(many))
 
@@ -160,7 +162,7 @@ class HistoryFile(History):
             self.flush()
 
     def flush(self) -> None:
-        """Hands all lines noted so far to the operating system."""
+        """Hand all lines noted so far to the operating system."""
         if self._waiting:
             data = "".join(self._waiting).encode()
             self._waiting.clear()
@@ -168,7 +170,7 @@ class HistoryFile(History):
                 data = data[os.write(self._file, data) :]
 
     def close(self) -> None:
-        """Flushes and closes the file. Twice is harmless."""
+        """Flush and close the file. Twice is harmless."""
         if self._file >= 0:
             self.flush()
             os.close(self._file)
@@ -176,12 +178,12 @@ class HistoryFile(History):
 
 
 class BadHistory(ValueError):
-    """A line in the middle of a history cannot be read; the text says which."""
+    """A line in the middle of a history cannot be read. The text says which."""
 
 
 def read_history(paths: Iterable[str | Path]) -> list[Event]:
-    """The events of one or many histories, by the time they were invoked. A last line that was torn by the end of its
-    process is passed over; an operation without its answer is unknown."""
+    """Return the events of one or many histories, by the time they were invoked. A torn last line is skipped. An
+    operation without its answer is unknown."""
     events: list[Event] = []
     for path in paths:
         with open(path, "rb") as file:
@@ -198,7 +200,7 @@ def in_order(events: list[Event]) -> list[Event]:
 
 
 def read_lines(lines: Iterable[str | bytes], name: str = "history") -> Iterator[Event]:
-    """The events of one history in the order of their first lines. Raises BadHistory."""
+    """Yield the events of one history in the order of their first lines. Raise BadHistory."""
     open_calls: dict[int, list[Event]] = {}
     events: list[Event] = []
     torn = ""
@@ -244,12 +246,12 @@ def _answered(made: list[Event], value: Values) -> None:
 
 
 def outcome_of(status: str) -> str:
-    """The outcome that a definite status means: OK and DUPLICATE are ok, UNKNOWN is unknown, all others fail."""
+    """Return the outcome that a definite status means: OK and DUPLICATE are ok, UNKNOWN is unknown, all others fail."""
     if status in ("OK", "DUPLICATE"):
         return OK
     return UNKNOWN if status == "UNKNOWN" else FAIL
 
 
 def described(event: Event | Mapping[str, Any]) -> str:
-    """The event (or a row of the dump) as a line for people."""
+    """Return the event, or a row of the dump, as a line for people."""
     return event.as_line() if isinstance(event, Event) else json.dumps({"dump": dict(event)}, sort_keys=True)
