@@ -42,7 +42,7 @@ def test_an_incomplete_class_gets_a_sentence_for_each_method(check: Check) -> No
     lines = done.err.splitlines()
     assert len(lines) == len(Incomplete.__abstractmethods__)
     assert all(re.fullmatch(r"timeline: .*Incomplete lacks '\w+', which has to do this: .+\.", line) for line in lines)
-    assert "'put', which has to do this: Stores each message whose id is absent: OK with version 1." in done.err
+    assert "'put', which has to do this: Store each message whose id is absent: OK with version 1." in done.err
     assert "TypeError" not in done.err and "Traceback" not in done.err
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import timeline
+from tests.driver.broker import Broker
 from timeline import kinds, model
 from timeline.columns import Bools, Int64
 from timeline.errors import Invalid
@@ -102,3 +105,13 @@ def test_lateness_of_a_timeline_counts_from_the_scheduled_time_unless_a_lease_ra
     was_due_ms, scheduled_ms = np.array([30, 30, 5]), np.array([10, 10, 10])
     again = np.array([False, True, False])
     assert TimelineKind().late_from(was_due_ms, scheduled_ms, again).tolist() == [10, 30, 5]
+
+
+async def test_a_store_that_cannot_hold_a_kind_refuses_its_topics(tmp_path: Path) -> None:
+    broker = Broker(f"sqlite:///{tmp_path}/messages.db")
+    await broker.start()
+    async with timeline.connect(broker.address) as tl:
+        with pytest.raises(Invalid, match="this store holds no topics of kind 'slots'"):
+            await tl.create_topic("t", kind="slots")
+        assert await tl.topics() == []
+    await broker.stop()

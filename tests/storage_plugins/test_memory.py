@@ -147,6 +147,7 @@ def test_capabilities_are_as_declared() -> None:
         payload_limit_bytes=64 * 1024 * 1024,
         own_clock=False,
         exact_counts=True,
+        every_kind=True,
     )
 
 

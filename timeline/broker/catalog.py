@@ -150,6 +150,7 @@ class Catalog:
         """Create `name`. If it exists and has the given settings, return it: settings that were not given are no
         conflict. Raise Invalid or TopicConflict."""
         settings = replace(TopicSettings(), **_known(given)).check()
+        self._store.store.capabilities.check_kind(settings)
         uid = self._random_bits(63) or 1
         asked = Topic(check_topic_name(name), uid, settings, 1, self._clock.now_ms())
         async with self._turn:

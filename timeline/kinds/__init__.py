@@ -1,9 +1,11 @@
-"""Kinds of topic: what a topic does with its messages where kinds differ.
+"""Kinds of topic: how a topic treats its messages if kinds differ.
 
-A kind says when a put, a released and an abandoned message are due, in which order a bucket is leased, and from when a
-delivery counts as late. `timeline.leases` asks it for each decision, the broker once per batch. Stores apply the rules
-of `timeline` to whole batches in their own way. For a kind that is not `in_batches` a store has to ask `leases.decide`
-about each message: `memory` and the reference store do, the others not yet.
+A kind decides when a put, a released and an abandoned message are due, and in which order a bucket is leased. It also
+decides from when a delivery counts as late. `timeline.leases` asks it for each decision, the broker once per batch.
+
+Stores apply the rules of `timeline` to whole batches in their own way. For a kind that is not `in_batches`, a store
+must ask `leases.decide` about each message. Stores that do so declare `Capabilities.every_kind`; others refuse its
+topics.
 
 To add a kind, write its class in a module of its own, and name it in `KINDS` and in `model.KINDS`.
 """

@@ -1,4 +1,4 @@
-"""What a kind of topic decides."""
+"""The decisions of a kind of topic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from timeline.model import TopicSettings
 
 
 class Scheduled(Protocol):
-    """What a kind may look at in a message (`leases.Message` has it). Times are milliseconds UTC, 0 is none."""
+    """The part of a message that a kind may look at. `leases.Message` has it. Times are milliseconds UTC, 0 is none."""
 
     @property
     def due_ms(self) -> int: ...

@@ -1,21 +1,23 @@
-"""What a call's columns ask of the rules, a message at a time, and what the rules' decision is as its answer.
+"""Between a call's columns and the rules: each message's question, and the rules' decision as its answer.
 
-And what scans ask: whether a message matches, and cursors along (bucket, id).
+Also for scans: whether a message matches, and cursors along (bucket, id).
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Awaitable, Callable
+
 from timeline.leases import Ask, Decision, Message, state_of
 from timeline.leases.table import REMEMBERED
-from timeline.model import Answers, Displaced, Operation, State, Status
-from timeline.storage_plugins.contract import Mutations, Puts, ScanFilter, Settles, TagMutation
+from timeline.model import Answers, Displaced, Operation, Rows, State, Status
+from timeline.storage_plugins.contract import Mutations, Page, Puts, ScanFilter, Settles, TagMutation
 from timeline.storage_plugins.errors import StoreError, StoreUnavailable
 
 LIVING = frozenset((State.WAITING, State.AVAILABLE, State.LEASED))
 
 
 def put_asks(puts: Puts) -> list[Ask]:
-    """Return the puts as the rules ask them, one each."""
+    """Return the question to the rules for each put."""
     columns = (puts.due_ms, puts.birth, puts.groups, puts.payload_sum, puts.expires_ms, puts.move, puts.replace)
     rows = zip(*(one.tolist() for one in columns), strict=True)
     return [
@@ -28,7 +30,7 @@ def put_asks(puts: Puts) -> list[Ask]:
 
 
 def settle_asks(settles: Settles) -> list[Ask]:
-    """Return the settles as the rules ask them, one each."""
+    """Return the question to the rules for each settle."""
     numbers = (settles.operation, settles.time_ms, settles.birth, settles.version, settles.op, settles.unseen)
     columns = (*(one.tolist() for one in numbers), settles.holders.tolist(), settles.reasons.tolist())
     return [
@@ -38,7 +40,7 @@ def settle_asks(settles: Settles) -> list[Ask]:
 
 
 def mutation_asks(mutations: Mutations) -> list[Ask]:
-    """Return the mutations as the rules ask them, one each."""
+    """Return the question to the rules for each mutation."""
     columns = (mutations.groups, mutations.due_ms, mutations.if_version, mutations.leased, mutations.op)
     return [
         Ask(mutations.operation, time_ms=due_ms, group=group, if_version=if_version, leased=leased, op=op)
@@ -47,8 +49,8 @@ def mutation_asks(mutations: Mutations) -> list[Ask]:
 
 
 def tag_ask(mutation: TagMutation, message: Message) -> Ask | None:
-    """A tag operation on one message as the rules ask it; None where that is INVALID: it would move it beyond the
-    latest due, and has not done so before."""
+    """Return the question to the rules for one message of a tag operation. None: INVALID, for it would move the message
+    beyond the latest due, and has not done so before."""
     due_ms = mutation.due_ms
     if mutation.operation is Operation.MOVE:
         due_ms = due_ms or max(0, message.scheduled_ms + mutation.by_ms)
@@ -58,7 +60,7 @@ def tag_ask(mutation: TagMutation, message: Message) -> Ask | None:
 
 
 def fill(answers: Answers, at: int, decision: Decision) -> None:
-    """Writes a decision as answer `at`."""
+    """Write a decision as answer `at`."""
     answers.status[at] = decision.status.code
     answers.version[at] = decision.message.version if decision.message is not None else 0
     answers.due_ms[at] = decision.message.due_ms if decision.message is not None else 0
@@ -80,8 +82,8 @@ def fail(answers: Answers, places: list[int], error: StoreError) -> None:
 
 
 def removal(ask: Ask, decision: Decision) -> tuple[int, bool] | None:
-    """What a decision means for the message that stood, where that is gone: the operation that its remains carry, and
-    whether a topic that remembers keeps any. None: it stands."""
+    """Return what a decision leaves of the message that stood: the operation id of its remains, and whether a topic
+    that remembers keeps any. None: the message stands."""
     if decision.expired:
         return 0, True
     if decision.displaced is not None:
@@ -109,3 +111,12 @@ def cursor_at(bucket: int, id: bytes) -> bytes:
 def place_of(cursor: bytes) -> tuple[int, bytes]:
     """Return the (bucket, id) that a walk with this cursor has passed; (0, empty) at its start."""
     return (int.from_bytes(cursor[:4], "big"), cursor[4:]) if cursor else (0, b"")
+
+
+async def pages(read: Callable[[bytes], Awaitable[Page]]) -> AsyncIterator[Rows]:
+    """Yield the rows of a walk, page by page. `read`: returns the page at a cursor."""
+    cursor: bytes | None = b""
+    while cursor is not None:
+        page = await read(cursor)
+        yield page.rows
+        cursor = page.cursor

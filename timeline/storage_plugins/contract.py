@@ -1,15 +1,15 @@
 """The storage contract: all that a broker asks of a store.
 
 Small, batched, columnar. `now_ms` is always an argument: a store never reads a clock to decide. Every call is atomic
-per message and never assumed to be atomic per batch; each message gets its own status. What is legal is not decided
-here: `timeline.leases` is the one table, stores express it in their own way and the conformance suite
-(`timeline check-store URL`) holds them to it.
+per message and never assumed to be atomic per batch; each message gets its own status. `timeline.leases` is the one
+table of legal operations. Stores express it in their own way, and the conformance suite (`timeline check-store URL`)
+holds them to it.
 
-Failures. A call raises `StoreUnavailable` when nothing of it happened, `StoreUnknown` when it may have happened;
-nothing else is raised for what a server, disk or network does. One message's trouble is its status.
+Failures. A call raises `StoreUnavailable` when nothing of it happened, and `StoreUnknown` when it may have happened.
+Servers, disks and networks cause no other error. One message's trouble is its status.
 
-Repeats. Each put carries a birth, each move, cancel, release and revive an operation id (`op`, 64 random bits, never
-0). The same call sent again changes nothing twice: `Answers.repeat` says it was recognised.
+Repeats. Each put carries a birth. Each move, cancel, release and revive carries an operation id (`op`, 64 random bits,
+never 0). The same call sent again changes nothing twice: `Answers.repeat` says it was recognised.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from timeline.columns import Bools, ColumnBatch, Indexes, Int64, Ragged, UInt8, UInt32, UInt64
-from timeline.model import MAX_TIME_MS, ROW_DTYPES, Answers, Operation, Rows, State, Topic
+from timeline.errors import Invalid
+from timeline.kinds import kind_of
+from timeline.model import MAX_TIME_MS, ROW_DTYPES, Answers, Operation, Rows, State, Topic, TopicSettings
 from timeline.storage_plugins.errors import (
     StoreError,
     StoreFull,
@@ -38,11 +40,15 @@ from timeline.storage_plugins.versions import Versions
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a plugin declares; the suite asserts both answers. Nothing else may be opted out of.
-    `durable`: what was answered survives a kill -9 of the process that holds the data. `survives_failover`: and the
-    loss of one of its servers. `shared`: several brokers may open it at once. `payload_limit_bytes`: largest payload.
-    `own_clock`: `clock_ms` answers. `exact_counts`: `count_due` is exact, not an estimate. `lease_ahead_ms`, advice:
-    how far ahead a broker may lease by itself, longer where leases take long."""
+    """The declarations of a plugin. The suite asserts both answers. Nothing else may be opted out of.
+
+    `durable`: answered calls survive a kill -9 of the process that holds the data. `survives_failover`: and the loss of
+    one of its servers. `shared`: several brokers may open it at once. `payload_limit_bytes`: largest payload.
+    `own_clock`: `clock_ms` answers. `exact_counts`: `count_due` is exact, not an estimate.
+
+    `lease_ahead_ms` is advice: how far ahead a broker may lease; longer if leases take long. `every_kind`: it asks
+    `leases.decide` about each message of a kind of topic that is not `in_batches`, and so can hold all kinds.
+    """
 
     durable: bool
     survives_failover: bool
@@ -51,12 +57,18 @@ class Capabilities:
     own_clock: bool
     exact_counts: bool
     lease_ahead_ms: int = 50
+    every_kind: bool = False
+
+    def check_kind(self, settings: TopicSettings) -> None:
+        """Raise Invalid for a kind of topic that the store cannot hold."""
+        if not (self.every_kind or kind_of(settings).in_batches):
+            raise Invalid(f"this store holds no topics of kind {settings.kind!r}. Choose another kind or store")
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What `open` or `inspect` found: the cluster's uuid (32 hex digits, made once with the store), the server in
-    words, and a sentence for each server setting that weakens the declared durability."""
+    """The findings of `open` or `inspect`. `cluster_uid`: 32 hex digits, made once with the store. `server`: in words.
+    `warnings`: a sentence for each server setting that weakens the declared durability."""
 
     cluster_uid: str
     server: str
@@ -65,13 +77,14 @@ class Opened:
 
 @dataclass(slots=True)
 class Puts(ColumnBatch):
-    """A batch to put, n messages as columns. Ids are distinct or not; a later one meets the earlier one.
+    """A batch to put, n messages as columns. Ids may repeat; a later one meets the earlier one.
 
-    `move`: True where `if_exists="move"`. `replace`: True where `if_exists="replace"`; never both. `due_ms` and
-    `expires_ms` are absolute (0: no expiry).
-    `headers` are encoded (`model.encode_headers`). `payload_sum` is `model.payload_sums`.
-    `payload_bytes`: how large the payloads are where some of them lie apart and `payloads` has only what says where
-    (see `offload`); None where `payloads` has them all. `sizes`: rows' `payload_bytes`, what counts as a grant's bytes.
+    `move`: True for `if_exists="move"`. `replace`: True for `if_exists="replace"`; never both. `due_ms` and
+    `expires_ms` are absolute (0: no expiry). `headers` are encoded (`model.encode_headers`). `payload_sum` is
+    `model.payload_sums`.
+
+    `payload_bytes`: the sizes of payloads if some are offloaded and `payloads` has only pointers to them (see
+    `offload`); None if `payloads` has them all.
     """
 
     ids: Ragged
@@ -89,11 +102,12 @@ class Puts(ColumnBatch):
 
     @property
     def sizes(self) -> Int64:
-        """How large each payload is, wherever it lies."""
+        """The size of each payload, wherever it lies: rows' `payload_bytes`, and the bytes that count in a grant."""
         return self.payloads.sizes if self.payload_bytes is None else self.payload_bytes
 
     def never_deliverable(self, now_ms: int) -> Bools:
-        """Which have an expiry that is not after their due and after `now_ms`: INVALID, unless they are repeats."""
+        """Return which puts have an expiry that is not after their due and after `now_ms`: INVALID, unless they are
+        repeats."""
         return (self.expires_ms > 0) & (self.expires_ms <= np.maximum(self.due_ms, now_ms))
 
 
@@ -103,8 +117,9 @@ PUT_NUMBERS = tuple(field.name for field in Puts.columns if field.name in ROW_DT
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Leave to lease for one consumer: at most `count` messages and `max_bytes` of payloads and headers, `lease_ms`
-    each. One larger than `max_bytes` may be leased alone when `alone` is True (the consumer has nothing in flight)."""
+    """Permission to lease for one consumer: at most `count` messages and `max_bytes` of payloads and headers,
+    `lease_ms` each. If `alone` is True (the consumer has nothing in flight), one larger message may be leased by
+    itself."""
 
     holder: bytes
     count: int
@@ -120,15 +135,17 @@ class Grant:
 
 @dataclass(slots=True)
 class LeasedRows:
-    """What `lease_due` leased. `rows` as they stand now (version and deliveries raised, due_ms = the lease's end,
-    holder set), with payloads and headers. `grant`: for each row the index into the call's grants.
-    `was_due_ms`: its due before. `prior_holders`: who held it when its lease ran out; empty otherwise.
+    """The result of `lease_due`.
 
-    `next_due_ms`: the earliest time at which more may become leasable in these buckets (what was not leased for want
-    of grants counts, with its own due, which may be past); None when nothing is pending.
-    `expired`: how many expired messages were met and removed. `buried`: rows (without payloads) that this call buried
-    for having been delivered `max_deliveries` times. `damaged`: indexes of rows whose payload is gone (its bytes are
-    empty here): the broker buries them. `commit_seq`: see `Store.tells_commit_seq`.
+    `rows`: the leased messages as they stand now, with payloads and headers: version and deliveries raised, `due_ms` at
+    the lease's end, holder set. `grant`: for each row the index into the call's grants. `was_due_ms`: its due before.
+    `prior_holders`: the holder whose lease ran out; empty otherwise.
+
+    `next_due_ms`: the earliest time at which more may become leasable in these buckets; None when nothing is pending. A
+    message that was not leased for want of grants counts with its own due, which may be past. `expired`: how many
+    expired messages were met and removed. `buried`: rows, without payloads, that this call buried after
+    `max_deliveries`. `damaged`: indexes of rows whose payload is gone: its bytes are empty, and the broker buries them.
+    `commit_seq`: see `Store.tells_commit_seq`.
     """
 
     rows: Rows
@@ -152,9 +169,10 @@ class LeasedRows:
 class Settles(ColumnBatch):
     """A batch of settles, n as columns, operations mixed freely.
 
-    `operation`: `Operation` numbers out of `model.SETTLES`. `holders`: who settles. `time_ms`, absolute: EXTEND and
-    REGRANT, the lease's new end; RELEASE, the due that is asked. `unseen`: RELEASE of what no person's code saw: one
-    delivery less, `scheduled_ms` stays, due = max(now, scheduled). `reasons`: for BURY and RELEASE, empty is none.
+    `operation`: `Operation` numbers out of `model.SETTLES`. `holders`: who settles. `time_ms`, absolute: the lease's
+    new end (EXTEND, REGRANT) or the due that is asked (RELEASE). `reasons`: for BURY and RELEASE; empty is none.
+    `unseen`: RELEASE of a message that no user's code saw. It counts one delivery less, `scheduled_ms` stays, and due =
+    max(now, scheduled).
     """
 
     ids: Ragged
@@ -184,13 +202,14 @@ class Mutations(ColumnBatch):
 
 @dataclass(frozen=True, slots=True)
 class TagMutation:
-    """MOVE or CANCEL of whatever carries `tag`: of `group`, put at or before `started_ms`.
+    """MOVE or CANCEL of all messages with `tag` of `group`, put at or before `started_ms`.
 
-    MOVE: to `due_ms` (absolute), or by `by_ms` from each message's scheduled time when `due_ms` is 0; INVALID where
-    that lies beyond `latest_ms` (the topic's horizon, as the caller counts it). The same `op` for the whole walk: what
-    carries it already is counted as done. A shift takes only dues that were asked for at or before `started_ms`: what
-    was moved, released or revived since stays as it is, uncounted. So a chunk repeated changes nothing twice.
-    `dry_run`: count, change nothing.
+    A MOVE goes to `due_ms` (absolute). If that is 0, it goes by `by_ms` from each message's scheduled time. Beyond
+    `latest_ms`, the topic's horizon as the caller counts it, it is INVALID.
+
+    The same `op` serves the whole walk: a message that carries it already counts as done. A shift takes only dues that
+    were asked for at or before `started_ms`. Messages moved, released or revived since then stay as they are,
+    uncounted. So a repeated chunk changes nothing twice. `dry_run`: count, change nothing.
     """
 
     operation: Operation
@@ -210,15 +229,15 @@ class TagMutation:
         return self.operation is Operation.MOVE and self.by_ms != 0
 
     def meets(self, put_ms: int, asked_ms: int, last_op: int) -> bool:
-        """Whether a message is one of those that it takes: put at `put_ms`, its due asked for at `asked_ms`."""
+        """Return whether it takes a message that was put at `put_ms`, its due asked for at `asked_ms`."""
         asked_since = self.shifts and asked_ms > self.started_ms and last_op != self.op
         return put_ms <= self.started_ms and not asked_since
 
 
 @dataclass(frozen=True, slots=True)
 class TagStep:
-    """A chunk of a tag operation: how many answered each status code, where to go on (None: done), and the earliest
-    due among the moved (None: none moved)."""
+    """A chunk of a tag operation. `counts`: how many answered each status code. `cursor`: None when the walk is done.
+    `earliest_due_ms`: the earliest due among the moved; None: none moved."""
 
     counts: dict[int, int]
     cursor: bytes | None
@@ -227,8 +246,8 @@ class TagStep:
 
 @dataclass(frozen=True, slots=True)
 class ScanFilter:
-    """What a scan returns: `states` (empty: all that live), `tag` (empty: any), due in [due_from_ms, due_to_ms)
-    (to 0: no bound), `ids` (not None: just these)."""
+    """The filter of a scan. `states`: empty for all that live. `tag`: empty for any. Due in [due_from_ms, due_to_ms),
+    to 0: no bound. `ids`: if not None, only these."""
 
     states: frozenset[State] = frozenset()
     tag: bytes = b""
@@ -239,7 +258,7 @@ class ScanFilter:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Rows of a scan and the cursor to go on with (None: the scan is done). A page may be empty and not the last."""
+    """Rows of a scan. `cursor`: where to go on; None: the scan is done. A page may be empty and not the last."""
 
     rows: Rows
     cursor: bytes | None
@@ -247,7 +266,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What a sweep removed, and whether there is more of it."""
+    """How many of each kind a sweep removed. `more`: whether there are more."""
 
     expired: int = 0
     forgotten: int = 0
@@ -271,62 +290,73 @@ class Store(ABC):
 
     @abstractmethod
     async def open(self) -> Opened:
-        """Connects, creates or migrates the schema, reads server settings. Raises StoreRefused with what to change,
-        or StoreUnavailable when the server cannot be reached now; it then holds nothing (no lock, no connection), and
-        may be called again, on this very object, as after `close`. While it is open, it answers the same again."""
+        """Connect, create or migrate the schema, and read server settings. While the store is open, return the same
+        again.
+
+        Raise StoreRefused with what to change, or StoreUnavailable when the server cannot be reached now. It then holds
+        no lock and no connection. It may be called again on this object, as after `close`.
+        """
 
     async def inspect(self) -> Opened:
-        """Return what is there now, of a store that is open: the same questions as `open`, asked again. Make and change
-        nothing. `cluster_uid` is empty where the store has none: another server, or one that lost everything.
-        `capabilities` follow the settings. Raises StoreRefused for a setting with which `open` would raise it,
-        StoreUnavailable when the server does not answer or the store is not open. A plugin
-        without it runs, and only repeats what its opening found: `timeline check-store` says so."""
+        """Return what is there now, of a store that is open: ask what `open` asks, make and change nothing.
+        `cluster_uid` is empty if the store has none: another server, or one that lost everything. `capabilities` follow
+        the settings.
+
+        Raise StoreRefused for a setting with which `open` would raise it. Raise StoreUnavailable when the server does
+        not answer or the store is not open. This default only repeats what the opening found: `timeline check-store`
+        says so.
+        """
         return await self.open()
 
     @abstractmethod
     async def close(self) -> None:
-        """Finishes what runs, releases everything. Twice is harmless."""
+        """Finish running calls and release everything. Twice is harmless."""
 
     @abstractmethod
     async def check(self) -> None:
-        """Whether a write would work now: returns, or raises StoreUnavailable with the reason."""
+        """Return if a write would work now; else raise StoreUnavailable with the reason."""
 
     async def migrate(self, contract: bool) -> Versions | None:
-        """The schema's versions, None without a schema. `contract`: takes away what only the version before needed."""
+        """Return the schema's versions, None without a schema. `contract`: remove what only the version before
+        needed."""
         return None
 
     async def clock_ms(self) -> float | None:
-        """The server's own wall clock in milliseconds UTC, None when it has none (capability `own_clock`)."""
+        """Return the server's own wall clock in milliseconds UTC; None if it has none (capability `own_clock`)."""
         return None
 
     @abstractmethod
     async def topics(self) -> list[Topic]:
-        """All topic records, by name."""
+        """Return all topic records, by name."""
 
     @abstractmethod
     async def create_topic(self, topic: Topic) -> Topic:
-        """Stores the record; answers the one that stands. Idempotent: the same settings under an existing name answer
-        the existing record; other settings raise TopicConflict naming what differs."""
+        """Store the record, and return the one that stands. The same settings under an existing name return the
+        existing record; other settings raise TopicConflict, which names the difference."""
 
     @abstractmethod
     async def update_topic(self, topic: Topic) -> Topic:
-        """Replaces the record whose revision is `topic.revision` by `topic` with revision + 1 and returns that.
+        """Replace the record whose revision is `topic.revision` by `topic` with revision + 1, and return that. Raise
         TopicConflict when it changed since or is gone."""
 
     @abstractmethod
     async def drop_topic(self, topic: Topic) -> bool:
-        """Removes the record, then the topic's rows and payloads. False when no such record (name and uid) stood.
+        """Remove the record, then the topic's rows and payloads. Return False when no such record (name and uid) stood.
         Rows of a dropped topic are never seen again, whether or not they are gone yet."""
 
     @abstractmethod
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
-        """Stores each message whose id is absent: OK with version 1. An expired message that nobody holds is removed
-        first, as `sweep` would, and `Answers.displaced` says so. Else per `leases`: DUPLICATE (with version and due as
-        it stands; `settled` where remembered, which ends remember_ms after, swept or not), FORBIDDEN, EXISTS, or the
-        answer of the move. `replace` puts the new message, payload and all, in the place of the one that stands, in one
-        step: at no moment is neither there, or both. Never deliverable, it is INVALID. When it returns, what is OK is
-        as safe as the store makes it. Payloads first, metadata second. A topic that was dropped answers NOT_FOUND for
-        each message, here and everywhere."""
+        """Store each message whose id is absent: OK with version 1. An expired message without a live lease is removed
+        first, as `sweep` would, and `Answers.displaced` says so.
+
+        For other ids `leases` decides: DUPLICATE (with version and due as it stands), FORBIDDEN, EXISTS, or the answer
+        of the move. A remembered id answers DUPLICATE with `settled`, for `remember_ms`, swept or not. `replace` puts
+        the new message, payload and all, in the place of the old one, in one step: at each moment exactly one of them
+        is there. A message that can never be delivered is INVALID.
+
+        When the call returns, each OK is as safe as the store makes it. Payloads are written first, metadata second. A
+        topic that was dropped answers NOT_FOUND for each message, here and everywhere.
+        """
 
     @abstractmethod
     async def lease_due(
@@ -338,61 +368,65 @@ class Store(ABC):
         grants: Sequence[Grant],
         overdue_ms: int = 0,
     ) -> LeasedRows:
-        """Leases what is due, earliest first, dealt round-robin over the grants (`leases.deal`).
+        """Lease what is due, earliest first, dealt round-robin over the grants (`leases.deal`).
 
-        `overdue_ms` > 0 (the sweep over buckets that others deal): only what is due by now_ms − overdue_ms, nothing
-        ahead of its time; `next_due_ms` then says nothing.
+        `overdue_ms` > 0 (the sweep over buckets of other brokers): only what is due by now_ms − overdue_ms, nothing
+        ahead of its time. `next_due_ms` then says nothing.
 
-        Eligible: due ≤ now_ms, not dead, not expired, and, where a holder is left from a lease that ran out, due ≤
-        now_ms − redelivery_backoff_ms; or, ahead of its time: now_ms < due ≤ due_before_ms without a holder (nothing
-        when due_before_ms ≤ now_ms). Effect: due = max(now, due) + lease_ms, holder, version + 1, deliveries + 1,
-        atomically against version and due as read. Within a bucket rows come by (due, id); fewer than granted is
-        allowed when no more is eligible, bytes ran out, or very much had to be removed or buried on the way (then
-        `next_due_ms` is past already), more never.
-        What has been delivered max_deliveries times (0: no limit) is buried instead with reason "max_deliveries",
-        what expired is removed; neither uses up a grant. Empty grants just answer `next_due_ms`.
+        Eligible: due ≤ now_ms, not dead, not expired. If a holder is left from a lease that ran out: due ≤ now_ms −
+        redelivery_backoff_ms. Ahead of its time: now_ms < due ≤ due_before_ms, without a holder. Effect: due = max(now,
+        due) + lease_ms, holder, version + 1, deliveries + 1, atomically against version and due as read.
+
+        Within a bucket rows come by (due, id). More than granted is never allowed. Fewer is allowed when no more is
+        eligible or bytes ran out. It is also allowed when very much had to be removed or buried on the way; then
+        `next_due_ms` is past already. Messages delivered `max_deliveries` times (0: no limit) are buried instead, with
+        that reason. Expired messages are removed. Neither uses up a grant. Empty grants just answer `next_due_ms`.
         """
 
     @abstractmethod
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
-        """Settles each message whose birth, version and holder match; others get FENCED, NOT_FOUND, …
+        """Settle each message whose birth, version and holder match. Others answer FENCED, NOT_FOUND and so on.
 
-        EXTEND: due_ms is the lease's end. ACK: `late` where the lease had run out. RELEASE, BURY, REGRANT: as `leases`
-        says; version and due as they stand afterwards."""
+        EXTEND: `due_ms` is the lease's end. ACK: `late` if the lease had run out. RELEASE, BURY and REGRANT follow
+        `leases`. Version and due are answered as they stand afterwards.
+        """
 
     @abstractmethod
     async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
-        """Moves, cancels, revives or purges by id; a status each."""
+        """Move, cancel, revive or purge by id, with a status for each."""
 
     @abstractmethod
     async def mutate_tag(self, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int) -> TagStep:
-        """One chunk of at most `limit` messages of a tag operation, walking (bucket, id) from `cursor` (empty: from the
-        start). What was there at the start and is still there when the walk passes gets its status counted."""
+        """Do one chunk of at most `limit` messages of a tag operation, walking (bucket, id) from `cursor` (empty: from
+        the start). Messages that are there from the start until the walk passes get their status counted."""
 
     @abstractmethod
     async def held_by(self, topic: Topic, now_ms: int, holder: bytes, cursor: bytes, limit: int) -> Page:
-        """What `holder` holds under a live lease (due > now_ms), with payloads; paged like `scan`."""
+        """Return what `holder` has under a live lease (due > now_ms), with payloads; paged like `scan`."""
 
     @abstractmethod
     async def scan(
         self, topic: Topic, now_ms: int, where: ScanFilter, cursor: bytes, limit: int, payload: bool
     ) -> Page:
-        """Rows that match, walking (bucket, id) from `cursor`: what is there throughout is seen at least once, though
-        it moves. `payload`: with payloads and headers; then a page also ends near 1 MiB of payloads. A cursor begins
-        with the bucket it is in, 4 bytes big endian; those alone start at that bucket (not where there are `ids`)."""
+        """Return rows that match, walking (bucket, id) from `cursor`. A row that is there throughout is seen at least
+        once, though it moves. `payload`: with payloads and headers; then a page also ends near 1 MiB of payloads.
+
+        A cursor begins with the bucket that the walk is in, 4 bytes big endian. These alone start a walk at that
+        bucket, unless there are `ids`.
+        """
 
     @abstractmethod
     async def count_due(self, topic: Topic, edges_ms: Int64) -> Int64:
-        """For m ascending edges, m − 1 counts of living rows without holder with edge[i] ≤ due < edge[i + 1]."""
+        """Return for m ascending edges m − 1 counts of living rows without holder with edge[i] ≤ due < edge[i + 1]."""
 
     @abstractmethod
     async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
-        """The earliest due > after_ms of living rows (held ones too), None when there is none."""
+        """Return the earliest due > after_ms of living rows, held ones too; None when there is none."""
 
     @abstractmethod
     async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
-        """Removes up to `limit` each of: expired messages nobody holds, remembered ids past their time, dead letters
-        past retention, payloads without metadata older than any put's deadline."""
+        """Remove up to `limit` of each kind: expired messages without a live lease, remembered ids past their time, and
+        dead letters past retention. Also payloads without metadata that are older than any put's deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,15 +439,15 @@ class DiskSpace:
 
 @runtime_checkable
 class TellsDiskSpace(Protocol):
-    """A store that knows where its data lies. One that does not, has no such method; one that stands before another
-    answers None where that does not know."""
+    """A store that knows where its data lies. A store that stands before another one answers None if that does not
+    know."""
 
     async def room(self) -> DiskSpace | None:
-        """Raises StoreError, as every call."""
+        """Return the disk space. Raise StoreError, as every call."""
 
 
 def disk_space_of(path: str | os.PathLike[str]) -> DiskSpace:
-    """The room of the file system that `path` is on, as a process without privileges finds it. Raises OSError."""
+    """Return the space of the file system of `path`, as a process without privileges has it. Raise OSError."""
     found = os.statvfs(path)
     return DiskSpace(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
 

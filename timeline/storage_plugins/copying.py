@@ -1,8 +1,8 @@
-"""A topic with its payloads from one store into another, of whatever kind, and the proof that both have the same.
+"""Copy a topic with its payloads from one store into another of any kind, and prove that both have the same.
 
-Ids, births, due times, groups, tags, expiries, payloads, headers and dead letters go over; versions and deliveries
-begin anew, and so no token of the old store counts in the new one. What is in the target already is not read again: a
-copy that broke off goes on where it was. The target's topic is paused until the copy is proven.
+Ids, births, due times, groups, tags, expiries, payloads, headers and dead letters are copied. Versions and deliveries
+start again, so no token of the old store counts in the new one. Messages that the target has already are not read
+again: a copy that broke off continues. The target's topic is paused until the copy is proven.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ import numpy as np
 
 from timeline.columns import Bools, Int64, Ragged
 from timeline.model import Operation, Rows, State, Status, Topic, TopicSettings, bucket_of, payload_sums
+from timeline.storage_plugins.asks import LIVING, pages
 from timeline.storage_plugins.contract import Grant, Puts, ScanFilter, Settles, Store, StoreRefused, TopicConflict
 from timeline.storage_plugins.offload.payloads import is_pointer
 from timeline.storage_plugins.records import same_settings
 
 PAGE = 1_000
-LIVING = frozenset((State.WAITING, State.AVAILABLE, State.LEASED))
 DEAD = frozenset((State.DEAD,))
 MOST_TOLD = 1_000
-"""So many messages that could not be copied, or differ, are named; all are counted."""
+"""At most this many messages that failed or differ are named. All are counted."""
 
 Said = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What one store has of the topic: messages, bytes of payloads, and a checksum over every field that goes over."""
+    """One store's part of a comparison: messages, bytes of payloads, and a checksum over every copied field."""
 
     messages: int
     payload_bytes: int
@@ -57,11 +57,11 @@ class Compared:
 
 _GOES_OVER = {field.name for field in Puts.columns} - {"ids", "payloads", "headers"}
 COMPARED = tuple(field.name for field in Rows.columns if field.name in _GOES_OVER or field.name in ("dead", "died_ms"))
-"""What a message has to have in both stores; its checksum stands for payload and headers."""
+"""The fields that must be equal in both stores. The checksum stands for payload and headers."""
 
 
 class _Record(NamedTuple):
-    """A message as it goes over. `sound`: its payload is what its checksum says; True where it was not read."""
+    """A message as it is copied. `sound`: its payload fits its checksum; True if it was not read."""
 
     bucket: int
     id: bytes
@@ -78,8 +78,9 @@ class _Record(NamedTuple):
 async def compare(
     source: Store, topic: Topic, target: Store, into: Topic, now_ms: int, said: Said = lambda _: None
 ) -> Compared:
-    """Walks `topic` of `source` and `into` of `target` at once. Payloads of the target are read back and compared with
-    their checksums. What is expired by `now_ms` is left out on both sides. `said` is told of every message."""
+    """Walk `topic` of `source` and `into` of `target` at once. Payloads of the target are read back and compared with
+    their checksums. Messages that are expired by `now_ms` are left out on both sides. `said` is called for every
+    message."""
     sides = (_Tally(), _Tally())
     differing, reasons = 0, dict[bytes, str]()
     left, right = _records(source, topic, now_ms, False), _records(target, into, now_ms, True)
@@ -103,8 +104,6 @@ async def compare(
 
 
 class _Tally:
-    """Counts and sums what one side has."""
-
     def __init__(self) -> None:
         self._messages = self._bytes = 0
         self._digest = hashlib.blake2b(digest_size=16)
@@ -120,11 +119,10 @@ class _Tally:
 
 
 async def _records(store: Store, topic: Topic, now_ms: int, payload: bool) -> AsyncIterator[_Record]:
-    """Every message of the topic as it goes over, by (bucket, id)."""
-    cursor: bytes | None = b""
-    while cursor is not None:
-        page = await store.scan(topic, now_ms, ScanFilter(LIVING | DEAD), cursor, PAGE, payload)
-        rows = page.rows.take(~expired_of(page.rows, now_ms))
+    """Yield every message of the topic as it is copied, by (bucket, id)."""
+    where = ScanFilter(LIVING | DEAD)
+    async for page in pages(lambda cursor: store.scan(topic, now_ms, where, cursor, PAGE, payload)):
+        rows = page.take(~expired_of(page, now_ms))
         sound = np.ones(len(rows), dtype=np.bool_)
         if payload and len(rows):
             assert rows.payloads is not None
@@ -134,11 +132,10 @@ async def _records(store: Store, topic: Topic, now_ms: int, payload: bool) -> As
         fields = zip(rows.ids.tolist(), rows.payload_bytes.tolist(), values, sound.tolist(), strict=True)
         for id, *rest in fields:
             yield _Record(bucket_of(id, topic.settings.buckets), id, *rest)
-        cursor = page.cursor
 
 
 def _difference(mine: _Record | None, other: _Record | None) -> str:
-    """What differs between a message of the source and that of the target, in words; empty: nothing."""
+    """Return in words how a message of the source and that of the target differ; empty: not at all."""
     if mine is None or other is None:
         return "only in the source" if other is None else "only in the target"
     if mine == other:
@@ -150,14 +147,14 @@ def _difference(mine: _Record | None, other: _Record | None) -> str:
 
 
 def expired_of(rows: Rows, now_ms: int) -> Bools:
-    """Which are expired: past their expiry, not dead, and not under a live lease."""
+    """Return which rows are expired: past their expiry, not dead, and not under a live lease."""
     held = (rows.holders.sizes > 0) & (rows.due_ms > now_ms)
     expired: Bools = (rows.expires_ms > 0) & (rows.expires_ms <= now_ms) & (rows.died_ms == 0) & ~held
     return expired
 
 
 def dues_of(rows: Rows) -> Int64:
-    """When each is due in the target: as scheduled; at its lease's end where somebody has it, or had it to the end."""
+    """Return when each message is due in the target: as scheduled; at its lease's end if it is or was leased."""
     held = (rows.holders.sizes > 0) & (rows.died_ms == 0)
     return np.where(held, rows.due_ms, rows.scheduled_ms)
 
@@ -170,8 +167,8 @@ GONE = "its payload is gone or damaged in the source"
 
 @dataclass(slots=True)
 class Copied:
-    """What a copy did: messages `copied`, those that were `there` already, dead letters among both, those that had
-    `expired` and stay behind; `failed`: how many could not be copied, `reasons`: id → why."""
+    """The result of a copy. `copied`: messages. `there`: messages that the target had already. `dead`: dead letters
+    among both. `expired`: messages that stay behind. `failed`: how many could not be copied. `reasons`: id → why."""
 
     copied: int = 0
     there: int = 0
@@ -187,9 +184,11 @@ class Copied:
 
 
 class TopicCopy:
-    """One topic's copy from `source` to `target`, both open. `leased`: copy what is leased, too, as due at the end of
-    its lease. `live`: copy out of a topic that brokers may be serving. `now_ms`: what time it is. `said` is told of
-    every message that is done with."""
+    """One topic's copy from `source` to `target`, both open.
+
+    `leased`: also copy leased messages, as due at the end of their lease. `live`: copy out of a topic that brokers may
+    be serving. `now_ms`: returns the time. `said` is called for every finished message.
+    """
 
     def __init__(
         self,
@@ -204,7 +203,6 @@ class TopicCopy:
         self.source, self.target, self.topic, self.leased, self.live = source, target, topic, leased, live
         self._now_ms = now_ms
         self.total = 0
-        """How many messages the source has, once it is prepared."""
         self.done = Copied()
         self.whole: Compared | None = None
         """Once it is prepared: what was compared when the target's topic is live and has all of it, so that nothing is
@@ -213,11 +211,13 @@ class TopicCopy:
         """Whether the target's topic was made by this very copy: then nothing can be there yet."""
 
     async def prepare(self, said: Said = lambda _: None) -> None:
-        """Counts the source's messages and makes the topic in the target, paused; or, where a copy that was finished
-        made it live, finds it `whole`. Raises StoreRefused when brokers may be serving the source's topic (and `live`
-        is not asked for), when messages of the source are leased (and `leased` is not asked for), or when the target's
-        topic is live and has something else; TopicConflict when its settings differ. `said` is told of every message
-        counted."""
+        """Count the source's messages and create the topic in the target, paused. If an earlier copy was finished, and
+        its topic is live, set `whole`. `said` is called for every message counted.
+
+        Raise StoreRefused when brokers may be serving the source's topic (unless `live`), or when messages of the
+        source are leased (unless `leased`). Raise it also when the target's topic is live and differs. Raise
+        TopicConflict when its settings differ, Invalid when the target cannot hold its kind.
+        """
         name = self.topic.name
         if self.source.capabilities.shared and not self.topic.settings.paused and not self.live:
             raise StoreRefused(
@@ -228,6 +228,7 @@ class TopicCopy:
         # A topic of its own: payloads that lie apart, and what a store notes of a dropped topic, go by the topic's uid.
         # Under the source's, dropping it there, or its sweep, would delete the target's payloads at a common place.
         uid = 1 + secrets.randbits(62)
+        self.target.capabilities.check_kind(self.topic.settings)
         asked = dataclasses.replace(self.topic, uid=uid, revision=1, settings=_paused(self.topic.settings))
         standing = next((topic for topic in await self.target.topics() if topic.name == name), None)
         if standing is not None and not standing.settings.paused:
@@ -240,8 +241,7 @@ class TopicCopy:
         self._into = same_settings(standing, asked)
 
     async def _finished(self, standing: Topic, asked: Topic, said: Said) -> Compared:
-        """What a copy that was finished before has in the target, whose topic is live. Raises StoreRefused when that is
-        not what the source has."""
+        """Return the comparison with a target whose topic is live. Raise StoreRefused if it differs from the source."""
         if _paused(standing.settings) == asked.settings:
             compared = await compare(self.source, self.topic, self.target, standing, self._now_ms(), said)
             if compared.same:
@@ -252,16 +252,11 @@ class TopicCopy:
         )
 
     async def _count(self, said: Said) -> None:
-        now_ms, leased, cursor = self._now_ms(), 0, b""
-        while True:
-            page = await self.source.scan(self.topic, now_ms, ScanFilter(LIVING | DEAD), cursor, PAGE, False)
-            rows = page.rows
+        now_ms, leased, where = self._now_ms(), 0, ScanFilter(LIVING | DEAD)
+        async for rows in pages(lambda cursor: self.source.scan(self.topic, now_ms, where, cursor, PAGE, False)):
             leased += int(((rows.holders.sizes > 0) & (rows.due_ms > now_ms) & (rows.died_ms == 0)).sum())
             self.total += len(rows)
             said(len(rows))
-            if page.cursor is None:
-                break
-            cursor = page.cursor
         if leased and not self.leased:
             raise StoreRefused(
                 f"{leased:,} messages of {self.topic.name!r} are leased: pause the topic and wait until their "
@@ -269,14 +264,14 @@ class TopicCopy:
             )
 
     async def run(self, said: Said = lambda _: None) -> Copied:
-        """Copies what is not there yet. Store errors end it; the same again goes on where it was."""
+        """Copy what is not there yet. Store errors end it; the next call continues."""
         # Dead letters first, a page at a time: what is put there is leased, and nothing else should be.
         await self._walk(DEAD, 1, said)
         await self._walk(LIVING, PAGES_AT_ONCE, said)
         return self.done
 
     async def _walk(self, states: frozenset[State], at_once: int, said: Said) -> None:
-        """Copies what is in `states`, `at_once` pages being under way."""
+        """Copy messages in `states`, with up to `at_once` pages under way."""
         under_way: set[asyncio.Task[int]] = set()
         cursor: bytes | None = b""
         try:
@@ -296,7 +291,7 @@ class TopicCopy:
             await asyncio.gather(*under_way, return_exceptions=True)
 
     async def _copy(self, rows: Rows, dead: bool) -> int:
-        """Copies those of a page that are not in the target; how many the page has."""
+        """Copy those of a page that are not in the target. Return how many the page has."""
         count = len(rows)
         expired = expired_of(rows, self._now_ms())
         self.done.expired += int(expired.sum())
@@ -308,7 +303,6 @@ class TopicCopy:
         return count
 
     async def _copy_missing(self, rows: Rows, dead: bool) -> None:
-        """Looks which the target has, and reads the payloads of the others."""
         there = await self._standing(rows.ids)
         births = zip(rows.ids.tolist(), rows.birth.tolist(), strict=True)
         known = np.array([there.get(id) == (birth, dead) for id, birth in births], dtype=np.bool_)
@@ -317,26 +311,23 @@ class TopicCopy:
         if known.all():
             return
         where = ScanFilter(DEAD if dead else LIVING, ids=rows.take(~known).ids)
-        cursor: bytes | None = b""
-        while cursor is not None:
-            page = await self.source.scan(self.topic, self._now_ms(), where, cursor, PAGE, True)
-            await self._put(page.rows, dead)
-            cursor = page.cursor
+        async for missing in pages(
+            lambda cursor: self.source.scan(self.topic, self._now_ms(), where, cursor, PAGE, True)
+        ):
+            await self._put(missing, dead)
 
     async def _standing(self, ids: Ragged) -> dict[bytes, tuple[int, bool]]:
-        """Of these ids, which the target has: its birth, and whether it is dead."""
+        """Return those of these ids that the target has: birth, and whether it is dead."""
         found: dict[bytes, tuple[int, bool]] = {}
-        cursor: bytes | None = b""
-        while cursor is not None:
-            where = ScanFilter(LIVING | DEAD, ids=ids)
-            page = await self.target.scan(self._into, self._now_ms(), where, cursor, PAGE, False)
-            marks = zip(page.rows.birth.tolist(), (page.rows.died_ms > 0).tolist(), strict=True)
-            found.update(zip(page.rows.ids.tolist(), marks, strict=True))
-            cursor = page.cursor
+        where = ScanFilter(LIVING | DEAD, ids=ids)
+        async for rows in pages(
+            lambda cursor: self.target.scan(self._into, self._now_ms(), where, cursor, PAGE, False)
+        ):
+            marks = zip(rows.birth.tolist(), (rows.died_ms > 0).tolist(), strict=True)
+            found.update(zip(rows.ids.tolist(), marks, strict=True))
         return found
 
     async def _put(self, rows: Rows, dead: bool) -> None:
-        """Puts rows with their payloads; dead letters are buried then."""
         rows = rows.take(self._sound(rows))
         if not len(rows):
             return
@@ -360,7 +351,7 @@ class TopicCopy:
         self.done.copied += len(kept)
 
     def _sound(self, rows: Rows) -> Bools:
-        """Which rows have the payload that their checksum is of, and one that the target takes."""
+        """Return which rows have a payload that fits its checksum and the target."""
         assert rows.payloads is not None
         limit = self.target.capabilities.payload_limit_bytes
         right: Bools = (payload_sums(rows.payloads, rows.headers) == rows.payload_sum) & (
@@ -376,8 +367,8 @@ class TopicCopy:
         return right & fits
 
     async def _bury(self, rows: Rows) -> Rows:
-        """Makes dead letters of what was just put, in the only way there is: leased, then buried as of their time.
-        Which were. What else comes with a lease goes back as if nobody had seen it."""
+        """Bury what was just put, in the only way there is: leased, then buried as of its time. Return the buried rows.
+        Other messages that come with a lease go back as unseen."""
         open_ended = dataclasses.replace(self._into.settings, max_deliveries=0, redelivery_backoff_ms=0)
         into = dataclasses.replace(self._into, settings=open_ended)
         wanted = {id: at for at, id in enumerate(rows.ids.tolist())}
@@ -407,8 +398,7 @@ class TopicCopy:
         return rows.take(np.array([at for at in range(len(rows)) if at not in left], dtype=np.intp))
 
     async def _bury_as(self, into: Topic, leased: Rows, rows: Rows, places: list[int]) -> None:
-        """Buries `leased` as the dead letters at `places` of `rows` were, those of one millisecond in one call: what a
-        broker finds at once, it buries at once."""
+        """Bury `leased` like the dead letters at `places` of `rows`, in one call per millisecond of death."""
         died = rows.take(np.array(places, dtype=np.intp))
         calls = []
         for died_ms in np.unique(died.died_ms).tolist():
@@ -426,14 +416,14 @@ class TopicCopy:
         return await compare(self.source, self.topic, self.target, self._into, self._now_ms(), said)
 
     async def finish(self) -> None:
-        """The target's topic is as live as the source's."""
+        """Resume the target's topic, unless the source's is paused."""
         settings = dataclasses.replace(self._into.settings, paused=self.topic.settings.paused)
         if settings != self._into.settings:
             self._into = await self.target.update_topic(dataclasses.replace(self._into, settings=settings))
 
 
 async def topic_of(store: Store, name: str) -> Topic:
-    """The topic called `name`. Raises StoreRefused when there is none, naming those that there are."""
+    """Return the topic called `name`. Raise StoreRefused when there is none, naming those that there are."""
     topics = await store.topics()
     found = next((topic for topic in topics if topic.name == name), None)
     if found is None:

@@ -1,4 +1,4 @@
-"""What a store raises. The code says what became of the call, and whether it may be repeated."""
+"""The errors of a store. The code says what became of the call, and whether it may be repeated."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from timeline.errors import TimelineError
 
 
 class StoreError(TimelineError):
-    """Base of what a store raises."""
+    """Base of all errors of a store."""
 
 
 class StoreUnavailable(StoreError):
@@ -20,7 +20,7 @@ class StoreUnavailable(StoreError):
 
 
 class StoreFull(StoreUnavailable):
-    """Nothing of the call happened, for want of room. Calls that only read still work, as may those that free some."""
+    """Nothing of the call happened, for want of space. Calls that only read still work, as may those that free some."""
 
     advice = "the store has no room; nothing happened"
 
@@ -34,7 +34,7 @@ class StoreUnknown(StoreError):
 
 
 class StoreRefused(StoreError):
-    """The store cannot be opened as configured: wrong URL, a newer schema, a file in use, settings that lose data.
+    """The store cannot be opened as configured: a wrong URL, a newer schema, a file in use, or settings that lose data.
     Not retryable: the text says what to change."""
 
     code = "REFUSED"
@@ -47,8 +47,8 @@ class TopicConflict(StoreError):
 
 
 def gravest(errors: Iterable[StoreError], done: bool = False) -> StoreError:
-    """Return what a call says of which parts failed with `errors`. `done`: other parts were done, so that it would be
-    untrue that nothing happened."""
+    """Return the error of a call whose parts failed with `errors`. `done`: other parts were done, so that something
+    happened."""
     failed = list(errors)
     worst = next((error for error in failed if not isinstance(error, StoreUnavailable)), failed[0])
     if done and isinstance(worst, StoreUnavailable):

@@ -13,24 +13,25 @@ from timeline.storage_plugins.contract import StoreRefused, TopicConflict
 
 
 def settings_record(topic: Topic) -> dict[str, Any]:
-    """The reverse: a broker that does not know a setting does not lose it when it changes another."""
+    """Return the settings as a record keeps them, unknown ones too. So a broker that does not know a setting does not
+    lose it when it changes another."""
     return {**dataclasses.asdict(topic.settings), **json.loads(topic.newer or "{}")}
 
 
 def settings_text(topic: Topic) -> str:
-    """Its settings as a record keeps them."""
+    """Return the settings as JSON, as a record keeps them."""
     return json.dumps(settings_record(topic), sort_keys=True)
 
 
 def topic_of(uid: int, name: str | bytes, settings: str | bytes, revision: int, created_ms: int) -> Topic:
-    """Return a topic from its record. Raises StoreRefused (see `read_settings`)."""
+    """Return a topic from its record. Raise StoreRefused (see `read_settings`)."""
     name = name if isinstance(name, str) else name.decode()
     chosen, newer = read_settings(name, settings if isinstance(settings, str) else settings.decode())
     return Topic(name, uid, chosen, revision, created_ms, newer)
 
 
 def same_settings(standing: Topic, asked: Topic) -> Topic:
-    """`standing` when `asked` has the same settings; else TopicConflict naming what differs."""
+    """Return `standing` when `asked` has the same settings; else raise TopicConflict, which names the difference."""
     ours, theirs = dataclasses.asdict(standing.settings), dataclasses.asdict(asked.settings)
     differing = [f"{name} is {ours[name]!r}, not {theirs[name]!r}" for name in ours if ours[name] != theirs[name]]
     if differing:
@@ -39,8 +40,8 @@ def same_settings(standing: Topic, asked: Topic) -> Topic:
 
 
 def check_update(standing: Topic | None, asked: Topic) -> Topic:
-    """The record to store for an update of `standing` by `asked`: revision + 1. TopicConflict when it is gone or
-    changed since it was read, or when a fixed setting would change."""
+    """Return the record to store for an update of `standing` by `asked`: revision + 1. Raise TopicConflict when it is
+    gone or changed since it was read, or when a fixed setting would change."""
     if standing is None or standing.uid != asked.uid:
         raise TopicConflict(f"topic {asked.name!r} is gone: somebody dropped it since it was read", id=asked.name)
     if standing.revision != asked.revision:
@@ -56,9 +57,9 @@ def check_update(standing: Topic | None, asked: Topic) -> Topic:
 
 
 def read_settings(topic: str, told: object) -> tuple[TopicSettings, str]:
-    """Settings as a record keeps them, as JSON or read from that, and those that this version does not know
-    (`Topic.newer`); missing ones have defaults. Raises StoreRefused where they cannot be meant: somebody changed them
-    by hand."""
+    """Return the settings of a record (JSON, or read from that), and those that this version does not know
+    (`Topic.newer`). Missing ones have defaults. Raise StoreRefused for impossible ones: somebody changed them by
+    hand."""
     try:
         return _settings(told if isinstance(told, str) else json.dumps(told, sort_keys=True))
     except Invalid as bad:
@@ -69,7 +70,7 @@ def read_settings(topic: str, told: object) -> tuple[TopicSettings, str]:
 
 @lru_cache(maxsize=1024)
 def _settings(told: str) -> tuple[TopicSettings, str]:
-    """Most of ten thousand topics have the same settings, which are read and judged once."""
+    """Cached: most of ten thousand topics have the same settings."""
     known = {field.name for field in dataclasses.fields(TopicSettings)}
     read = json.loads(told)
     if not isinstance(read, dict):
@@ -80,7 +81,7 @@ def _settings(told: str) -> tuple[TopicSettings, str]:
 
 
 def spoilt(topic: str, why: str) -> StoreRefused:
-    """What is raised for the record of a topic that cannot be read."""
+    """Return the error for the record of a topic that cannot be read."""
     of = f"of topic {topic!r:.80}" if topic else "of a topic"
     return StoreRefused(
         f"the record {of} in the store is spoilt: {why}. Set it right there, or delete that record, and begin again"
@@ -88,7 +89,7 @@ def spoilt(topic: str, why: str) -> StoreRefused:
 
 
 def dropped(topic: Topic, count: int) -> Answers:
-    """What `count` messages answer whose topic does not stand any more."""
+    """Return the answers of `count` messages whose topic was dropped."""
     answers = Answers.blank(count, Status.NOT_FOUND)
     answers.details = dict.fromkeys(range(count), f"topic {topic.name!r} was dropped")
     return answers

@@ -4,8 +4,9 @@ A topic is a dictionary of messages by id. `leases.decide` decides about each me
 translates between the columns of a call and the rules. Nothing here is fast: a lease sorts the whole topic. The
 conformance suite holds other stores to the answers of this one.
 
-To keep the state elsewhere, read `_cluster_uid`, `_topics` and `_rows` in `open`. Write them before each of these calls
-returns: `create_topic`, `update_topic`, `drop_topic`, `put`, `settle`, `mutate`, `lease_due`, `mutate_tag`, `sweep`.
+To keep the state elsewhere, read `_cluster_uid`, `_topics` and `_rows` in `open`. These calls change them, and must
+write them before they return: `create_topic`, `update_topic`, `drop_topic`, `put`, `settle`, `mutate`, `lease_due`,
+`mutate_tag`, `sweep`.
 """
 
 from __future__ import annotations
@@ -21,17 +22,7 @@ from timeline.columns import Int64, Ragged
 from timeline.kinds import kind_of
 from timeline.leases import Ask, Decision, Message, deal, decide, state_of
 from timeline.leases.table import DELIVERED_OUT, is_expired
-from timeline.model import (
-    MAX_PAYLOAD_BYTES,
-    ROW_DTYPES,
-    Answers,
-    Operation,
-    Rows,
-    State,
-    Status,
-    Topic,
-    bucket_of,
-)
+from timeline.model import MAX_PAYLOAD_BYTES, ROW_DTYPES, Answers, Operation, Rows, State, Status, Topic, bucket_of
 from timeline.storage_plugins.asks import (
     cursor_at,
     fill,
@@ -65,7 +56,7 @@ PAGE_BYTES = 1024 * 1024
 
 @dataclass(slots=True)
 class ReferenceRow:
-    """A message: what the rules look at, and what travels with it. `settled_ms`: since when only its id is left."""
+    """A message: the part for the rules, and the rest. `settled_ms`: since when only its id is left."""
 
     id: bytes
     message: Message
@@ -78,12 +69,12 @@ class ReferenceRow:
 
     @property
     def size(self) -> int:
-        """What it counts in a grant and on a page."""
+        """Its bytes in a grant and on a page."""
         return self.payload_bytes + len(self.headers)
 
     @property
     def lives(self) -> bool:
-        """Whether it is a message that is neither dead nor settled."""
+        """Whether it is neither dead nor settled."""
         return not self.message.remembered and not self.message.died_ms
 
     def named(self) -> dict[str, Any]:
@@ -122,6 +113,7 @@ class ReferenceStore(Store):
         payload_limit_bytes=MAX_PAYLOAD_BYTES,
         own_clock=False,
         exact_counts=True,
+        every_kind=True,
     )
 
     def __init__(self, url: str = "") -> None:
@@ -301,12 +293,7 @@ class ReferenceStore(Store):
     # ── walks: by bucket and id; a cursor is the place of the last message that was looked at ──
 
     def _walk(
-        self,
-        topic: Topic,
-        cursor: bytes,
-        limit: int,
-        wanted: Callable[[ReferenceRow], bool],
-        payload: bool = False,
+        self, topic: Topic, cursor: bytes, limit: int, wanted: Callable[[ReferenceRow], bool], payload: bool = False
     ) -> tuple[list[ReferenceRow], bytes | None]:
         """Return up to `limit` of the messages that are `wanted`, and the next cursor. `payload`: a page of 1 MiB."""
         found: list[ReferenceRow] = []

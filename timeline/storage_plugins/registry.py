@@ -1,4 +1,4 @@
-"""Which stores there are, and the store that a URL names."""
+"""The storage plugins by URL scheme, and the store that a URL names."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from timeline.wording import install_command
 GROUP = "timeline.storage_plugins"
 
 StoreFactory = Callable[[str], Store]
-"""What an entry point names: called with the whole URL, it returns a store that is not open yet, or raises
-StoreRefused when the URL makes no sense."""
+"""An entry point's target. Called with the whole URL, it returns a store that is not open yet. It raises StoreRefused
+for a URL that makes no sense."""
 
 SHOWN_CHARS = 160
 _NO_PORT = re.compile(r":(?![0-9]+(?:[/,]|$))")
-"""A colon that stands before something else than a port, as one before a password does."""
+"""A colon before something else than a port, for example before a password."""
 _BRACKETED = re.compile(r"\[[^\]]*\]")
 _OPTIONS = re.compile(r"[?][a-z_]+=[^&#]*(?:&[a-z_]+=[^&#]*)*")
 
 
 class PluginRefused(StoreRefused):
-    """The URL is right, and its plugin cannot be used: a package is missing, or the plugin itself is not whole.
-    `sentences`: what is wrong, one each."""
+    """The URL is right, and its plugin cannot be used: a package is missing, or the plugin is incomplete. `sentences`:
+    what is wrong, one each."""
 
     def __init__(self, *sentences: str) -> None:
         super().__init__(" ".join(sentences))
@@ -39,17 +39,18 @@ class PluginRefused(StoreRefused):
 
 
 class UrlRefused(StoreRefused, Invalid):
-    """A URL that names no store, whatever server there is: a usage error of who wrote it, as every Invalid is."""
+    """A URL that names no store, whatever server there is: a usage error, as every Invalid is."""
 
 
 def plugins() -> dict[str, EntryPoint]:
-    """The known schemes and where their plugins are."""
+    """Return the known schemes and where their plugins are."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def make_store(url: str) -> Store:
-    """The store for `url`, not open yet. Raises UrlRefused: unknown scheme (with the nearest known one), or a URL the
-    plugin does not understand; StoreRefused: missing driver (with the extra to install)."""
+    """Return the store for `url`, not open yet. Raise UrlRefused for an unknown scheme (naming the nearest known
+    one) or a URL that the plugin does not understand. Raise StoreRefused for a missing driver (naming the extra to
+    install)."""
     try:
         return _made(url)
     except PluginRefused:
@@ -81,8 +82,8 @@ def _made(url: str) -> Store:
 
 
 def _check_secrets(url: str) -> None:
-    """Raises StoreRefused for a `?` or `#` in user or password that should have been encoded: what stands behind it
-    would be taken for options, and be named where they are refused."""
+    """Raise StoreRefused for an unencoded `?` or `#` in user or password. The rest of the secret would be taken for
+    options, and named in errors."""
     rest = url.partition("://")[2]
     tail = rest[len(_head(rest)) :]
     if "@" in tail and not rest.startswith("/") and not _OPTIONS.fullmatch(tail):
@@ -93,8 +94,8 @@ def _check_secrets(url: str) -> None:
 
 
 def offload_of(url: str) -> tuple[str, str, int]:
-    """The URL without its `payloads=` and `payload_offload_bytes=`, the place that the first names (empty: none), and
-    the size that the second says. Raises StoreRefused."""
+    """Return the URL without `payloads=` and `payload_offload_bytes=`, the place of the first (empty: none), and the
+    size of the second. Raise StoreRefused."""
     plain, _, query = url.partition("?")
     kept: list[str] = []
     place, size = "", ""
@@ -153,7 +154,7 @@ def _broken(scheme: str, where: str, what: str, error: BaseException) -> str:
 
 
 def _missing(plugin: StoreFactory) -> list[str]:
-    """Return a sentence for each method that a class of a store still lacks, in the contract's order."""
+    """Return a sentence for each method that a store's class lacks, in the contract's order."""
     lacks: frozenset[str] = getattr(plugin, "__abstractmethods__", frozenset())
     name = getattr(plugin, "__name__", "the plugin")
     sentences = []
@@ -164,7 +165,7 @@ def _missing(plugin: StoreFactory) -> list[str]:
 
 
 async def open_store(url: str) -> Store:
-    """`make_store` and `Store.open` in one. A store that cannot be opened is closed again."""
+    """Make and open the store for `url`. A store that cannot be opened is closed again."""
     store = make_store(url)
     try:
         await store.open()
@@ -175,7 +176,7 @@ async def open_store(url: str) -> Store:
 
 
 def shown(url: str) -> str:
-    """Return `url` as it may be printed and logged: short, and without user, password and query."""
+    """Return `url` for logs and terminals: short, and without user, password and query, which may be secrets."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         scheme, rest = "", url
@@ -191,5 +192,5 @@ def shown(url: str) -> str:
 
 
 def _head(rest: str) -> str:
-    """What stands before the options of a URL whose scheme is cut off."""
+    """Return the part of a URL before its options. `rest`: the URL without its scheme."""
     return rest.partition("?")[0].partition("#")[0]

@@ -1,9 +1,9 @@
 """Versions of a store's schema, and how one becomes the next while brokers of both are at work.
 
-A step has two halves. It *expands* when the first broker of the new version opens the store: what it adds has
-defaults, and the version before goes on beside it, not knowing. It *contracts* when its operator says so, once no
-broker of the version before is left (`timeline store migrate --contract`): what only that one needed is taken away. So
-two neighbouring versions share a store, and the new one can be taken back until then.
+A step has two halves. It *expands* when the first broker of the new version opens the store. Its additions have
+defaults, so brokers of the old version go on beside it. It *contracts* when its operator says so, once no broker of the
+old version is left (`timeline store migrate --contract`). Then parts that only the old version needed are removed. So
+two neighbouring versions share a store, and the new one can be rolled back until then.
 
     version      1 ──expand──▶ 2                  ──contract──▶ 2      ──expand──▶ 3
     may use it   1             1, 2 (neighbours)                2                  2, 3
@@ -22,13 +22,13 @@ from timeline.model import ROW_DTYPES
 from timeline.storage_plugins.errors import StoreRefused
 
 E = TypeVar("E")
-"""What a half of a step is given to work with: what runs a statement, in the SQL family."""
+"""The argument of a step's halves: in the SQL family, what runs a statement."""
 
 
 @dataclass(frozen=True)
 class Step(Generic[E]):
-    """From one version to the next. Both halves run in the transaction that notes what was reached, or can be run
-    again where a database has no such transactions. A step is never changed once released."""
+    """The way from one version to the next. Both halves run in the transaction that notes the new version, or can be
+    run again if a database has no such transactions. A released step never changes."""
 
     expand: Callable[[E], None]
     contract: Callable[[E], None]
@@ -43,17 +43,20 @@ class Versions:
 
     @classmethod
     def of(cls, version: str | bytes, oldest: str | bytes | None) -> Versions:
-        """From what a store has noted; one that notes no `oldest` was never expanded only. Raises ValueError."""
+        """Return the versions that a store has noted. A store without `oldest` was never only expanded. Raise
+        ValueError."""
         reached = int(version)
         return cls(reached, reached if oldest is None else int(oldest))
 
 
 def migrate(work: E, found: Versions, steps: Sequence[Step[E]], *, contract: bool = False) -> Versions:
-    """Takes a schema forward to the version that `steps` lead to, step i from version i + 1 to i + 2, and returns what
-    was reached, for the caller to note. `contract`: also takes away what only the version before needed; without it, a
-    schema is contracted only as far as a version two behind would need, which never shares a store with this one.
+    """Take a schema forward to the version that `steps` lead to, step i from version i + 1 to i + 2. Return the
+    versions reached, for the caller to note.
 
-    Raises StoreRefused for a schema that this version cannot use, or, asked to contract, is not the newest user of."""
+    `contract`: also remove what only the version before needed. Without it, a schema is contracted only for versions
+    two behind, which never share a store with this one. Raise StoreRefused for a schema that this version cannot use.
+    Raise it also for `contract` when a newer version uses the schema.
+    """
     known = 1 + len(steps)
     if not 1 <= found.oldest <= found.version or found.oldest > known:
         raise StoreRefused(
@@ -78,14 +81,14 @@ def migrate(work: E, found: Versions, steps: Sequence[Step[E]], *, contract: boo
 
 
 def _contracted(work: E, oldest: int, version: int, steps: Sequence[Step[E]]) -> int:
-    """Takes away what only versions before `version` needed."""
+    """Remove what only versions before `version` needed."""
     for step in steps[oldest - 1 : version - 1]:
         step.contract(work)
     return version
 
 
 def noted(known: Mapping[str, str], version: str = "schema_version", oldest: str = "oldest_version") -> Versions:
-    """The versions that a store notes under these names. Raises KeyError or ValueError for a damaged note."""
+    """Return the versions that a store notes under these names. Raise KeyError or ValueError for a damaged note."""
     return Versions.of(known[version], known.get(oldest))
 
 

@@ -1,14 +1,14 @@
-"""The conformance suite: what must hold of every store, shipped so that a stranger's plugin can prove itself.
+"""The conformance suite: the promises of every store, shipped so that plugins by others can prove themselves.
 
-`run_suite(url)` runs it (so does `timeline check-store URL`); `CHECKS` names each check with the sentence that must
-hold; `run_check(name, make)` runs one, which is how a test suite makes each check a test of its own:
+`run_suite(url)` runs it, as does `timeline check-store URL`. `CHECKS` names each check with its promise.
+`run_check(name, make)` runs one check, so that a test suite can make each of them a test:
 
     @pytest.mark.parametrize("name", CHECKS)
     async def test_store(name):
         (await run_check(name, lambda: make_store("scheme://…"))).raise_failed()
 
-`trial.py` is what checks work with, `suite.py` registry and runner; the other modules hold the checks, one a group.
-`against_rules.py` compares a store with the reference store, `storage_plugins.reference`.
+`trial.py` has the tools of checks, `suite.py` the registry and the runner; the other modules hold the checks, one group
+each. `against_rules.py` compares a store with the reference store, `storage_plugins.reference`.
 """
 
 from timeline.storage_plugins.conformance import (
@@ -19,7 +19,6 @@ from timeline.storage_plugins.conformance import (
     putting,
     races,
     settling,
-    sweeping,
     topics,
     walking,
 )
@@ -35,8 +34,8 @@ from timeline.storage_plugins.conformance.suite import (
 )
 from timeline.storage_plugins.conformance.trial import MakeStore, StoreViolation, Trial
 
-GROUPS = (topics, putting, leasing, settling, mutating, walking, sweeping, limits, races, against_rules)
-"""The modules that hold checks, easy ones first: who writes a plugin meets what is simple before what is random."""
+GROUPS = (topics, putting, leasing, settling, mutating, walking, limits, races, against_rules)
+"""The modules that hold checks, easy ones first: plugin authors meet the simple before the random."""
 
 _PLACES = {group.__name__: place for place, group in enumerate(GROUPS)}
 for _check in sorted(CHECKS.values(), key=lambda check: _PLACES[check.run.__module__]):

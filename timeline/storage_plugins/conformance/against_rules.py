@@ -65,7 +65,7 @@ class _Walk:
         return self.rng.choices(IDS, k=self.rng.randint(0, most))
 
     def times(self, count: int) -> Any:
-        """Dues around now, on a grid so that they tie."""
+        """Return due times around now, on a grid so that they tie."""
         return np.array([self.now_ms + 10 * self.rng.randint(-20, 60) for _ in range(count)], dtype=np.int64)
 
     def bools(self, count: int, share: float) -> Any:
@@ -113,7 +113,7 @@ class _Walk:
         )
 
     async def settle(self) -> None:
-        """Tokens handed out recently, most still good, some made stale or another's."""
+        """Settle with tokens handed out recently, most of them still good, some stale or another holder's."""
         rng = self.rng
         chosen = rng.choices(self.tokens[-30:], k=rng.randint(0, 8)) if self.tokens else []
         count = len(chosen)
@@ -169,7 +169,7 @@ class _Walk:
         expect_equal(found, wanted, "counts of a tag operation")
 
     async def again(self) -> None:
-        """An earlier call once more, word for word."""
+        """Send an earlier call once more, word for word."""
         if self.repeatable:
             await self.send(self.rng.choice(self.repeatable[-12:]))
 
@@ -195,15 +195,14 @@ class _Walk:
         standing = self.reference.rows(self.topic)
         wanted = {id for id, row in standing.items() if not row.message.remembered}
         expect(
-            rows.keys() == wanted,
-            f"missing: {sorted(wanted - rows.keys())}; too many: {sorted(rows.keys() - wanted)}",
+            rows.keys() == wanted, f"missing: {sorted(wanted - rows.keys())}; too many: {sorted(rows.keys() - wanted)}"
         )
         for id, row in rows.items():
             _expect_row(standing[id], row)
 
 
 class _ExpectedLease:
-    """What a lease may do on a topic as the reference store has it."""
+    """The leases that are allowed on a topic as the reference store has it."""
 
     def __init__(
         self,
@@ -256,7 +255,7 @@ class _ExpectedLease:
             expect(leased.next_due_ms in allowed, f"next_due_ms is {leased.next_due_ms}, where {allowed} is allowed")
 
     def _expect_order(self, rows: Rows, eligible: list[bytes]) -> None:
-        """Within each bucket: the first of what is eligible."""
+        """Expect within each bucket the first of the eligible messages."""
         count = self.topic.settings.buckets
         came: dict[int, list[bytes]] = {}
         for id in rows.ids.tolist():
@@ -294,7 +293,7 @@ class _ExpectedLease:
 
 
 def _expect_row(standing: ReferenceRow, row: dict[str, Any]) -> None:
-    """That `row` says what stands. Headers are compared by what they mean."""
+    """Expect `row` to say what stands. Headers are compared as dictionaries."""
     wanted = standing.named()
     for name, value in row.items():
         if name == "headers":
@@ -320,7 +319,7 @@ def _compare(call: Call, found: Answers, wanted: Answers) -> None:
 
 
 async def walk(trial: Trial, seed: int, steps: int, **settings: Any) -> None:
-    """A random walk on a fresh topic."""
+    """Walk at random on a fresh topic."""
     topic = await trial.topic(buckets=4, **settings)
     reference = ReferenceStore()
     await reference.open()

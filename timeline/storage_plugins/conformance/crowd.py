@@ -1,9 +1,8 @@
-"""Several brokers' worth of callers on one store at once, and the history checker as their judge.
+"""Callers of several brokers on one store at once, judged by the history checker.
 
-Each caller notes what it asks and what it is answered, as the processes of a real run do. Time is a count of what
-happens: it goes on with every call and every answer. A call whose outcome is unknown is sent again word for word until
-its answer is definite, as drivers do; one of which nothing happened is given up. So the same crowd runs against stores
-whose connection breaks at every turn.
+Each caller notes what it asks and what it is answered, as the processes of a real run do. Time is a count of calls and
+answers. A call whose outcome is unknown is sent again word for word until its answer is definite, as drivers do. A call
+of which nothing happened is given up. So the same crowd runs against stores whose connection breaks at every turn.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from timeline.storage_plugins.conformance.trial import (
 from timeline.storage_plugins.contract import Grant, ScanFilter, Store, StoreUnavailable, StoreUnknown
 
 MOST_TRIES = 200
-"""A call that is unknown so often in a row is not going to be answered."""
+"""A call that is unknown this often in a row will not be answered."""
 LONGEST_LEASE_MS = 60
 AHEAD_MS = 40
 GROUP = "default"
@@ -44,7 +43,7 @@ T = TypeVar("T")
 
 
 class Ticks(Clock):
-    """A clock that counts what happens, in milliseconds from T0."""
+    """A clock that counts calls and answers, in milliseconds from T0."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -57,7 +56,7 @@ class Ticks(Clock):
         return float(self.at)
 
     def tick(self, by_ms: int = 1) -> int:
-        """The next instant, in milliseconds UTC."""
+        """Return the next instant, in milliseconds UTC."""
         self.at += by_ms
         return T0 + self.at
 
@@ -137,7 +136,7 @@ class CrowdProducer(CrowdCaller):
         return [now_ms + self.rng.randint(-10, AHEAD_MS) for _ in range(count)]
 
     async def put(self, ids: list[bytes]) -> Answers | None:
-        """Puts `ids`, each with a payload of its own."""
+        """Put `ids`, each with a payload of its own."""
         rng = self.rng
         payloads = [f"{self.name} {rng.getrandbits(32)}".encode() * rng.randint(1, 5) for _ in ids]
         due_ms, move = self._dues(len(ids)), [rng.random() < 0.2 for _ in ids]
@@ -156,7 +155,7 @@ class CrowdProducer(CrowdCaller):
         return await self.ask(arguments, puts)
 
     async def mutate(self, operation: Operation, ids: list[bytes]) -> Answers | None:
-        """Moves or cancels `ids`."""
+        """Move or cancel `ids`."""
         due_ms, leased = self._dues(len(ids)), [self.rng.random() < 0.2 for _ in ids]
         mutations = self.scene.trial.mutations(operation, ids, due_ms, leased=leased)
         arguments = [
@@ -168,12 +167,12 @@ class CrowdProducer(CrowdCaller):
 
 
 class CrowdWorker(CrowdCaller):
-    """Leases, then extends, releases or acknowledges some of what it has or had, some of it too late."""
+    """Leases, then extends, releases or acknowledges some of its messages, some of them too late."""
 
     had: Rows | None = None
 
     async def act(self) -> None:
-        """A lease and perhaps a settle."""
+        """Lease, and perhaps settle."""
         rng, rows = self.rng, await self.lease(self.rng.randint(1, 12))
         if rng.random() < 0.2:
             self.scene.clock.tick(rng.randint(1, LONGEST_LEASE_MS))
@@ -188,7 +187,7 @@ class CrowdWorker(CrowdCaller):
         await self.settle(operation, rows.take(np.arange(rng.randint(1, len(rows)))))
 
     async def lease(self, count: int) -> Rows | None:
-        """Leases up to `count` and notes each as received; None when no answer came (whatever was leased runs out)."""
+        """Lease up to `count` and note each as received. Return None when no answer came; such leases run out."""
         scene = self.scene
         now_ms = scene.clock.tick()
         grant = Grant(self.name.encode(), count, self.rng.randint(5, LONGEST_LEASE_MS), PLENTY)
@@ -224,7 +223,7 @@ class CrowdWorker(CrowdCaller):
         return rows
 
     async def settle(self, operation: Operation, rows: Rows) -> Answers | None:
-        """Settles `rows` with their tokens."""
+        """Settle `rows` with their tokens."""
         time_ms = self.scene.clock.now_ms() + self.rng.randint(0, LONGEST_LEASE_MS)
         settles = self.scene.trial.settles(operation, rows, time_ms=time_ms)
         arguments = [
@@ -237,7 +236,7 @@ class CrowdWorker(CrowdCaller):
 
 @asynccontextmanager
 async def brokers(trial: Trial, count: int) -> AsyncIterator[list[Store]]:
-    """The stores of `count` brokers: openings of their own where the store is shared, else the one there is."""
+    """Yield the stores of `count` brokers: openings of their own if the store is shared, else the same one."""
     if not trial.store.capabilities.shared:
         yield [trial.store] * count
         return
@@ -262,13 +261,13 @@ class Crowd:
         self.unknown = 0
         self.unavailable = 0
         self.served = asyncio.Event()
-        """Clear while whoever runs the server knows that there is none: attempts are not used up on it."""
+        """Clear while the server is known to be down: no attempts are used up then."""
         self.served.set()
         told = {"name": topic.name, "settings": {"remember_ms": topic.settings.remember_ms}}
         History("suite", self.clock, self.events).note("topic", told)
 
     async def run(self, rounds: int) -> None:
-        """Two workers and two producers for each store, `rounds` calls each."""
+        """Run two workers and two producers for each store, `rounds` calls each."""
         callers: list[CrowdWorker | CrowdProducer] = []
         for at, store in enumerate(self.stores):
             for number in range(2):
@@ -277,7 +276,7 @@ class Crowd:
         await asyncio.gather(*(self._calls(caller, rounds) for caller in callers))
 
     async def settle_all(self) -> None:
-        """Takes and acknowledges all that is left, as it comes due and leases run out."""
+        """Lease and acknowledge all that is left, as it comes due and leases run out."""
         worker = CrowdWorker(self, "worker-last", self.stores[0], self.seed)
         for _ in range(MOST_TRIES):
             self.clock.tick(LONGEST_LEASE_MS + AHEAD_MS)
@@ -289,13 +288,14 @@ class Crowd:
         raise StoreViolation(f"what was put was not all leased and acknowledged in {MOST_TRIES} attempts")
 
     async def judge(self) -> Verdict:
-        """What the checker says of the whole history and of what the store has now."""
+        """Return the checker's verdict on the whole history and the store's present state."""
         store, now_ms = self.stores[0], self.clock.now_ms()
         rows = await self._answered(lambda: dump_store(store, [self.topic], now_ms))
         return check(self.events, rows, end_wall_ms=self.clock.now())
 
     async def expect_kept(self, *wanted: tuple[str, str]) -> None:
-        """StoreViolation when a promise was broken, or when one of the `wanted` (operation, status) never came."""
+        """Raise StoreViolation when a promise was broken, or when one of the `wanted` (operation, status) never
+        came."""
         verdict = await self.judge()
         if not verdict.holds:
             raise StoreViolation(f"what was answered breaks promises: {verdict.summary()}")
@@ -309,7 +309,7 @@ class Crowd:
         return await self.stores[0].next_due(self.topic, None, 0)
 
     async def _answered(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """The answer to a question that changes nothing, asked until it comes."""
+        """Return the answer to a question that changes nothing, asked until it comes."""
         for _ in range(MOST_TRIES):
             try:
                 return await ask()

@@ -1,4 +1,4 @@
-"""Leases: who is eligible, in which order, for how long; grants, credit, fairness; when to look again."""
+"""Leases: who is eligible, in which order, for how long. Grants, credit and fairness. When to look again."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from timeline.storage_plugins.contract import Grant
 
 @check()
 async def check_lease_is_never_early(trial: Trial) -> None:
-    """What is due later than now is not leased, not by a millisecond; what is due now is."""
+    """A message that is due later than now is not leased, not by a millisecond. A message that is due now is leased."""
     topic = await trial.topic_with(named(5), [T0 + at for at in range(5)])
     await trial.lease(topic, now_ms=T0 + 2, wanted=named(3), next_due_ms=T0 + 3)
 
 
 @check()
 async def check_lease_changes_the_row(trial: Trial) -> None:
-    """A lease sets due = max(now, due) + lease and the holder, raises version and deliveries, leaves scheduled as it
-    was, and the store then holds just what was answered."""
+    """A lease sets due = max(now, due) + lease and the holder, and raises version and deliveries. The scheduled time
+    stays. The store then holds just what was answered."""
     topic = await trial.topic_with([b"late", b"now"], [T0 - 5_000, T0])
     leased = await trial.lease(topic, lease_ms=20_000)
     rows = by_id(leased.rows)
@@ -48,7 +48,7 @@ async def check_lease_changes_the_row(trial: Trial) -> None:
 
 @check()
 async def check_lease_runs_out(trial: Trial) -> None:
-    """At its lease's end, as last extended, and not before, a message is leased again, and says who had it."""
+    """A message is leased again at its lease's end, as last extended, and not before. The lease says who had it."""
     topic = await trial.topic_with([b"a"])
     first = await trial.lease(topic, lease_ms=1_000)
     await trial.settle(topic, Operation.EXTEND, first.rows, time_ms=T0 + 5_000)
@@ -62,8 +62,8 @@ async def check_lease_runs_out(trial: Trial) -> None:
 
 @check()
 async def check_what_ran_out_is_told_until_it_is_leased(trial: Trial) -> None:
-    """While one lease still runs, those that ran out are leased one by one, and next_due_ms tells of each that is left,
-    also where bytes or credit left it before."""
+    """While one lease still runs, messages whose leases ran out are leased one by one. next_due_ms names each that is
+    left, also if bytes or credit left it before."""
     topic = await trial.topic(buckets=1)
     ids, leases_ms = named(5), [100, 101, 102, 103, 900_000]
     await trial.stored(topic, ids)
@@ -78,8 +78,8 @@ async def check_what_ran_out_is_told_until_it_is_leased(trial: Trial) -> None:
 
 @check()
 async def check_redelivery_backoff(trial: Trial) -> None:
-    """After a lease ran out, the message rests for the topic's backoff, and next_due_ms says until when; one that was
-    released does not rest."""
+    """After a lease ran out, the message rests for the topic's backoff, and next_due_ms says until when. A released
+    message does not rest."""
     topic = await trial.topic_with([b"a", b"b"], redelivery_backoff_ms=500)
     leased = await trial.lease(topic, lease_ms=1_000)
     released = leased.rows.take(np.array([leased.rows.ids.tolist().index(b"b")]))
@@ -90,7 +90,8 @@ async def check_redelivery_backoff(trial: Trial) -> None:
 
 @check()
 async def check_lease_of_what_is_overdue(trial: Trial) -> None:
-    """With overdue_ms, only what has been due for that long is leased, free or run out, and nothing ahead of time."""
+    """With overdue_ms, only messages that have been due for that long are leased, free or run out. None is leased ahead
+    of its time."""
     topic = await trial.topic_with([b"ran out"], T0 - 6_000)
     await trial.lease(topic, now_ms=T0 - 6_000, lease_ms=3_000)
     await trial.stored(topic, [b"old", b"older", b"fresh", b"ahead"], [T0 - 2_000, T0 - 4_000, T0 - 1_999, T0 + 1])
@@ -100,8 +101,8 @@ async def check_lease_of_what_is_overdue(trial: Trial) -> None:
 
 @check()
 async def check_lease_ahead(trial: Trial) -> None:
-    """Ahead of its time, within due_before, what nobody holds is leased from its own due on; what somebody holds is
-    not; and a due_before in the past leases nothing ahead."""
+    """A free message is leased ahead of its time, within due_before, from its own due on. A held message is not. A
+    due_before in the past leases nothing ahead."""
     topic = await trial.topic_with([b"held"])
     await trial.lease(topic, lease_ms=30)
     await trial.stored(topic, [b"near", b"far"], [T0 + 40, T0 + 51])
@@ -185,7 +186,7 @@ async def check_grants_by_count(trial: Trial) -> None:
 
 @check()
 async def check_no_grants(trial: Trial) -> None:
-    """Without grants, or with grants of 0, nothing is leased, expired or buried; next_due_ms is told."""
+    """Without grants, or with grants of 0, nothing is leased, expired or buried. next_due_ms is answered."""
     topic = await trial.topic()
     await trial.lease(topic, grants=[], wanted=0, next_due_ms=None)
     await trial.stored(topic, [b"a", b"b"], [T0 + 5, T0 + 9])
@@ -209,8 +210,8 @@ async def check_fairness(trial: Trial) -> None:
 
 @check()
 async def check_grants_by_bytes(trial: Trial) -> None:
-    """Payloads and headers of a grant stay within its bytes; what does not fit waits, and is not overtaken in its
-    bucket; one that is too large by itself goes only to a consumer that has nothing else."""
+    """Payloads and headers of a grant stay within its bytes. A message that does not fit waits, and is not overtaken in
+    its bucket. A message that is too large goes only to a consumer that has nothing else."""
     topic = await trial.topic_with(
         named(6), payload=[b"x" * size for size in (400, 400, 400, 5_000, 10, 10)], buckets=1
     )
@@ -237,8 +238,8 @@ async def check_grants_by_bytes_count_headers(trial: Trial) -> None:
 
 @check()
 async def check_expired_is_not_leased(trial: Trial) -> None:
-    """What expired is removed where a lease meets it, counted, and uses up no credit; a lease that runs is not ended
-    by expiry, and its ack counts."""
+    """An expired message is removed when a lease meets it, is counted, and uses up no credit. Expiry does not end a
+    running lease, whose ack counts."""
     topic = await trial.topic_with([b"held"], expires_ms=T0 + 10)
     held = await trial.lease(topic)
     await trial.stored(topic, named(4), [T0 + at for at in range(4)], expires_ms=[T0 + 5, 0, T0 + 6, 0])
@@ -260,8 +261,8 @@ async def check_expired_is_not_leased_at_its_expiry(trial: Trial) -> None:
 
 @check()
 async def check_max_deliveries(trial: Trial) -> None:
-    """What was delivered max_deliveries times is buried instead of leased again, with the reason "max_deliveries",
-    whether its lease ran out or it was released; it uses up no credit. A limit of 0 is none."""
+    """A message delivered max_deliveries times is buried instead of leased again, with the reason "max_deliveries". It
+    does not matter whether its lease ran out or it was released. It uses up no credit. A limit of 0 is none."""
     topic = await trial.topic_with([b"a", b"b", b"c"], [T0, T0, T0 + 20], max_deliveries=2)
     await trial.lease(topic, now_ms=T0, lease_ms=5)
     second = await trial.lease(topic, now_ms=T0 + 5, lease_ms=5, wanted=[b"a", b"b"])
@@ -281,7 +282,7 @@ async def check_max_deliveries(trial: Trial) -> None:
 
 @check()
 async def check_max_deliveries_not_ahead(trial: Trial) -> None:
-    """What was delivered out is buried when it is due, not ahead of its time."""
+    """A message delivered max_deliveries times is buried when it is due, not ahead of its time."""
     topic = await trial.topic_with([b"a"], max_deliveries=1)
     leased = await trial.lease(topic)
     await trial.settle(topic, Operation.RELEASE, leased.rows, time_ms=T0 + 40)

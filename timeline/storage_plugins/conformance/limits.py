@@ -1,5 +1,5 @@
-"""How far values reach: times far from now, the largest of everything, names that collations confuse, large batches in
-which every status occurs."""
+"""Values at their limits: far times, largest fields, names that collations confuse, large batches with most
+statuses."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ ALIKE = (b"worker", b"Worker", b"worker ", b" worker", "wörker".encode(), "wo\u
 
 @check()
 async def check_clock_is_passed_in(trial: Trial) -> None:
-    """What time it is says the caller alone: in 1970 and in the year 5000 leases run, messages expire, ids are
-    remembered and dead letters kept just as today, whatever the server's clock says."""
+    """The caller alone says what time it is. In 1970 and in the year 5000, whatever the server's clock says, leases run
+    and messages expire just as today. So do remembered ids and dead letters."""
     for now_ms in (10_000_000, 95_617_584_000_000):
         topic = await trial.topic(remember_ms=60_000, dead_retention_ms=60_000, redelivery_backoff_ms=50)
         ids = [b"a", b"b", b"c", b"d", b"e"]
@@ -108,7 +108,7 @@ async def check_checksums_of_64_bits(trial: Trial) -> None:
 
 @check()
 async def check_topics_at_their_limits(trial: Trial) -> None:
-    """A topic takes the longest name, the largest uid, the most buckets and the longest durations; its messages come
+    """A topic takes the longest name, the largest uid, the most buckets and the longest durations. Its messages come
     from all of its buckets."""
     settings = TopicSettings(
         buckets=MAX_BUCKETS,
@@ -139,8 +139,8 @@ async def check_topics_at_their_limits(trial: Trial) -> None:
 
 @check()
 async def check_ids_that_look_alike(trial: Trial) -> None:
-    """Whoever asks for an id asks for that very one: of others that some collation takes for it, nothing is found,
-    moved, settled or cancelled."""
+    """A call finds, moves, settles and cancels only the very id that it names, whatever ids some collation takes for
+    it."""
     topic = await trial.topic_with(ALIKE[:1])
     others = list(ALIKE[1:])
     before = await trial.everything(topic)
@@ -207,7 +207,7 @@ async def check_large_mixed_batches(trial: Trial) -> None:
     asked = [id for group in zip(*of, absent, strict=True) for id in group]
     kept = Status.OK
     wanted = [
-        *(Status.NOT_FOUND, Status.LEASED, Status.DEAD, kept, kept, kept, kept, Status.FORBIDDEN, Status.NOT_FOUND),
+        *(Status.NOT_FOUND, Status.LEASED, Status.DEAD, kept, kept, kept, kept, Status.FORBIDDEN, Status.NOT_FOUND)
     ] * (count // 8)
     answers = await trial.mutate(topic, Operation.MOVE, asked, T0 + 900, wanted=wanted)
     expect_equal(answers.settled.tolist(), [1, *[0] * 8] * (count // 8), "marks of what is settled")
@@ -228,7 +228,7 @@ async def check_large_mixed_batches(trial: Trial) -> None:
 
 @check()
 async def check_scan_by_many_ids(trial: Trial) -> None:
-    """A scan by 10,000 ids, most of them not there, finds those that are, each once."""
+    """A scan by 10,000 ids finds each that is there once, though most are not there."""
     topic = await trial.topic_with(named(500))
     asked = [*named(500), *named(9_500, "x")]
     asked = [asked[(at * 7_919) % len(asked)] for at in range(len(asked))]
@@ -253,8 +253,8 @@ async def check_payload_limit(trial: Trial) -> None:
 
 @check()
 async def check_payloads_that_lie_apart(trial: Trial) -> None:
-    """Where a put says how large its payloads are that lie apart (`Puts.payload_bytes`), rows tell that size, bytes of
-    a grant and of a page count it, and what was put in their stead comes back as it was."""
+    """If a put has the sizes of offloaded payloads (`Puts.payload_bytes`), rows have that size, and bytes of a grant
+    and of a page count it. The pointers come back as they were put."""
     topic = await trial.topic(buckets=1)
     puts = trial.puts(named(4), payload=[b"pointer-1", b"inside", b"pointer-2", b"pointer-3"])
     puts.payload_bytes = np.array([700_000, 6, 900_000, 1_000], dtype=np.int64)

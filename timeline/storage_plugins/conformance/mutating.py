@@ -1,4 +1,4 @@
-"""Moves, cancels, revives and purges by id: who may, when, and what a repeat does."""
+"""Moves, cancels, revives and purges by id: who may, when, and the effect of a repeat."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ WAITING, AVAILABLE, LEASED, RAN_OUT, DEAD = b"waiting", b"available", b"leased",
 
 
 async def _one_of_each(trial: Trial) -> Topic:
-    """A topic with a message in each state at T0."""
     topic = await trial.topic_with([RAN_OUT], T0 - 50)
     await trial.lease(topic, now_ms=T0 - 50, lease_ms=50)
     await trial.stored(topic, [DEAD], T0 - 40)
@@ -26,8 +25,8 @@ async def _one_of_each(trial: Trial) -> Topic:
 
 @check()
 async def check_mutations_by_state(trial: Trial) -> None:
-    """Each of move, cancel, revive and purge answers by the message's state as the operation table says; what is
-    refused is left as it is."""
+    """Each of move, cancel, revive and purge answers by the message's state as the operation table says. A refused
+    message stays as it is."""
     ids = [WAITING, AVAILABLE, LEASED, RAN_OUT, DEAD, b"absent"]
     ok, leased, dead, exists, absent = Status.OK, Status.LEASED, Status.DEAD, Status.EXISTS, Status.NOT_FOUND
     wanted = {
@@ -54,7 +53,7 @@ async def check_mutations_by_state(trial: Trial) -> None:
 
 @check()
 async def check_move_holds_back(trial: Trial) -> None:
-    """A moved message is not leased before its new due, earlier or later than the old one, and is leased at it."""
+    """A moved message is leased at its new due and not before, whether that is earlier or later than the old one."""
     topic = await trial.topic_with([b"sooner", b"later"], [T0 + 500, T0 + 10])
     answers = await trial.mutate(topic, Operation.MOVE, [b"sooner", b"later"], [T0 + 20, T0 + 30])
     expect_equal(answers.version.tolist(), [2, 2], "versions after a move")
@@ -66,7 +65,7 @@ async def check_move_holds_back(trial: Trial) -> None:
 
 @check()
 async def check_repeated_move(trial: Trial) -> None:
-    """A move sent again with its operation id moves nothing twice and is marked; with another id it moves."""
+    """A move sent again with its operation id moves nothing twice and is marked. With another id it moves."""
     topic = await trial.topic_with([b"a"], T0 + 500)
     op = trial.number()
     await trial.mutate(topic, Operation.MOVE, [b"a"], T0 + 600, op=op, if_version=1)
@@ -82,8 +81,7 @@ async def check_repeated_move(trial: Trial) -> None:
 
 @check()
 async def check_repeated_revive(trial: Trial) -> None:
-    """A revive sent again with its operation id changes nothing twice and is marked, also when the message has been
-    leased since its version was read."""
+    """A revive sent again with its operation id changes nothing twice and is marked, also after a lease."""
     topic = await _one_of_each(trial)
     op = trial.number()
     await trial.mutate(topic, Operation.REVIVE, [DEAD], T0 + 5, op=op)
@@ -107,7 +105,7 @@ async def check_ownership(trial: Trial) -> None:
 
 @check()
 async def check_if_version(trial: Trial) -> None:
-    """With a version given, another one answers FENCED; the same one passes."""
+    """If a version is given, another one answers FENCED; the same one passes."""
     for operation in MUTATIONS:
         topic = await _one_of_each(trial)
         before = await trial.everything(topic)
@@ -121,7 +119,7 @@ async def check_if_version(trial: Trial) -> None:
 
 @check()
 async def check_cancel_leased(trial: Trial) -> None:
-    """A cancel with leased=True takes what is leased, too; its holder's settle then answers NOT_FOUND."""
+    """A cancel with leased=True takes leased messages too. Their holder's settles then answer NOT_FOUND."""
     topic = await trial.topic_with(named(2))
     rows = (await trial.lease(topic)).rows
     await trial.mutate(topic, Operation.CANCEL, named(2), wanted=Status.LEASED)
@@ -132,7 +130,7 @@ async def check_cancel_leased(trial: Trial) -> None:
 
 @check()
 async def check_move_and_expiry(trial: Trial) -> None:
-    """A move or revive to or past the expiry is INVALID; a move or cancel of what has expired answers EXPIRED and
+    """A move or revive to or past the expiry is INVALID. A move or cancel of an expired message answers EXPIRED and
     removes it."""
     topic = await trial.topic_with(named(4), expires_ms=T0 + 100)
     await trial.mutate(topic, Operation.MOVE, named(2), [T0 + 100, T0 + 99], wanted=[Status.INVALID, Status.OK])
@@ -148,7 +146,7 @@ async def check_move_and_expiry(trial: Trial) -> None:
 
 @check()
 async def check_revived_letters_live(trial: Trial) -> None:
-    """A revived dead letter counts its deliveries anew, is leased at its due with its payload, and expires again."""
+    """A revived dead letter counts its deliveries from 0, is leased at its due with its payload, and expires again."""
     topic = await trial.topic_with([b"a"], expires_ms=T0 + 500, payload=b"gate closes", max_deliveries=1)
     leased = await trial.lease(topic, lease_ms=5)
     expect_equal(len((await trial.lease(topic, now_ms=T0 + 5)).buried), 1, "number buried")

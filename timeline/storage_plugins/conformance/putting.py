@@ -1,4 +1,4 @@
-"""Puts: stored once, repeats known, rejected ones harmless; ids compared as bytes; payloads kept as they are."""
+"""Puts: stored once, repeats known, refused puts harmless. Ids compared as bytes. Payloads kept as they are."""
 
 from __future__ import annotations
 
@@ -14,18 +14,12 @@ from timeline.storage_plugins.contract import Grant
 
 @check()
 async def check_put_stores_every_field(trial: Trial) -> None:
-    """A put message stands with version 1, its due as scheduled, when it was put, its group, tag, expiry, checksum,
-    payload and headers; nobody holds it."""
+    """A put message stands with version 1 and without holder. It has its due as scheduled, the time of the put, and its
+    group, tag, expiry, checksum, payload and headers."""
     topic = await trial.topic()
     headers = encode_headers({"gate": "A1", "seat": "é"})
     puts = trial.puts(
-        [b"UA1545"],
-        T0 + 500,
-        expires_ms=T0 + 900,
-        group=b"ops",
-        tag=b"spring",
-        payload=b"gate closes",
-        headers=headers,
+        [b"UA1545"], T0 + 500, expires_ms=T0 + 900, group=b"ops", tag=b"spring", payload=b"gate closes", headers=headers
     )
     answers = await trial.send(topic, puts, T0, wanted=Status.OK)
     expect_equal((int(answers.version[0]), int(answers.due_ms[0])), (1, T0 + 500), "(version, due) that a put answers")
@@ -55,8 +49,8 @@ async def check_put_stores_every_field(trial: Trial) -> None:
 
 @check()
 async def check_repeated_put(trial: Trial) -> None:
-    """The same put again answers DUPLICATE with the message as it stands, marked as a repeat, and changes nothing, also
-    when the message has been moved or leased since."""
+    """The same put again answers DUPLICATE with the message as it stands, marked as a repeat. It changes nothing, also
+    after a move or a lease."""
     topic = await trial.topic()
     puts = trial.puts([b"a", b"b", b"c"], T0 + 100)
     await trial.store.put(topic, T0, puts)
@@ -72,8 +66,8 @@ async def check_repeated_put(trial: Trial) -> None:
 
 @check()
 async def check_repeated_put_beyond_its_expiry(trial: Trial) -> None:
-    """A put sent again so late that its due, counted anew, is not before its expiry is known as a repeat, whether it
-    stored, moved or was settled; another put under the id is INVALID."""
+    """A repeated put may be so late that its due, counted again, is not before its expiry. It is known as a repeat all
+    the same, whether it stored, moved or was settled. Another put under the id is INVALID."""
     topic = await trial.topic_with([b"moved"], remember_ms=60_000)
     late: dict[str, Any] = {"expires_ms": T0 + 300, "move": [False, True, False]}
     births, ids = trial.numbers(3), [b"stored", b"moved", b"settled"]
@@ -100,7 +94,7 @@ async def check_repeated_put_beyond_its_expiry(trial: Trial) -> None:
 
 @check()
 async def check_put_of_a_taken_id(trial: Trial) -> None:
-    """Under a taken id the same payload answers DUPLICATE, another one EXISTS; neither harms what is there."""
+    """Under a taken id the same payload answers DUPLICATE, another one EXISTS. Neither harms the message there."""
     topic = await trial.topic_with([b"a", b"b"], payload=b"first")
     before = await trial.everything(topic)
     answers = await trial.put(
@@ -120,9 +114,9 @@ async def check_put_of_a_taken_id(trial: Trial) -> None:
 
 @check()
 async def check_put_that_moves(trial: Trial) -> None:
-    """With if_exists="move" a put of a taken id moves what is there and not leased, keeps its payload, and its repeat
-    moves nothing twice; leased answers LEASED, dead DEAD, another group's FORBIDDEN, beyond what is there's own expiry
-    INVALID."""
+    """With if_exists="move" a put of a taken id moves the message there, if it is not leased, and keeps its payload.
+    Its repeat moves nothing twice. A leased one answers LEASED, a dead one DEAD, another group's FORBIDDEN. A move
+    beyond the message's own expiry is INVALID."""
     topic = await trial.topic_with([b"a", b"b", b"c", b"d"], T0, group=[b"default", b"default", b"default", b"ops"])
     leased = await trial.lease(topic, 3)
     kept = leased.rows.ids.tolist()
@@ -154,7 +148,7 @@ async def check_put_that_moves(trial: Trial) -> None:
 
 @check()
 async def check_id_twice_in_a_put(trial: Trial) -> None:
-    """An id that comes twice in one batch is stored once; the later one meets the earlier one."""
+    """An id that comes twice in one batch is stored once. The later one meets the earlier one."""
     topic = await trial.topic()
     ids = [b"a", b"b", b"a", b"c", b"b", b"a"]
     answers = await trial.put(topic, ids, payload=[b"1", b"2", b"1", b"3", b"other", b"9"], move=[False] * 5 + [True])
@@ -182,8 +176,8 @@ async def check_mixed_batch_of_puts(trial: Trial) -> None:
 
 @check()
 async def check_put_beyond_its_expiry(trial: Trial) -> None:
-    """A put whose expiry is not after its due and after now is INVALID, stores nothing and harms nothing that stands;
-    its repeat is known before that."""
+    """A put whose expiry is not after its due and after now is INVALID. It stores nothing and harms nothing there. Its
+    repeat is known before that."""
     topic = await trial.topic()
     ids, due_ms = [b"a", b"b", b"c", b"d"], [T0 - 1, T0 + 1, T0 - 1, T0]
     puts = trial.puts(ids, due_ms, expires_ms=[T0, T0 + 1, T0 + 1, T0 + 1])
@@ -198,8 +192,9 @@ async def check_put_beyond_its_expiry(trial: Trial) -> None:
 
 @check()
 async def check_put_of_an_expired_id(trial: Trial) -> None:
-    """A put under an id whose message has expired, and that nobody holds, stores as if the id were free, whoever asks
-    and however; by its own due and expiry. The expired message's own repeat is DUPLICATE, as before it expired."""
+    """A put under the id of an expired message without a live lease stores as if the id were free. It has its own due
+    and expiry. This holds for each group and each if_exists. The expired message's own repeat is DUPLICATE, as before
+    it expired."""
     topic = await trial.topic()
     ids = named(8)
     old = trial.puts(ids, [T0 + at % 2 * 900 for at in range(8)], expires_ms=T0 + 1_000, group=b"ops", tag=b"old")
@@ -230,7 +225,7 @@ async def check_put_of_an_expired_id(trial: Trial) -> None:
 @check()
 async def check_put_of_an_expired_id_that_is_remembered(trial: Trial) -> None:
     """On a topic that remembers, a put under an expired id answers DUPLICATE, settled, whether or not a sweep came
-    first, and leaves the id as a sweep does."""
+    first. It leaves the id as a sweep does."""
     for swept in (False, True):
         topic = await trial.topic(remember_ms=60_000)
         ids = named(4)
@@ -277,8 +272,8 @@ async def check_put_of_an_expired_id_that_is_kept(trial: Trial) -> None:
 
 @check()
 async def check_put_of_another_groups_id(trial: Trial) -> None:
-    """Another group's message answers FORBIDDEN to every put but its own repeat, whatever its payload and state; a
-    remembered id is of no group."""
+    """Another group's message answers FORBIDDEN to every put except its own repeat, whatever its payload and state. A
+    remembered id belongs to no group."""
     topic = await trial.topic(remember_ms=60_000)
     ids = named(5)
     own = trial.puts(ids, [T0 + 900, T0, T0, T0, T0], group=b"ops")
@@ -299,8 +294,9 @@ async def check_put_of_another_groups_id(trial: Trial) -> None:
 
 @check()
 async def check_put_that_replaces(trial: Trial) -> None:
-    """With if_exists="replace" a put takes the place of what is there and not leased: payload, headers, tag, expiry and
-    due, a new birth at version 1. Leased answers LEASED, dead DEAD; under a free id it stores."""
+    """With if_exists="replace" a put takes the place of a message that is not leased, with a new birth at version 1.
+    Payload, headers, tag, expiry and due are its own. A leased one answers LEASED, a dead one DEAD. Under a free id it
+    stores."""
     topic = await trial.topic()
     ids = [b"absent", b"dead", b"held", b"ran out", b"released", b"waiting"]
     old: dict[str, Any] = {"tag": b"old", "headers": encode_headers({"old": "1"}), "payload": b"first"}
@@ -355,7 +351,7 @@ async def check_put_that_replaces(trial: Trial) -> None:
 
 @check()
 async def check_replaced_payload_sizes(trial: Trial) -> None:
-    """Payloads of any size replace payloads of any other; a put that is refused leaves what is there as it is."""
+    """Payloads of any size replace payloads of any other. A refused put leaves the message as it is."""
     topic = await trial.topic()
     sizes = (0, 10, 5_000, 60_000, 400_000)
     pairs = [(old, new) for old in sizes for new in sizes]
@@ -377,7 +373,7 @@ async def check_replaced_payload_sizes(trial: Trial) -> None:
 
 @check()
 async def check_replaced_expiries(trial: Trial) -> None:
-    """What replaces a message expires by its own expiry alone, and never where it has none."""
+    """A message that replaced another expires by its own expiry alone, and never without one."""
     topic = await trial.topic()
     ids = [b"ever", b"later", b"sooner"]
     await trial.stored(topic, ids, T0, expires_ms=[T0 + 100, T0 + 100, 0])
@@ -390,7 +386,7 @@ async def check_replaced_expiries(trial: Trial) -> None:
 
 @check()
 async def check_many_puts_that_replace(trial: Trial) -> None:
-    """A batch of thousands that replace is done like any other; an id that comes twice is replaced twice."""
+    """A batch of thousands that replace is done like any other. An id that comes twice is replaced twice."""
     topic = await trial.topic()
     ids = named(3_000)
     await trial.stored(topic, ids, [T0 + at % 7 for at in range(3_000)], payload=b"first", tag=b"old")
@@ -408,7 +404,7 @@ async def check_many_puts_that_replace(trial: Trial) -> None:
 
 @check()
 async def check_id_replaced_often(trial: Trial) -> None:
-    """An id that comes hundreds of times in one batch is replaced each time; the last message stands, whole."""
+    """An id that comes hundreds of times in one batch is replaced each time. The last message stands, whole."""
     topic = await trial.topic(buckets=1)
     payloads = [b"payload %d" % at for at in range(250)]
     puts = trial.puts([b"a"] * 250, T0, payload=payloads, replace=True)
@@ -423,7 +419,7 @@ async def check_id_replaced_often(trial: Trial) -> None:
 
 @check()
 async def check_ids_are_bytes(trial: Trial) -> None:
-    """Ids are compared and ordered as bytes: case, accents, trailing spaces, normal forms, lengths all tell apart."""
+    """Ids are compared and ordered as bytes: case, accents, spaces, normal forms and lengths make them different."""
     topic = await trial.topic(buckets=1)
     ids = [b"a", b"A", b"a ", b" a", "á".encode(), "a\u0301".encode(), "ä".encode(), b"a\t", b"a\x01", b"ab", b"aB"]
     ids += ["ß".encode(), b"ss", "İ".encode(), b"i", "ı".encode(), "🛫".encode(), "\uffff".encode(), b"0", b"00"]
@@ -454,7 +450,7 @@ async def check_empty_batches(trial: Trial) -> None:
 
 @check()
 async def check_large_batches(trial: Trial) -> None:
-    """Batches of 10,000 rows are put, leased, extended, released, moved and acked like any other."""
+    """Batches of 10,000 rows are put, leased, extended and released, moved, and acked like any other."""
     topic = await trial.topic()
     ids = named(10_000)
     await trial.stored(topic, ids, [T0 + at % 977 for at in range(10_000)])
@@ -470,8 +466,8 @@ async def check_large_batches(trial: Trial) -> None:
 
 @check()
 async def check_payload_sizes(trial: Trial) -> None:
-    """Payloads from nothing to 1 MiB, and one of 10 MiB, come back as they were put, whatever happens to the message
-    in between; so do headers up to 8 KiB."""
+    """Payloads from nothing to 1 MiB, and one of 10 MiB, come back as they were put, whatever happens in between.
+    Headers up to 8 KiB do so too."""
     topic = await trial.topic(max_payload_bytes=64 * 1024 * 1024)
     sizes = [0, 1, 100, 4_096, 65_535, 65_536, 1_000_000, 1024 * 1024]
     if trial.store.capabilities.payload_limit_bytes >= 10 * 1024 * 1024:
@@ -501,7 +497,7 @@ async def check_payload_sizes(trial: Trial) -> None:
 
 @check()
 async def check_payloads_ride_only_where_asked(trial: Trial) -> None:
-    """A scan without payloads carries none, though it knows their sizes; buried rows carry none."""
+    """A scan without payloads carries none, though it has their sizes. Buried rows carry none."""
     topic = await trial.topic_with(named(5), payload=b"x" * 1000)
     rows = await trial.scan(topic, payload=False)
     expect(rows.payloads is None and rows.headers is None, "a scan without payloads carries them")
@@ -510,8 +506,8 @@ async def check_payloads_ride_only_where_asked(trial: Trial) -> None:
 
 @check()
 async def check_remembered_ids(trial: Trial) -> None:
-    """On a topic that remembers, a put of an acked or cancelled id answers DUPLICATE, settled, a repeated cancel OK
-    for that time and not a millisecond longer, swept or not; on one that does not, the id is free at once."""
+    """On a topic that remembers, a put of an acked or cancelled id answers DUPLICATE, settled, and a repeated cancel
+    OK. This lasts for that time, not a millisecond longer, swept or not. On other topics the id is free at once."""
     for remember_ms in (0, 60_000):
         topic = await trial.topic_with([b"acked", b"quiet", b"cancelled"], [T0, T0, T0 + 900], remember_ms=remember_ms)
         leased = await trial.lease(topic)

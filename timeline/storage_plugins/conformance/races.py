@@ -13,16 +13,7 @@ from timeline.history import Event
 from timeline.model import Operation, Status, Topic
 from timeline.storage_plugins.conformance.crowd import Crowd, brokers
 from timeline.storage_plugins.conformance.suite import check
-from timeline.storage_plugins.conformance.trial import (
-    T0,
-    WORKER,
-    Trial,
-    by_id,
-    expect,
-    expect_equal,
-    named,
-    statuses,
-)
+from timeline.storage_plugins.conformance.trial import T0, WORKER, Trial, by_id, expect, expect_equal, named, statuses
 from timeline.storage_plugins.contract import TopicConflict
 
 
@@ -47,8 +38,8 @@ async def check_racing_puts(trial: Trial) -> None:
 
 @check()
 async def check_racing_replaces(trial: Trial) -> None:
-    """While puts replace messages at once, each id has one message at every moment; the last one's payload is its own.
-    Of a lease and the puts that replace, the answers fit some order of them."""
+    """While puts replace messages at once, each id has one message at every moment, with its own payload. Answers of a
+    lease and of puts that replace fit some order of them."""
     topic = await trial.topic()
     ids = named(20)
     await trial.stored(topic, ids, payload=b"first")
@@ -83,8 +74,8 @@ async def check_racing_replaces(trial: Trial) -> None:
 
 @check()
 async def check_racing_creates(trial: Trial) -> None:
-    """Brokers that create one topic at the same time get one record, all the same one; where their settings differ, one
-    wins, and the others are told of the conflict."""
+    """Brokers that create one topic at the same time all get one record. If their settings differ, one wins, and the
+    others get a conflict."""
     async with brokers(trial, 3) as stores:
         for leases_ms in ((5_000,), (5_000, 6_000)):
             record = trial.record()
@@ -129,7 +120,7 @@ async def check_racing_leases(trial: Trial) -> None:
 
 @check()
 async def check_racing_settles(trial: Trial) -> None:
-    """Of an ack, a release, an extend and a cancel that race for the same lease, the answers fit some order of them."""
+    """The answers of an ack, a release, an extend and a cancel that race for the same lease fit some order of them."""
     topic = await trial.topic_with(named(100))
     rows = (await trial.lease(topic)).rows
     acks, releases, _, cancels = await asyncio.gather(
@@ -148,7 +139,7 @@ async def check_racing_settles(trial: Trial) -> None:
 
 @check()
 async def check_racing_moves(trial: Trial) -> None:
-    """Of moves that race from the same version, exactly one passes."""
+    """Exactly one of the moves that race from the same version passes."""
     topic = await trial.topic()
     ids = named(60)
     await trial.stored(topic, ids, T0 + 500)
@@ -164,8 +155,8 @@ async def check_racing_moves(trial: Trial) -> None:
 
 @check()
 async def check_racing_everything(trial: Trial) -> None:
-    """Workers that lease, extend, release and ack while producers move and cancel: each (birth, version) is granted
-    once, an acked or cancelled message never comes back, and nothing is lost."""
+    """Workers lease, extend, release and ack while producers move and cancel. Each (birth, version) is granted once. An
+    acked or cancelled message never comes back, and nothing is lost."""
     topic = await trial.topic(buckets=8)
     ids = named(150)
     await trial.stored(topic, ids, [T0 + at % 40 for at in range(150)])
@@ -210,8 +201,8 @@ async def check_racing_everything(trial: Trial) -> None:
 
 @check()
 async def check_extend_racing_a_lease(trial: Trial) -> None:
-    """Of an extend and a lease that race for a message whose lease has run out, one wins: extended, it is not leased;
-    leased, the extend answers FENCED."""
+    """If an extend and a lease race for a message whose lease has run out, one wins. An extended message is not leased.
+    A leased one answers FENCED to the extend."""
     topic = await trial.topic()
     ids = named(120)
     await trial.stored(topic, ids)
@@ -241,8 +232,8 @@ async def check_extend_racing_a_lease(trial: Trial) -> None:
 
 @check()
 async def check_late_ack_racing_a_lease(trial: Trial) -> None:
-    """Of a late ack and a lease that race for a message, one wins: acknowledged, it is not leased; leased, the ack
-    answers FENCED and the message stays."""
+    """If a late ack and a lease race for a message, one wins. An acknowledged message is not leased. A leased one
+    stays, and answers FENCED to the ack."""
     topic = await trial.topic()
     ids = named(120)
     await trial.stored(topic, ids)
@@ -262,8 +253,8 @@ async def check_late_ack_racing_a_lease(trial: Trial) -> None:
 
 @check()
 async def check_cancel_racing_a_lease(trial: Trial) -> None:
-    """Of a cancel and a lease that race for a message, one wins: cancelled, nobody has it; leased, the cancel answers
-    LEASED and the holder's ack counts."""
+    """If a cancel and a lease race for a message, one wins. A cancelled message is not leased. A leased one answers
+    LEASED to the cancel, and the holder's ack counts."""
     topic = await trial.topic()
     ids = named(100)
     await trial.stored(topic, ids)
@@ -281,7 +272,7 @@ async def check_cancel_racing_a_lease(trial: Trial) -> None:
 
 
 def is_new(put: Event) -> bool:
-    """Whether a put was answered as stored, not as met or moved."""
+    """Return whether a put was answered as stored, not as met or moved."""
     return put.result.get("status") == "OK" and put.result["version"] == 1
 
 
@@ -294,8 +285,8 @@ WANTED = (
 
 @check()
 async def check_brokers_racing(trial: Trial) -> None:
-    """With the callers of three brokers on one store (each with an opening of its own where it is shared), all of them
-    putting, moving, cancelling, leasing and settling the same ids, the history checker finds no promise broken."""
+    """Callers of three brokers put, move, cancel, lease and settle the same ids on one store. Each broker has an
+    opening of its own if the store is shared. The history checker finds no promise broken."""
     async with brokers(trial, 3) as stores:
         crowd = Crowd(trial, await trial.topic(buckets=4, max_deliveries=0), stores)
         await crowd.run(30)
@@ -305,7 +296,7 @@ async def check_brokers_racing(trial: Trial) -> None:
 
 @check()
 async def check_brokers_racing_where_ids_are_remembered(trial: Trial) -> None:
-    """The same where the topic remembers: what was acknowledged or cancelled is not stored again."""
+    """Callers of three brokers race on a topic that remembers. Acknowledged and cancelled ids are not stored again."""
     async with brokers(trial, 3) as stores:
         topic = await trial.topic(buckets=4, max_deliveries=0, remember_ms=1_000_000_000)
         crowd = Crowd(trial, topic, stores, seed=1)

@@ -1,4 +1,4 @@
-"""Settles: fenced by birth, version and holder; late acks; releases, buries, and each of them repeated."""
+"""Settles: fenced by birth, version and holder. Late acks, releases, buries, and a repeat of each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SETTLES = (Operation.EXTEND, Operation.ACK, Operation.RELEASE, Operation.BURY, O
 
 @check()
 async def check_ack_deletes(trial: Trial) -> None:
-    """An ack takes the message off; its id is free, its token dead, a repeat answers NOT_FOUND."""
+    """An ack deletes the message. Its id is free, its token dead, and a repeat answers NOT_FOUND."""
     topic = await trial.topic_with([b"a", b"b"])
     leased = await trial.lease(topic)
     one = leased.rows.take(np.arange(1))
@@ -27,7 +27,7 @@ async def check_ack_deletes(trial: Trial) -> None:
 
 @check()
 async def check_late_ack(trial: Trial) -> None:
-    """An ack after the lease ran out counts, marked as late, as long as nobody has touched the message since."""
+    """An ack after the lease ran out counts, marked as late, until another call changes the message."""
     topic = await trial.topic_with([b"a", b"b"])
     first = await trial.lease(topic, lease_ms=10)
     await trial.lease(topic, 1, now_ms=T0 + 10, holder=b"worker-2")
@@ -39,7 +39,7 @@ async def check_late_ack(trial: Trial) -> None:
 
 @check()
 async def check_fencing(trial: Trial) -> None:
-    """A settle with another birth, version or holder answers FENCED and changes nothing, whatever it asks."""
+    """A settle with another birth, version or holder answers FENCED and changes nothing, for each operation."""
     for operation in SETTLES:
         topic = await trial.topic_with(named(4))
         leased = await trial.lease(topic)
@@ -79,7 +79,7 @@ async def check_stale_tokens(trial: Trial) -> None:
 
 @check()
 async def check_nobody_settles_what_nobody_holds(trial: Trial) -> None:
-    """What has no holder is settled by nobody, not even with its birth and version and an empty holder."""
+    """A message without holder cannot be settled, even with its birth, its version and an empty holder."""
     topic = await trial.topic_with(named(2), [T0, T0 + 500])
     rows = await trial.scan(topic)
     before = await trial.everything(topic)
@@ -91,8 +91,8 @@ async def check_nobody_settles_what_nobody_holds(trial: Trial) -> None:
 
 @check()
 async def check_extend(trial: Trial) -> None:
-    """An extend sets the lease's end to the later of its own and the asked one, and keeps the token; also after the
-    lease ran out, as long as nobody touched the message."""
+    """An extend sets the lease's end to the later of its own and the asked one, and keeps the token. This also holds
+    after the lease ran out, until another call changes the message."""
     topic = await trial.topic_with(named(2))
     rows = (await trial.lease(topic, lease_ms=1_000)).rows
     answers = await trial.settle(topic, Operation.EXTEND, rows, time_ms=[T0 + 500, T0 + 2_000])
@@ -105,7 +105,7 @@ async def check_extend(trial: Trial) -> None:
 
 @check()
 async def check_release(trial: Trial) -> None:
-    """A release frees the message at the asked due, not below now, with the next version; a repeat of it is known and
+    """A release frees the message at the asked due, not below now, with the next version. A repeat of it is known and
     changes nothing, though the token is stale by then."""
     topic = await trial.topic_with(named(2))
     rows = (await trial.lease(topic)).rows
@@ -128,8 +128,8 @@ async def check_release(trial: Trial) -> None:
 
 @check()
 async def check_release_unseen(trial: Trial) -> None:
-    """What no person's code saw goes back as if it had not been delivered: one delivery less, scheduled as it was, due
-    at its scheduled time or now."""
+    """A message that no user's code saw goes back as if it had not been delivered. It has one delivery less, its
+    scheduled time stays, and it is due then or now."""
     topic = await trial.topic_with([b"ahead", b"due"], [T0 + 40, T0 - 7])
     rows = (await trial.lease(topic, due_before_ms=T0 + 50)).rows
     await trial.settle(topic, Operation.RELEASE, rows, now_ms=T0 + 3, time_ms=T0 + 9_000, unseen=True)
@@ -158,8 +158,8 @@ async def check_release_beyond_expiry(trial: Trial) -> None:
 
 @check()
 async def check_expired_after_its_lease(trial: Trial) -> None:
-    """When a lease and the expiry have both passed: extend and regrant answer EXPIRED and remove the message, a release
-    too; an ack counts, and a bury makes a dead letter."""
+    """After the end of both the lease and the expiry, extend, regrant and release answer EXPIRED and remove the
+    message. An ack counts, and a bury makes a dead letter."""
     topic = await trial.topic_with(named(5), expires_ms=T0 + 100)
     rows = (await trial.lease(topic, lease_ms=50)).rows
     operations = [Operation.EXTEND, Operation.REGRANT, Operation.RELEASE, Operation.ACK, Operation.BURY]
@@ -171,8 +171,8 @@ async def check_expired_after_its_lease(trial: Trial) -> None:
 
 @check()
 async def check_bury(trial: Trial) -> None:
-    """A bury makes a dead letter with reason and time, which keeps id, payload and token; a repeat is known; other
-    settles answer DEAD."""
+    """A bury makes a dead letter with reason and time. It keeps id, payload and token. A repeat is known. Other settles
+    answer DEAD."""
     topic = await trial.topic_with([b"a"], payload=b"gate closes")
     rows = (await trial.lease(topic)).rows
     await trial.settle(topic, Operation.BURY, rows, now_ms=T0 + 4, reason="no gate “7”".encode(), wanted=Status.OK)
@@ -189,8 +189,8 @@ async def check_bury(trial: Trial) -> None:
 
 @check()
 async def check_regrant(trial: Trial) -> None:
-    """A lease let again to its holder raises version and deliveries, so that the earlier session's token is stale; one
-    that was delivered out is not let again."""
+    """A regrant to the same holder raises version and deliveries, so that the earlier session's token is stale. A
+    message delivered max_deliveries times is not granted again."""
     topic = await trial.topic_with([b"a"], max_deliveries=2)
     rows = (await trial.lease(topic, lease_ms=1_000)).rows
     answers = await trial.settle(topic, Operation.REGRANT, rows, time_ms=T0 + 1_500)
@@ -204,8 +204,7 @@ async def check_regrant(trial: Trial) -> None:
 
 @check()
 async def check_next_due_after_a_late_extend(trial: Trial) -> None:
-    """A lease that had run out and was extended all the same is the next to run out, though others that run longer had
-    come after it before."""
+    """A lease that had run out and was extended is the next to run out, though longer leases were granted before."""
     for operation in (Operation.EXTEND, Operation.REGRANT):
         topic = await trial.topic_with([b"long"])
         await trial.lease(topic, lease_ms=600_000)
@@ -219,7 +218,7 @@ async def check_next_due_after_a_late_extend(trial: Trial) -> None:
 
 @check()
 async def check_mixed_settles(trial: Trial) -> None:
-    """Operations and statuses mix freely in one batch, and an id that comes twice meets what the first one left."""
+    """Operations and statuses mix freely in one batch. An id that comes twice meets the result of the first one."""
     topic = await trial.topic_with(named(6))
     rows = (await trial.lease(topic)).rows
     rows = rows.take(np.array([0, 0, 1, 2, 3, 4, 4, 5]))
@@ -248,7 +247,7 @@ async def check_settles_of_what_is_not_there(trial: Trial) -> None:
 
 @check()
 async def check_remembered_ids_are_not_there(trial: Trial) -> None:
-    """To all but a put, a settled id that is remembered is not there: NOT_FOUND, whoever asks, and never leased."""
+    """A remembered id is there for puts alone. All other calls answer NOT_FOUND, and it is never leased."""
     topic = await trial.topic_with([b"a"], remember_ms=600_000)
     rows = (await trial.lease(topic)).rows
     await trial.settle(topic, Operation.ACK, rows)

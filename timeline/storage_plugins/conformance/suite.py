@@ -1,4 +1,4 @@
-"""The registry of checks and the runner. Knows nothing of pytest; a test suite runs `run_check` for each name."""
+"""The registry of checks and the runner. It does not need pytest; a test suite calls `run_check` for each name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from timeline.storage_plugins.contract import Capabilities, Store
 CHECK_TIMEOUT_S = 300.0
 """A check that takes longer has hung."""
 CALL_TIMEOUT_S = 60.0
-"""So has a call of the plugin."""
+"""A call of the plugin that takes longer has hung."""
 
 Run = Callable[[Trial], Awaitable[None]]
 Needs = Callable[[Capabilities], bool]
@@ -30,7 +30,7 @@ Needs = Callable[[Capabilities], bool]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that must hold of a store. `needs`: for which capabilities it is asked."""
+    """One promise of a store. `needs`: for which capabilities it is asked."""
 
     name: str
     sentence: str
@@ -46,8 +46,8 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a check. `sentence`: what must hold; `found`: what was seen instead, or why it was skipped.
-    `trace`: the traceback of what the plugin raised. `hung`: a call did not return, so that no other check was run."""
+    """The result of a check. `sentence`: the promise. `found`: what was seen instead, or why it was skipped. `trace`:
+    the traceback of the plugin's error. `hung`: a call did not return, so that no other check was run."""
 
     name: str
     outcome: Outcome
@@ -57,7 +57,7 @@ class Result:
     hung: bool = False
 
     def raise_failed(self) -> None:
-        """Raises StoreViolation when the check failed."""
+        """Raise StoreViolation when the check failed."""
         if self.outcome is Outcome.FAILED:
             raise StoreViolation(f"{self.name}: {self.sentence}\n{self.found}")
 
@@ -74,11 +74,11 @@ class SuiteReport:
 
     @property
     def ok(self) -> bool:
-        """At least one check passed and none failed."""
+        """Whether at least one check passed and none failed."""
         return not self.failed and any(result.outcome is Outcome.PASSED for result in self.results)
 
     def counts(self) -> dict[str, int]:
-        """How many of each outcome."""
+        """Return how many there are of each outcome."""
         return {outcome.value: sum(result.outcome is outcome for result in self.results) for outcome in Outcome}
 
 
@@ -87,7 +87,7 @@ class Hung(StoreViolation):
 
 
 class CallWatch:
-    """Bounds each call of the stores that it wraps to `most_s`. `under_way`: calls that run, since when."""
+    """Bounds each call of the stores that it wraps to `most_s`."""
 
     def __init__(self, most_s: float = CALL_TIMEOUT_S) -> None:
         self.most_s = most_s
@@ -101,7 +101,7 @@ class CallWatch:
 
     @contextmanager
     def call(self, name: str) -> Iterator[None]:
-        """A call of that name runs within it."""
+        """Note that a call of that name runs within it."""
         number = next(self._numbers)
         self._under_way[number] = name, self._clock.monotonic_ms()
         try:
@@ -111,8 +111,8 @@ class CallWatch:
 
     @contextmanager
     def telling(self, stuck: Callable[[str], None]) -> Iterator[None]:
-        """Within it, call `stuck`, on another thread, with the sentence about a call that blocks the event loop, or
-        that goes on though it was cancelled. Nothing else can be done about such a call from within the process."""
+        """Within it, report a call that blocks the event loop, or that goes on though it was cancelled. `stuck` is
+        called on another thread with a sentence. Nothing else can be done about such a call from within the process."""
         ended = threading.Event()
 
         def look() -> None:
@@ -180,7 +180,7 @@ CHECKS: dict[str, Check] = {}
 
 
 def check(needs: Needs = lambda _: True) -> Callable[[Run], Run]:
-    """Registers a check: `async def check_…(trial)` whose docstring says what must hold."""
+    """Register a check: `async def check_…(trial)` whose docstring is the promise."""
 
     def register(run: Run) -> Run:
         name = getattr(run, "__name__", "").removeprefix("check_")
@@ -199,7 +199,7 @@ NOT_ASKED = "the store declares that this does not apply to it"
 async def run_check(
     name: str, make: MakeStore, timeout_s: float = CHECK_TIMEOUT_S, watch: CallWatch | None = None
 ) -> Result:
-    """Runs one check on stores that `make` makes, each opened and closed by the check. `watch`: bounds their calls."""
+    """Run one check on stores that `make` makes, each opened and closed by the check. `watch`: bounds their calls."""
     found = CHECKS[name]
     calls = watch or CallWatch()
     trial = Trial(lambda: calls.bounding(make()))
@@ -234,12 +234,12 @@ async def run_suite(
     begun: Callable[[str], None] | None = None,
     watch: CallWatch | None = None,
 ) -> SuiteReport:
-    """Runs all checks, or those named in `only`, one after the other, each on fresh topics of its own. A call that does
-    not return ends the run: those after it would wait for it, too.
+    """Run all checks, or those named in `only`, one after the other, each on fresh topics. A call that does not return
+    ends the run: later checks would wait for it too.
 
-    `target`: a store's URL, or a callable that makes a store that is not open yet, each time on the same data.
-    `begun` is told the name of each check before it runs, `report` each result as it comes. `watch`: bounds the
-    plugin's calls. Raises Invalid for a name in `only` that is no check, StoreRefused for a URL that names no store.
+    `target`: a store's URL, or a callable that makes a store that is not open yet, each time on the same data. `begun`
+    is called with the name of each check before it runs, `report` with each result. `watch`: bounds the plugin's calls.
+    Raise Invalid for a name in `only` that is no check, StoreRefused for a URL that names no store.
     """
     names = list(CHECKS) if only is None else list(only)
     unknown = [name for name in names if name not in CHECKS]

@@ -1,4 +1,4 @@
-"""Topic records: create, list, update by revision, drop; and what is declared of the store as a whole."""
+"""Topic records: create, list, update by revision, drop. Also the declarations of the store as a whole."""
 
 from __future__ import annotations
 
@@ -10,15 +10,7 @@ import numpy as np
 
 from timeline.model import Operation, Status, Topic
 from timeline.storage_plugins.conformance.suite import check
-from timeline.storage_plugins.conformance.trial import (
-    T0,
-    StoreViolation,
-    Trial,
-    expect,
-    expect_equal,
-    named,
-    statuses,
-)
+from timeline.storage_plugins.conformance.trial import T0, StoreViolation, Trial, expect, expect_equal, named, statuses
 from timeline.storage_plugins.contract import (
     ScanFilter,
     Store,
@@ -60,7 +52,7 @@ _ENDS = ("A", "a", "é", "e", " x y", "'\";--%_\\", "日本", "🛫")
 
 @check()
 async def check_opening_again(trial: Trial) -> None:
-    """A store is opened again after it was closed, after it could not be opened, and while it is open; each time the
+    """A store is opened again after it was closed, after it could not be opened, and while it is open. Each time the
     same object works, on the same cluster."""
     other = trial.make()
     try:
@@ -87,8 +79,8 @@ async def check_opening_again(trial: Trial) -> None:
 
 @check()
 async def check_creating_a_topic_twice(trial: Trial) -> None:
-    """Creating a topic again with the same settings answers the record that stands; other settings are a TopicConflict
-    that names what differs and changes nothing."""
+    """Creating a topic again with the same settings answers the record that stands. Other settings are a TopicConflict
+    that names the difference and changes nothing."""
     first = await trial.topic(lease_ms=5_000)
     again = dataclasses.replace(first, uid=first.uid + 1, created_ms=first.created_ms + 1)
     expect_equal(await trial.store.create_topic(again), first, "the record that a second create answers")
@@ -104,7 +96,7 @@ async def check_creating_a_topic_twice(trial: Trial) -> None:
 
 @check()
 async def check_topic_updates_by_revision(trial: Trial) -> None:
-    """Of two updates from the same revision one wins and raises the revision; the other is a TopicConflict."""
+    """One of two updates from the same revision wins and raises the revision. The other is a TopicConflict."""
     read = await trial.topic()
     ours = dataclasses.replace(read, settings=dataclasses.replace(read.settings, paused=True))
     theirs = dataclasses.replace(read, settings=dataclasses.replace(read.settings, lease_ms=1_000))
@@ -122,7 +114,7 @@ async def check_topic_updates_by_revision(trial: Trial) -> None:
 
 @check()
 async def check_updating_a_topic_that_is_gone(trial: Trial) -> None:
-    """An update of a topic that was dropped, or dropped and made anew, is a TopicConflict."""
+    """An update of a topic that was dropped, or dropped and created again, is a TopicConflict."""
     gone = await trial.topic()
     expect(await trial.store.drop_topic(gone), "dropping a topic answered False")
     await _expect_conflict(trial.store.update_topic(gone), "updating a dropped topic")
@@ -134,7 +126,7 @@ async def check_updating_a_topic_that_is_gone(trial: Trial) -> None:
 
 @check()
 async def check_dropped_rows_are_never_seen_again(trial: Trial) -> None:
-    """A topic dropped and made anew under its name is empty; the earlier record drops nothing and sees nothing."""
+    """A topic dropped and created again under its name is empty. The earlier record drops nothing and sees nothing."""
     first = await trial.topic_with([b"a", b"b"], tag=b"t", expires_ms=T0 + 50, remember_ms=60_000)
     leased = await trial.lease(first, 1)
     await trial.settle(first, Operation.ACK, leased.rows)
@@ -169,8 +161,8 @@ async def check_topics_keep_apart(trial: Trial) -> None:
 
 @check()
 async def check_cluster_uid(trial: Trial) -> None:
-    """`open` answers the cluster's uuid (32 hex digits) and the server in words; a declared failover needs
-    durability; the payload limit is not 0; the clock answers when declared, and only then."""
+    """`open` answers the cluster's uuid (32 hex digits) and the server in words. A declared failover needs durability.
+    The payload limit is at least 1 MiB. The clock answers if declared, and only then."""
     uid, capabilities = trial.opened.cluster_uid, trial.store.capabilities
     expect(len(uid) == 32 and set(uid) <= set("0123456789abcdef"), f"cluster_uid is {uid!r}")
     expect(trial.opened.server, "the server is not described")
@@ -183,7 +175,7 @@ async def check_cluster_uid(trial: Trial) -> None:
 
 @check()
 async def check_inspecting(trial: Trial) -> None:
-    """`inspect` answers what `open` did, and changes nothing; a store that is not open raises StoreUnavailable."""
+    """`inspect` answers what `open` did, and changes nothing. A store that is not open raises StoreUnavailable."""
     topic = await trial.topic_with([b"a"])
     before = await trial.everything(topic)
     for _ in range(2):
@@ -199,8 +191,8 @@ async def check_inspecting(trial: Trial) -> None:
 
 @check(needs=lambda capabilities: capabilities.durable)
 async def check_durable_store_keeps_everything(trial: Trial) -> None:
-    """A durable store that is closed and opened again has the same cluster, topics, rows, payloads, remembered ids and
-    dead letters."""
+    """A durable store that is closed and opened again has the same cluster, topics, rows and payloads. It also has the
+    same remembered ids and dead letters."""
     topic = await trial.topic(remember_ms=600_000)
     ids = named(50)
     await trial.stored(topic, ids, [T0 + 10 * at for at in range(50)], tag=b"t", headers=b"\x01\x00k\x01\x00v")
@@ -220,7 +212,7 @@ async def check_durable_store_keeps_everything(trial: Trial) -> None:
 
 @check(needs=lambda capabilities: not capabilities.durable)
 async def check_volatile_store_says_so(trial: Trial) -> None:
-    """A store that is not durable comes back with everything or with nothing of a topic, and takes topics anew."""
+    """A store that is not durable comes back with everything or with nothing of a topic, and takes new topics."""
     topic = await trial.topic_with([b"a"])
     await trial.reopen()
     found = await _find(trial.store, topic.name)

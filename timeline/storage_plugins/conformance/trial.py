@@ -115,7 +115,7 @@ def named_call(call: Call, at: int = 0) -> str:
 
 
 class Trial:
-    """One check's store and topics. `async with` opens the store; leaving drops the topics and closes it."""
+    """One check's store and topics. `async with` opens the store; leaving it drops the topics and closes it."""
 
     def __init__(self, make: MakeStore) -> None:
         self.make = make
@@ -140,25 +140,25 @@ class Trial:
             await self.store.close()
 
     async def reopen(self) -> None:
-        """Closes the store and opens another one on the same data."""
+        """Close the store and open another one on the same data."""
         await self.store.close()
         self.store = self.make()
         self.opened = await self.store.open()
 
     def number(self) -> int:
-        """A birth or operation id that was not used before."""
+        """Return a birth or operation id that was not used before."""
         self._counter += 1
         return self._counter
 
     def numbers(self, count: int) -> Any:
-        """`count` of them."""
+        """Return `count` of them."""
         self._counter += count
         return np.arange(self._counter - count + 1, self._counter + 1, dtype=np.uint64)
 
     # ── topics ──
 
     def record(self, **settings: Any) -> Topic:
-        """A topic record under a name nobody has."""
+        """Return a topic record under a new name."""
         name = f"check-{secrets.token_hex(8)}"
         return Topic(name, 1 + secrets.randbits(62), TopicSettings(**settings).check(), created_ms=T0)
 

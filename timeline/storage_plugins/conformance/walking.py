@@ -1,4 +1,5 @@
-"""Walks: by tag, scans, and what a holder has; resumable, and complete for what is there throughout."""
+"""Walks and sweeps. Walks by tag, scans and holders' messages can be resumed, and miss nothing that is there
+throughout. Sweeps are bounded, and remove nothing else."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from timeline.storage_plugins.conformance.trial import (
     expect,
     expect_equal,
     named,
+    statuses,
     walked,
 )
 from timeline.storage_plugins.contract import Page, ScanFilter, TagMutation, TagStep
@@ -37,8 +39,8 @@ async def check_move_by_tag(trial: Trial) -> None:
 
 @check()
 async def check_shift_by_tag_beyond_the_latest(trial: Trial) -> None:
-    """A shift by tag that would carry a message beyond the latest due allowed answers INVALID for it and leaves it; a
-    chunk repeated later still counts as done what it had shifted."""
+    """A shift by tag that would carry a message beyond the latest due allowed answers INVALID and leaves it. A chunk
+    repeated later still counts what it had shifted as done."""
     topic = await trial.topic_with(
         named(3), [T0 + 10, T0 + 11, T0 + 12], tag=b"t", group=[b"default", b"default", b"ops"]
     )
@@ -53,7 +55,7 @@ async def check_shift_by_tag_beyond_the_latest(trial: Trial) -> None:
 
 @check()
 async def check_cancel_by_tag(trial: Trial) -> None:
-    """A cancel by tag removes what is free, spares what is leased unless told otherwise, and counts each status."""
+    """A cancel by tag removes free messages and counts each status. It spares leased ones unless asked to take them."""
     topic = await trial.topic_with(named(10), [T0] * 4 + [T0 + 500] * 6, tag=b"t")
     leased = await trial.lease(topic)
     await trial.settle(topic, [Operation.BURY] + [Operation.EXTEND] * 3, leased.rows, reason=b"x")
@@ -81,7 +83,7 @@ async def check_tag_dry_run(trial: Trial) -> None:
 
 @check()
 async def check_tag_started(trial: Trial) -> None:
-    """A tag operation takes what was put at or before it started, and leaves what was put later uncounted."""
+    """A tag operation takes messages put at or before it started, and leaves later ones uncounted."""
     topic = await trial.topic_with(named(5), T0 + 500, tag=b"t")
     await trial.stored(topic, named(5, "new"), T0 + 500, tag=b"t", now_ms=T0 + 11)
     counts = await trial.by_tag(topic, Operation.CANCEL, b"t", now_ms=T0 + 20, started_ms=T0 + 10)
@@ -100,8 +102,8 @@ async def check_tag_ownership(trial: Trial) -> None:
 
 @check()
 async def check_tag_chunk_repeated(trial: Trial) -> None:
-    """A chunk of a tag operation sent again with its operation id shifts nothing twice and still counts as done, and
-    the walk goes on from either answer."""
+    """A chunk of a tag operation sent again with its operation id shifts nothing twice and still counts as done. The
+    walk goes on from either answer."""
     topic = await trial.topic_with(named(40), T0 + 500, tag=b"t")
     mutation = TagMutation(Operation.MOVE, b"t", b"default", T0, trial.number(), by_ms=100)
     done = 0
@@ -124,8 +126,8 @@ async def check_tag_chunk_repeated(trial: Trial) -> None:
 
 @check()
 async def check_shift_by_tag_once(trial: Trial) -> None:
-    """A shift by tag leaves the dues that were asked for since it started: repeated, it shifts nothing twice that was
-    moved, or leased and released, meanwhile."""
+    """A shift by tag leaves the dues that were asked for since it started. Repeated, it shifts no message twice that
+    was moved, or leased and released, meanwhile."""
     topic = await trial.topic_with([b"moved", b"released", b"unseen", b"waits"], T0 + 500, tag=b"t")
     mutation = TagMutation(Operation.MOVE, b"t", b"default", T0, trial.number(), by_ms=100)
 
@@ -145,7 +147,7 @@ async def check_shift_by_tag_once(trial: Trial) -> None:
 
 @check()
 async def check_tag_while_messages_go(trial: Trial) -> None:
-    """While a walk by tag is under way, messages may be acked, cancelled and moved: what stays is met once."""
+    """While a walk by tag is under way, messages may be acked, cancelled and moved. Each that stays is met once."""
     topic = await trial.topic()
     ids = named(100)
     await trial.stored(topic, ids, T0 + 500, tag=b"t")
@@ -166,7 +168,8 @@ async def check_tag_while_messages_go(trial: Trial) -> None:
 
 @check()
 async def check_scan_by_state(trial: Trial) -> None:
-    """A scan returns the states that it is asked for, and without any all that live: waiting, available, leased."""
+    """A scan returns the states that it is asked for. Without any, it returns all that live: waiting, available,
+    leased."""
     topic = await trial.topic_with([b"leased", b"dead", b"ran out"])
     first = await trial.lease(topic)
     index = first.rows.ids.tolist().index(b"dead")
@@ -195,7 +198,7 @@ async def check_scan_by_state(trial: Trial) -> None:
 
 @check()
 async def check_scan_filters(trial: Trial) -> None:
-    """A scan filters by tag, by due (from included, to not), by both, and by ids."""
+    """A scan filters by tag, by due (from included, to not), by both and by ids."""
     topic = await trial.topic()
     ids = named(40)
     await trial.stored(topic, ids, [T0 + at for at in range(40)], tag=[b"t", b"T"] * 20)
@@ -216,7 +219,7 @@ async def check_scan_filters(trial: Trial) -> None:
 
 @check()
 async def check_scan_walks_in_order(trial: Trial) -> None:
-    """A scan walks (bucket, id): pages of any size give the same rows, each once, in that order."""
+    """A scan walks (bucket, id). Pages of any size give the same rows in that order, each once."""
     topic = await trial.topic(buckets=8)
     ids = [f"{(at * 7919) % 500:03}".encode() for at in range(500)]
     await trial.stored(topic, ids, [T0 + at % 9 for at in range(500)])
@@ -228,7 +231,8 @@ async def check_scan_walks_in_order(trial: Trial) -> None:
 
 @check()
 async def check_scan_under_moves(trial: Trial) -> None:
-    """What is there throughout a scan is seen at least once, though it is moved, leased and released meanwhile."""
+    """A message that is there throughout a scan is seen at least once, though it is moved, leased and released
+    meanwhile."""
     topic = await trial.topic(buckets=4)
     ids = named(200)
     await trial.stored(topic, ids, [T0 + at for at in range(200)])
@@ -248,7 +252,7 @@ async def check_scan_under_moves(trial: Trial) -> None:
 
 @check()
 async def check_scan_that_starts_later(trial: Trial) -> None:
-    """A scan sees all that was there when it started, whatever an earlier scan that was left unfinished had seen."""
+    """A scan sees all that was there when it started, whatever an unfinished scan before it had seen."""
     topic = await trial.topic_with(named(20), buckets=1)
     left = await trial.store.scan(topic, T0, ScanFilter(), b"", 5, False)
     expect(left.cursor is not None, "a page of 5 of 20 rows says that the scan is done")
@@ -259,7 +263,7 @@ async def check_scan_that_starts_later(trial: Trial) -> None:
 
 @check()
 async def check_scan_pages_with_payloads_stay_small(trial: Trial) -> None:
-    """A page with payloads ends near 1 MiB of them, at least one row on it, also of a scan by ids; all come."""
+    """A page with payloads ends near 1 MiB of them, with at least one row, also of a scan by ids. All rows come."""
     topic = await trial.topic()
     payloads = [bytes([at]) * 300_000 for at in range(20)]
     await trial.stored(topic, named(20), payload=payloads)
@@ -279,8 +283,8 @@ async def check_scan_pages_with_payloads_stay_small(trial: Trial) -> None:
 
 @check()
 async def check_held_by(trial: Trial) -> None:
-    """held_by pages through what a holder has under a live lease, with payloads: nobody else's, nothing whose lease
-    ran out, nothing dead."""
+    """held_by pages through the messages that a holder has under a live lease, with payloads. It returns no other
+    holder's messages, none whose lease ran out, and no dead ones."""
     topic = await trial.topic_with(named(30), payload=named(30), headers=b"\x01\x00k\x01\x00v")
     mine = (await trial.lease(topic, 20, lease_ms=1_000)).rows
     theirs = (await trial.lease(topic, holder=b"Worker-1", lease_ms=1_000)).rows
@@ -309,7 +313,7 @@ async def check_held_by(trial: Trial) -> None:
 
 @check()
 async def check_scan_from_a_bucket(trial: Trial) -> None:
-    """A cursor begins with the bucket that the walk is in, 4 bytes big endian; these alone start a walk there."""
+    """A cursor begins with the bucket that the walk is in, 4 bytes big endian. These alone start a walk there."""
     topic = await trial.topic(buckets=5)
     ids = named(60)
     await trial.stored(topic, ids, T0 + 500, tag=[(b"t", b"")[at % 2] for at in range(60)])
@@ -327,3 +331,79 @@ async def check_scan_from_a_bucket(trial: Trial) -> None:
                     last = max(bucket_of(id, 5) for id in page.rows.ids.tolist())
                     expect(last <= reached, f"a cursor in bucket {reached} after a row of bucket {last}")
             expect_equal(sorted(found), sorted(wanted), f"what a walk from bucket {start} finds")
+
+
+# ── sweeps ──
+
+
+@check()
+async def check_sweep_of_nothing(trial: Trial) -> None:
+    """A sweep removes nothing that lives, is leased, is dead for ever or is remembered within its time."""
+    topic = await trial.topic_with(
+        named(6), [T0] * 3 + [T0 + 500] * 3, expires_ms=[0, T0 + 900, 0] * 2, remember_ms=60_000
+    )
+    leased = await trial.lease(topic)
+    await trial.settle(topic, [Operation.BURY, Operation.EXTEND, Operation.ACK], leased.rows, reason=b"x")
+    before = await trial.everything(topic)
+    swept = await trial.store.sweep(topic, T0 + 899, 1_000)
+    expect_equal((swept.expired, swept.forgotten, swept.dead_purged), (0, 0, 0), "what a sweep removed")
+    expect_equal(await trial.everything(topic), before, "rows afterwards")
+
+
+@check()
+async def check_sweep_expired(trial: Trial) -> None:
+    """A sweep removes expired messages without a live lease, also if a lease has run out. It spares dead letters and
+    live leases, and sweeps these when they have ended."""
+    topic = await trial.topic_with([b"held", b"ran out", b"dead"], expires_ms=T0 + 100, remember_ms=1_000_000)
+    leased = await trial.lease(topic, lease_ms=1_000)
+    operations = [Operation.BURY if id == b"dead" else Operation.EXTEND for id in leased.rows.ids]
+    regrant = [T0 + 50 if id == b"ran out" else T0 + 3_000 for id in leased.rows.ids]
+    await trial.settle(topic, operations, leased.rows, time_ms=regrant, reason=b"x")
+    await trial.stored(topic, [b"waiting", b"moved", b"stays"], T0 + 90, expires_ms=[T0 + 100, T0 + 100, T0 + 5_000])
+    await trial.mutate(topic, Operation.MOVE, [b"moved"], T0 + 95)
+    first = await trial.store.sweep(topic, T0 + 100, 1_000)
+    expect_equal(first.expired, 2, "expired messages swept at the expiry")
+    rows = await trial.everything(topic, now_ms=T0 + 100)
+    expect_equal(sorted(rows), sorted([b"held", b"ran out", b"dead", b"stays"]), "ids left")
+    second = await trial.store.sweep(topic, T0 + 1_000, 1_000)
+    third = await trial.store.sweep(topic, T0 + 3_000, 1_000)
+    expect_equal((second.expired, third.expired), (1, 1), "expired messages swept as leases end")
+    rows = await trial.everything(topic, now_ms=T0 + 3_000)
+    expect_equal(sorted(rows), [b"dead", b"stays"], "ids left in the end")
+    again = await trial.put(topic, [b"waiting"], T0 + 4_000)
+    expect_equal((statuses(again), again.settled.tolist()), ([Status.DUPLICATE], [1]), "put of what was swept")
+
+
+@check()
+async def check_sweep_dead_letters(trial: Trial) -> None:
+    """Dead letters are purged when the topic's retention is past, and kept for ever when it is 0."""
+    for retention_ms in (0, 1_000):
+        topic = await trial.topic_with(named(2), dead_retention_ms=retention_ms)
+        leased = await trial.lease(topic)
+        await trial.settle(topic, Operation.BURY, leased.rows, reason=b"x")
+        await trial.mutate(topic, Operation.REVIVE, named(1), T0 + 10)
+        early = await trial.store.sweep(topic, T0 + 999, 1_000)
+        expect_equal(early.dead_purged, 0, "dead letters purged before their time")
+        late = await trial.store.sweep(topic, T0 + 1_001, 1_000)
+        expect_equal(late.dead_purged, 1 if retention_ms else 0, "dead letters purged after their time")
+        left = named(1) if retention_ms else named(2)
+        expect_equal(sorted(await trial.everything(topic)), left, "ids left")
+
+
+@check()
+async def check_sweep_is_bounded(trial: Trial) -> None:
+    """A sweep removes at most its limit of each kind and says when there is more. More sweeps remove all."""
+    topic = await trial.topic_with(named(50), T0, expires_ms=T0 + 100, remember_ms=10_000)
+    expired = forgotten = 0
+    while expired < 50:
+        swept = await trial.store.sweep(topic, T0 + 100, 7)
+        expect(0 < swept.expired <= 7, f"a sweep of at most 7, with {50 - expired} to remove, removed {swept.expired}")
+        expired += swept.expired
+        expect(swept.more or expired == 50, f"a sweep says that there is no more, with {50 - expired} left")
+    while forgotten < 50:
+        swept = await trial.store.sweep(topic, T0 + 20_101, 7)
+        expect(0 < swept.forgotten <= 7, f"a sweep of at most 7, with {50 - forgotten} left, forgot {swept.forgotten}")
+        forgotten += swept.forgotten
+        expect(swept.more or forgotten == 50, f"a sweep says that there is no more, with {50 - forgotten} left")
+    expect_equal((expired, forgotten), (50, 50), "(expired, forgotten) in all")
+    await trial.put(topic, named(50), wanted=Status.OK)

@@ -48,6 +48,7 @@ class MemoryStore(Store):
         payload_limit_bytes=MAX_PAYLOAD_BYTES,
         own_clock=False,
         exact_counts=True,
+        every_kind=True,
     )
 
     def __init__(self, url: str = "memory://", *, cluster_uid: str = "", fast: bool = True) -> None:
