@@ -15,8 +15,8 @@ INTERRUPTED = 130
 
 
 def main() -> int:
-    """Runs the command line; its exit code, 130 after Ctrl-C. Without click or rich, 2 and a sentence that
-    says which extra has them."""
+    """Run the command line and return its exit code: 130 after Ctrl-C. Without click or rich, print which extra has
+    them, and return 2."""
     _open_standard_streams()
     sys.excepthook = _show
     try:
@@ -35,10 +35,9 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
 
 
 def _open_standard_streams() -> None:
-    """Where a standard stream was closed (`<&-`), the null device stands in for it: else its number goes to the next
-    file or connection, into which whoever means standard error would write. What is said into a closed output is not
-    wanted; a closed input is no empty one, and sys.stdin stays None, as Python has it. What the terminal's encoding
-    does not have is spelt out on standard output, as it is on standard error: others' ids are in any script."""
+    """Replace closed standard streams (`<&-`) by the null device. Otherwise the next file or connection would get the
+    number, and texts for standard error. sys.stdin stays None, as Python has it. Standard output escapes characters
+    that the terminal's encoding lacks, as standard error does: ids of other people are in any script."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)

@@ -1,8 +1,8 @@
-"""Columns: how a batch of messages travels from wire to store and back without an object a message.
+"""Columns: batches of messages from wire to store and back, without an object per message.
 
-Numbers are numpy arrays; byte strings (ids, payloads, headers, tags) are a `Ragged` column: one block of bytes and
-offsets into it, just as they lie in a frame. Measured (`targets.md`): columns encode 9.1 M messages/s, a table per
-message 0.16 M.
+Numbers are numpy arrays. Byte strings (ids, payloads, headers, tags) are a `Ragged` column: one block of bytes and
+offsets into it, as they lie in a frame. Measured (`targets.md`): columns encode 9.1 M messages/s, a table per message
+0.16 M.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _FEW = 32
 
 
 class Ragged(Sequence[bytes]):
-    """A column of n byte strings: `data` holds them back to back, item i is `data[offsets[i]:offsets[i + 1]]`.
+    """A column of n byte strings. `data` holds them back to back: item i is `data[offsets[i]:offsets[i + 1]]`.
 
-    `offsets` has n + 1 entries, does not decrease, and need not start at 0 (a slice shares its parent's data).
-    Items come out as `bytes`. Immutable by convention.
+    `offsets` has n + 1 entries, does not decrease, and need not start at 0: a slice shares its parent's data. Items
+    come out as `bytes`. Immutable by convention.
     """
 
     __slots__ = ("_items", "data", "offsets")
@@ -58,7 +58,7 @@ class Ragged(Sequence[bytes]):
 
     @classmethod
     def of(cls, items: Iterable[bytes]) -> Ragged:
-        """A column of `items`; keeps the list, so that `tolist` costs nothing."""
+        """Return a column of `items`. It keeps the list, so `tolist` costs nothing."""
         listed = items if isinstance(items, list) else list(items)
         if len(listed) <= _FEW:
             offsets = np.array([0, *accumulate(map(len, listed))], dtype=np.int64)
@@ -71,12 +71,12 @@ class Ragged(Sequence[bytes]):
 
     @classmethod
     def repeat(cls, item: bytes, count: int) -> Ragged:
-        """A column that says `item` `count` times."""
+        """Return a column of `count` times `item`."""
         return cls.of([item] * count)
 
     @classmethod
     def concat(cls, columns: Sequence[Ragged]) -> Ragged:
-        """The columns one after the other."""
+        """Return the columns one after the other."""
         if len(columns) == 1:
             return columns[0]
         parts, offsets, base = [], [np.zeros(1, dtype=np.int64)], 0
@@ -115,14 +115,14 @@ class Ragged(Sequence[bytes]):
         return bytes(self.data[int(self.offsets[index]) : int(self.offsets[index + 1])])
 
     def view(self, index: int) -> memoryview:
-        """Item `index` without a copy."""
+        """Return item `index` without a copy."""
         return memoryview(self.data)[int(self.offsets[index]) : int(self.offsets[index + 1])]
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self.tolist())
 
     def tolist(self) -> list[bytes]:
-        """All items as `bytes`, made once and kept. Items of one common length are cut by numpy (~20 ns each)."""
+        """Return all items as `bytes`, made once and kept. numpy cuts items of one common length (~20 ns each)."""
         if self._items is None:
             self._items = self._cut()
         return self._items
@@ -145,16 +145,16 @@ class Ragged(Sequence[bytes]):
 
     @property
     def sizes(self) -> Int64:
-        """Length in bytes of each item."""
+        """The length of each item in bytes."""
         return (self.offsets[1:] - self.offsets[:-1]).astype(np.int64, copy=False)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all items together."""
+        """The bytes of all items together."""
         return int(self.offsets[-1]) - int(self.offsets[0])
 
     def take(self, indexes: npt.NDArray[np.integer | np.bool_] | Sequence[int]) -> Ragged:
-        """The items at `indexes`, in that order, or, as in numpy, those where a mask says True."""
+        """Return the items at `indexes` in that order, or those for which a mask is True."""
         items = self.tolist()
         if isinstance(indexes, np.ndarray) and indexes.dtype == np.bool_:
             if len(indexes) != len(items):
@@ -164,7 +164,7 @@ class Ragged(Sequence[bytes]):
         return Ragged.of([items[index] for index in listed])
 
     def compact(self) -> Ragged:
-        """The same items with offsets from 0 and data of their own (cut loose from a larger frame)."""
+        """Return the same items with offsets from 0 and data of their own, apart from a larger frame."""
         start = int(self.offsets[0])
         if start == 0 and len(self.data) == int(self.offsets[-1]) and isinstance(self.data, bytes):
             return self
@@ -196,8 +196,8 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What a byte string holds: `least` to `most` bytes of UTF-8, without NUL unless `nul`. `what`: its name in a
-    sentence."""
+    """A rule for byte strings: `least` to `most` bytes of UTF-8, without NUL unless `nul`. `what`: the noun in
+    messages."""
 
     what: str
     least: int
@@ -207,7 +207,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A form of its own, known by name to whoever reads it: `wire.codec`."""
+    """A form of its own, which `wire.codec` knows by name."""
 
     name: str
     arguments: tuple[Any, ...] = ()
@@ -217,9 +217,9 @@ class Form:
 class Field:
     """One field of a batch, as its class declares it.
 
-    `dtype`: of a column of numbers. `kind`: `numbers`, `strings` (a `Ragged`), `notes` (a dict by index), `batch`
-    (another batch of the same length), or `whole`: one value for the whole batch. `limit`: what its values may be.
-    `type`: what is annotated, without None and without `limit`.
+    `type`: the annotation without None and without `limit`. `kind`: `numbers` (of `dtype`), `strings` (a `Ragged`),
+    `notes` (a dict by index), `batch` (of the same length), or `whole` (one value for the whole batch). `limit`: the
+    allowed values.
     """
 
     name: str
@@ -249,9 +249,10 @@ _DTYPES: dict[Any, type[np.generic]] = {
 class ColumnBatch:
     """The base of all batches: n messages as columns, each declared once as a field of a `dataclass(slots=True)`.
 
-    A field's type says what it is: an array alias of this module, `Ragged`, either of them `| None`, a `dict[int, …]`
-    that notes something about single messages, another batch, or one value for the whole batch. `Annotated` adds a
-    `Range`, a `Text` or a `Form`. Fields with `init=False` are derived: a new batch starts without them.
+    The type of a field is an array alias of this module or a `Ragged`, either of them perhaps `| None`. A `dict[int,
+    …]` has notes on single messages. Another batch has the same length. Any other type is one value for the whole
+    batch. `Annotated` adds a `Range`, a `Text` or a `Form`. Fields with `init=False` are derived: a new batch starts
+    without them.
     """
 
     __slots__ = ()

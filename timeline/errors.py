@@ -1,19 +1,19 @@
-"""Every error a caller can meet: a code, whether to try again, the message's id, and what to do about it.
+"""The errors of callers: a code, whether to try again, the message's id, and what to do about it.
 
-An exception is one *status* of `timeline.model.Status` made loud; `code` is that status (or the name of a
-condition that only a driver can meet: SUPERSEDED, LEASE_LOST, CLOSED). `retryable` says whether the very same
-call may succeed later without anybody changing anything.
+An exception stands for one *status* of `timeline.model.Status`, which is its `code`. SUPERSEDED, LEASE_LOST and CLOSED
+are conditions that only a driver meets. `retryable` says whether the same call may succeed later without anybody
+changing anything.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-STAYS = "the same call fails again until that is mended"
-"""Ends the reason of an error that is retryable by its kind and not by its cause: instead of advice to try again."""
+STAYS = "the same call fails again until that is fixed"
+"""Ends the reason of an error that is retryable by its kind and not by its cause, instead of advice to try again."""
 
 FIXED_LIMIT = "no setting raises this limit: make it smaller"
-"""What to do about what is too large for every topic."""
+"""The advice for anything that is too large for every topic."""
 
 
 class TimelineError(Exception):
@@ -23,7 +23,7 @@ class TimelineError(Exception):
     `id`: the message it is about, None when it is about the call. `advice`: what to do about it.
     `progress`: how far a call by tag came, a `TagProgress`; None for every other call.
     `found`: what is at the addresses that could not be reached, each a name of `ProbeResult`; or the `Fault` of a
-    refusal that concerns the token. `lasting`: the same call fails again until that is mended.
+    refusal that concerns the token. `lasting`: the same call fails again until that is fixed.
     """
 
     code = "ERROR"
@@ -52,7 +52,7 @@ def _rebuild(kind: type[TimelineError], reason: str, id: str | None, retry_after
 
 
 class NotFound(TimelineError):
-    """No message lives under this id: never put, settled, cancelled, purged or expired."""
+    """No message has this id: never put, or settled, cancelled, purged or expired."""
 
     code = "NOT_FOUND"
     advice = "no message lives under this id: it was never put, or is over: acknowledged, cancelled, purged or expired"
@@ -169,4 +169,4 @@ ADVICE_OF_CALLS: dict[tuple[str, str], str] = {
     ("purge", Exists.code): _ALIVE,
     ("revive", Exists.code): _ALIVE,
 }
-"""What to do about an error of a call, by the call and the error's code, where it is not what its kind advises."""
+"""By call and code: the advice for an error if it differs from that of its class."""

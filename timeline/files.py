@@ -1,5 +1,4 @@
-"""Files: read whole up to a bound, or the sentence that says why not; written whole or not at all; whether one has
-changed."""
+"""Files: read whole up to a bound or refused with a reason, written whole or not at all, and compared with before."""
 
 from __future__ import annotations
 
@@ -12,14 +11,14 @@ from timeline.errors import Invalid
 
 
 def read_file(file: str | Path, what: str, most_bytes: int, once: bool = False) -> bytes:
-    """All that is in `file`. `once`: it is not read again, so that a pipe will do, and is waited for. Raises Invalid,
-    which names `what` the file is, when it cannot be read or has more."""
+    """Return the content of `file`. `once`: it is not read again, so that a pipe is allowed, and waited for. Raise
+    Invalid, which names `what` the file is, when it cannot be read or is larger."""
     content, _ = read_with_mode(file, what, most_bytes, once)
     return content
 
 
 def read_with_mode(file: str | Path, what: str, most_bytes: int, once: bool = False) -> tuple[bytes, int]:
-    """The same, and the mode (`st_mode`) of the very file that was read. Raises Invalid."""
+    """Return the content, and the mode (`st_mode`) of the very file that was read. Raise Invalid."""
     about = f"the {what} {str(file)!r:.200}"
     try:
         with open(file, "rb", opener=None if once else _at_once) as opened:
@@ -38,12 +37,12 @@ def read_with_mode(file: str | Path, what: str, most_bytes: int, once: bool = Fa
 
 
 def _at_once(file: str, flags: int) -> int:
-    """Opens it without waiting: a pipe that nobody writes to would hold up a broker that reads its files again."""
+    """Open without waiting: a pipe without a writer would hold up a broker that reads its files again."""
     return os.open(file, flags | os.O_NONBLOCK)
 
 
 def stamp_of(file: str | Path) -> object:
-    """What changes when the file does; None while there is none."""
+    """Return a value that changes when the file does; None while there is none."""
     try:
         found = os.stat(file)
     except (OSError, ValueError):
@@ -52,8 +51,7 @@ def stamp_of(file: str | Path) -> object:
 
 
 def write_whole(file: str, content: bytes | memoryview) -> None:
-    """Writes `file`, in a folder that is made where it is missing, whole or not at all; on disk when it returns. Raises
-    OSError."""
+    """Write `file` whole or not at all. It is on disk when this returns. A missing folder is made. Raise OSError."""
     folder, name = os.path.split(file)
     os.makedirs(folder, exist_ok=True)
     part = os.path.join(folder, f"_{name}.{os.urandom(4).hex()}.part")

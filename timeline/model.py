@@ -1,7 +1,7 @@
-"""The nouns everyone shares: statuses, states, a message's fields as columns, a topic and its settings, limits.
+"""The shared nouns: statuses, states, a message's fields as columns, topics with their settings, limits.
 
-Nothing here reads a clock or talks to anybody. Times are int milliseconds UTC and end in `_ms`; 0 means "none" where
-a time is optional.
+Nothing here reads a clock or talks to anybody. Times are int milliseconds UTC and end in `_ms`. If a time is optional,
+0 means none.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ MAX_TIME_MS = 253_402_300_799_999
 MAX_DURATION_MS = 100 * 366 * 86_400_000
 DEFAULT_GROUP = "default"
 DELIVERED_OUT = b"max_deliveries"
-"""The reason of a dead letter that was delivered as often as its topic permits. A driver whose handler failed at the
-last delivery adds what went wrong: `max_deliveries: ValueError: …`."""
+"""The reason of a dead letter that was delivered as often as its topic permits. If its handler failed, the driver adds
+the error: `max_deliveries: ValueError: …`."""
 PAYLOAD_GONE, PAYLOAD_DAMAGED, PAYLOAD_APART = b"payload gone", b"payload damaged", b"payload apart"
 """The reasons of dead letters whose payload is not what was put, or lies in a place that the broker was not told."""
 
 
 class Status(StrEnum):
-    """The one definite answer each message of a call gets. `code` is its number on the wire and in columns."""
+    """The one definite answer to each message of a call. `code` is its number on the wire and in columns."""
 
     OK = "OK"
     INVALID = "INVALID"
@@ -64,7 +64,7 @@ class Status(StrEnum):
 
     @classmethod
     def of(cls, code: int) -> Status:
-        """The status numbered `code`; a number this version does not know reads as UNKNOWN."""
+        """Return the status numbered `code`; UNKNOWN for a number that this version does not know."""
         return _STATUSES[code] if 0 <= code < len(_STATUSES) else cls.UNKNOWN
 
 
@@ -100,7 +100,7 @@ class State(StrEnum):
 
 
 class Operation(IntEnum):
-    """What can be asked of a message. The number is what the wire and the columns carry."""
+    """The operations on a message. The number is that of the wire and the columns."""
 
     PUT = 0
     LEASE = 1
@@ -121,23 +121,24 @@ MUTATIONS = (Operation.MOVE, Operation.CANCEL, Operation.REVIVE, Operation.PURGE
 
 
 def bucket_of(id: bytes, buckets: int) -> int:
-    """The bucket of `id`: zlib's CRC-32, unsigned, modulo `buckets`."""
+    """Return the bucket of `id`: zlib's CRC-32, unsigned, modulo `buckets`."""
     return zlib.crc32(id) % buckets
 
 
 def buckets_of(ids: Ragged, buckets: int) -> UInt32:
-    """`bucket_of` for a column of ids."""
+    """Return `bucket_of` for a column of ids."""
     sums = np.fromiter(map(zlib.crc32, ids.tolist()), dtype=np.uint32, count=len(ids))
     return sums % np.uint32(buckets)
 
 
 def payload_sum(payload: bytes | memoryview, headers: bytes | memoryview = b"") -> int:
-    """64-bit checksum of a message's content: CRC-32 of the payload, that of the encoded headers above it."""
+    """Return the 64-bit checksum of a message's content: CRC-32 of the payload, that of the encoded headers above
+    it."""
     return zlib.crc32(payload) | (zlib.crc32(headers) << 32 if headers else 0)
 
 
 def payload_sums(payloads: Ragged, headers: Ragged | None) -> UInt64:
-    """`payload_sum` for columns."""
+    """Return `payload_sum` for columns."""
     count = len(payloads)
     sums = np.fromiter(map(zlib.crc32, payloads.tolist()), dtype=np.uint64, count=count)
     if headers is not None:
@@ -147,8 +148,8 @@ def payload_sums(payloads: Ragged, headers: Ragged | None) -> UInt64:
 
 
 def encode_headers(headers: dict[str, str]) -> bytes:
-    """Headers as bytes, the same bytes for the same headers: for each key in byte order, length (2 bytes, little
-    endian) and UTF-8 of the key, then of the value. No headers is no bytes. Raises Invalid for what is not text."""
+    """Return headers as bytes, the same bytes for the same headers. Keys are in byte order. Each key and each value has
+    its length (2 bytes, little endian), then UTF-8. No headers is no bytes. Raise Invalid for anything but text."""
     for part in (part for pair in headers.items() for part in pair):
         if not isinstance(part, str):
             raise Invalid(f"headers are strings by strings, not {type(part).__name__}: {part!r:.80}")
@@ -162,7 +163,8 @@ def encode_headers(headers: dict[str, str]) -> bytes:
 
 
 def decode_headers(data: bytes) -> dict[str, str]:
-    """The reverse of `encode_headers`. Raises Invalid when `data` is not a whole number of pairs of UTF-8 strings."""
+    """Return the headers that `encode_headers` made `data` of. Raise Invalid unless it is a whole number of pairs of
+    UTF-8 strings."""
     parts: list[str] = []
     at = 0
     try:
@@ -181,7 +183,8 @@ def decode_headers(data: bytes) -> dict[str, str]:
 
 
 def canonical_headers(data: bytes) -> bool:
-    """Whether `data` is just what `encode_headers` makes: keys in byte order, each once. Raises like decode_headers."""
+    """Return whether `encode_headers` would make just `data`: keys in byte order, each once. Raise like
+    `decode_headers`."""
     return encode_headers(decode_headers(data)) == data
 
 
@@ -199,11 +202,11 @@ Reasons: TypeAlias = Annotated[Ragged, REASON_TEXT]
 
 @dataclass(slots=True)
 class Rows(ColumnBatch):
-    """n messages as columns: every field of `system.md` but the payload's bytes, which ride along when asked for.
+    """n messages as columns: every field of `system.md`. The payload's bytes come with them if asked for.
 
-    `holders` and `tags`: an empty item is none. `expires_ms`, `died_ms`: 0 is none. `buckets` is derived from the id.
-    `put_ms` is the broker's time when the message was put; `asked_ms` when `scheduled_ms` was last asked for (so that
-    one scheduled in the past is not called late). `payload_bytes` is the payload's length, known without reading it.
+    `holders` and `tags`: an empty item is none. `expires_ms`, `died_ms`: 0 is none. `put_ms`: the broker's time of the
+    put. `asked_ms`: when `scheduled_ms` was last asked for, so that a message scheduled in the past is not called late.
+    `payload_bytes`: the payload's length, known without reading it.
     """
 
     ids: Ids
@@ -251,11 +254,10 @@ class Displaced(NamedTuple):
 class Answers(ColumnBatch):
     """One definite answer per message of a call, as columns.
 
-    `status`: `Status.code`. `version`, `due_ms`: the message as it stands afterwards, 0 where there is none. `settled`:
-    1 where the id is remembered as settled. `late`: 1 where an ack counted after its lease ran out. `repeat`: 1 where
-    the call was recognised as one already done. `details`: index → a sentence, for refusals.
-    `commit_seq`: see `Store.tells_commit_seq`.
-    `displaced`: index of a put → the message that it removed, expired or replaced.
+    `status`: `Status.code`. `version`, `due_ms`: the message as it stands afterwards, 0 for none. `settled`: 1 if the
+    id is remembered as settled. `late`: 1 if an ack counted after its lease ran out. `repeat`: 1 if the call was done
+    before. `details`: index → a sentence, for refusals. `commit_seq`: see `Store.tells_commit_seq`. `displaced`: index
+    of a put → the message that it removed, expired or replaced.
     """
 
     status: UInt8
@@ -313,8 +315,8 @@ KINDS = ("timeline",)
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """A topic's settings with their defaults; changed live but for `buckets` and `kind`. 0 means "no limit", "for
-    ever" or "not at all" where the comment says so. `check` raises Invalid with the allowed range."""
+    """A topic's settings with their defaults. All but `buckets` and `kind` change live. Comments name the special
+    values."""
 
     buckets: int = 64
     lease_ms: int = 30_000
@@ -331,7 +333,7 @@ class TopicSettings:
     kind: str = "timeline"
 
     def check(self) -> TopicSettings:
-        """Itself, when every setting is in its range."""
+        """Return these settings. Raise Invalid, with the allowed range, if one is out of it."""
         for name, (low, high) in SETTING_RANGES.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
@@ -364,9 +366,12 @@ FIXED_SETTINGS = ("buckets", "kind")
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic as the store records it. `uid`: random 63 bits, one life of this name; rows are keyed by it, so a
-    dropped and re-created topic never sees old rows. `revision`: 1 at creation, +1 with each change, for
-    compare-and-set. `newer`: settings that this version does not know, and keeps: a JSON object; empty: none."""
+    """A topic as the store records it.
+
+    `uid`: random 63 bits, one life of this name. Rows are keyed by it, so a topic created again never sees old rows.
+    `revision`: 1 at creation, +1 with each change, for compare-and-set. `newer`: a JSON object of settings that this
+    version does not know, and keeps; empty: none.
+    """
 
     name: str
     uid: int
@@ -377,7 +382,7 @@ class Topic:
 
 
 def check_topic_name(name: str) -> str:
-    """`name` when it is 1..255 printable characters, else Invalid."""
+    """Return `name` if it is 1 to 255 printable characters, else raise Invalid."""
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_TOPIC_CHARS or not name.isprintable():
         raise Invalid(f"a topic's name is 1 to {MAX_TOPIC_CHARS} printable characters, not {name!r:.80}")
     return name

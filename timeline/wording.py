@@ -1,5 +1,5 @@
-"""Words that many parts share: durations and settings as people type them (`remember` and 30d for `remember_ms`), texts
-of others as a terminal may show them, and what to install."""
+"""Shared words: durations and settings as people type them, others' texts as a terminal may show them, and the install
+command. People type `remember` and 30d; the program counts `remember_ms`."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ def install_command(extra: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return `text` on one line, with everything spelt out that a terminal would obey or not show as it is: control
-    characters and escapes, line breaks, marks of direction, characters without width, halves of surrogate pairs."""
+    """Return `text` on one line, with escapes for everything that a terminal would obey or not show. These are control
+    characters, line breaks, marks of direction, characters without width, and halves of surrogate pairs."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def printable_json(text: str) -> str:
-    """Return the JSON `text`, of one line, with JSON's own escapes for what `printable` spells out."""
+    """Return the JSON `text`, of one line, with JSON's own escapes for the characters that `printable` escapes."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
 
 
 def shown_duration(length_ms: int) -> str:
-    """A duration for people, such as 30s or 12h; exact, and what every place that takes a duration reads back."""
+    """Return a duration for people, such as 30s or 12h. It is exact, and can be typed wherever a duration can."""
     for unit, size_ms in _UNITS:
         if length_ms and length_ms % size_ms == 0:
             return f"{length_ms // size_ms}{unit}"
@@ -39,7 +39,7 @@ def shown_duration(length_ms: int) -> str:
 
 
 def shown_lateness(late_ms: float) -> str:
-    """A length of time for people, three digits of it: 73 ms, 4.52 s, 12m 3s, 3h 20m, 5d 2h."""
+    """Return a length of time for people with three digits, such as 73 ms, 4.52 s, 12m 3s or 5d 2h."""
     if late_ms < 999.5:
         return f"{late_ms:.3g} ms"
     seconds = late_ms / 1000
@@ -53,12 +53,12 @@ def shown_lateness(late_ms: float) -> str:
 
 
 def typed_name(setting: str) -> str:
-    """A setting as it is typed: `lease_ms` is `lease`."""
+    """Return a setting's name as it is typed: `lease_ms` is `lease`."""
     return setting.removesuffix("_ms")
 
 
 def typed_value(setting: str, value: object) -> str:
-    """A setting's value as it is typed: 30s, auto, 1048576."""
+    """Return a setting's value as it is typed: 30s, auto, 1048576."""
     if setting == "lease_ahead_ms" and value == -1:
         return "auto"
     if setting.endswith("_ms") and isinstance(value, int):
@@ -67,7 +67,7 @@ def typed_value(setting: str, value: object) -> str:
 
 
 def out_of_range(setting: str, low: int, high: int, value: object) -> str:
-    """The sentence for a value of `setting` that is not a whole number from `low` to `high`."""
+    """Return the message for a value of `setting` that is not a whole number from `low` to `high`."""
     if not setting.endswith("_ms"):
         return f"{setting} must be a whole number from {low} to {high}, not {value!r}"
     said = typed_value(setting, value) if isinstance(value, int) and not isinstance(value, bool) else repr(value)
@@ -76,11 +76,11 @@ def out_of_range(setting: str, low: int, high: int, value: object) -> str:
 
 
 def above(setting: str, value: int, bound: str, most: int) -> str:
-    """The sentence for a setting that is above another one, which bounds it."""
+    """Return the message for a setting that is above another one, which bounds it."""
     name, limit = typed_name(setting), typed_name(bound)
     return f"{name} {typed_value(setting, value)} is above {limit} {typed_value(bound, most)}: raise {limit}, too"
 
 
 def no_such_topic(name: str) -> str:
-    """The sentence for a topic that is not there."""
+    """Return the message for a topic that is not there."""
     return f"there is no topic {name!r}: create it first (create_topic, 'timeline topic create')"

@@ -1,8 +1,8 @@
-"""The rules: what may be asked of a message in which state, by whom, and what then becomes of it. Pure.
+"""The rules of a message's life, as pure functions.
 
-`table.py` is the one table (state, operation, caller) → effect or status; `dealing.py` is round-robin by credit.
-Stores express these rules in their own way (columns, SQL, Lua); they call `decide` for whatever their fast path does
-not take, and the conformance suite holds every store to this table.
+`table` decides about one message, `dealing` deals messages out to consumers. Stores express these rules in their own
+way: columns, SQL, Lua. They call `decide` for messages that their fast path does not take. The conformance suite holds
+every store to this table.
 """
 
 from timeline.leases.dealing import deal

@@ -11,7 +11,7 @@ from timeline.columns import Int64, UInt32
 
 
 class Granted(Protocol):
-    """What a grant must say to be dealt to (`storage_plugins.contract.Grant` does)."""
+    """The part of a grant that dealing needs. `contract.Grant` has it."""
 
     @property
     def count(self) -> int: ...

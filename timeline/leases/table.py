@@ -1,9 +1,8 @@
 """The operation table: (state, operation, caller) → effect or status.
 
-Read it as data: `EFFECTS` has an entry for each legal (state, operation) and none for what is illegal; `GUARDS` lists,
-for each operation, the conditions that refuse it, each with its status. All guards are asked, and where several
-refuse, `model.PRECEDENCE` says which status is the answer. A message is a value; effects return a new one, or None
-when it is gone.
+Read it as data. `EFFECTS` has an entry for each legal (state, operation). `GUARDS` lists for each operation the
+conditions that refuse it, each with its status. All guards are asked. If several refuse, `model.PRECEDENCE` decides
+which status is the answer. A message is a value; effects return a new one, or None when it is gone.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from timeline.kinds import Kind, kind_of
+from timeline.model import DELIVERED_OUT as DELIVERED_OUT
 from timeline.model import PRECEDENCE, Operation, State, Status, TopicSettings
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What the rules need to know of a stored message. `remembered`: only birth, version, payload_sum (and the last
-    operation's id) of a settled one are left. `expires_ms`, `died_ms`: 0 is none."""
+    """The part of a stored message that the rules need."""
 
     birth: int
     version: int
@@ -40,8 +39,9 @@ class Message:
 class Ask:
     """One operation with its arguments; those an operation does not use are ignored.
 
-    `time_ms`, absolute: PUT, MOVE, RELEASE, REVIVE the asked due; EXTEND, REGRANT the asked end of the lease; LEASE the
-    length of the lease. `due_before_ms`: LEASE, how far ahead of time. `op`: the operation's id, 0 none.
+    `time_ms` is absolute for PUT, MOVE, RELEASE and REVIVE (the asked due), and for EXTEND and REGRANT (the asked end
+    of the lease). For LEASE it is the lease's length. `due_before_ms`: LEASE, how far ahead of time. `op`: the
+    operation's id, 0 none.
     """
 
     operation: Operation
@@ -99,7 +99,7 @@ def is_expired(message: Message, now_ms: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A message, what is asked of it, when, and on which topic: what guards and effects look at."""
+    """The arguments of guards and effects."""
 
     message: Message
     ask: Ask
@@ -127,7 +127,7 @@ def _other_token(case: _Case) -> bool:
 
 
 def _not_holder(case: _Case) -> bool:
-    """Another token or holder, or nobody: what nobody holds cannot be settled."""
+    """Another token or holder, or none: a message without holder cannot be settled."""
     return _other_token(case) or not case.message.holder
 
 
@@ -260,7 +260,7 @@ GUARDS: dict[Operation, tuple[tuple[Status, Guard], ...]] = {
     ),
     Operation.PURGE: (*_OWNERS, (Status.LEASED, _is_leased), (Status.EXISTS, _is_alive)),
 }
-"""What refuses an operation, and how. A PUT of an id under which nothing stands is asked about its own message."""
+"""The refusals of each operation, with their conditions. A PUT of a free id is asked about its own message."""
 
 
 def _released_due(case: _Case) -> int:
@@ -341,22 +341,22 @@ EFFECTS: dict[tuple[State, Operation], Effect] = {
     (State.DEAD, Operation.REVIVE): _revive,
     (State.DEAD, Operation.PURGE): _gone,
 }
-"""What an operation does where nothing refuses it. What is not here is refused by a guard. `_put` says what a PUT
-does: it alone may meet an id that is absent."""
+"""The effect of an operation that nothing refuses. A guard refuses every pair that is missing. `_put` has the effects
+of PUT, which alone may meet an absent id."""
 
-DELIVERED_OUT = b"max_deliveries"
-"""The reason of a dead letter that was delivered as often as it may be."""
 REMEMBERED = (Operation.ACK, Operation.CANCEL)
 """Operations that, besides expiry, leave a remembered id on a topic that remembers."""
 
 
 def decide(message: Message | None, ask: Ask, now_ms: int, settings: TopicSettings) -> Decision:
-    """The answer to `ask` at `now_ms` for `message` as it stands (None: no such id), and what is left of it.
+    """Return the answer to `ask` at `now_ms` for `message` as it stands (None: no such id), and the message that is
+    left.
 
-    Pure: the caller stores `Decision.message` when the status is OK, and removes what stood when that is `expired` or
-    `displaced`, or the status is OK and `Decision.message` is None. Where the topic remembers and what stood is
-    `expired`, or the operation is one of `REMEMBERED`, it leaves a remembered id, whose `last_op` is that of a CANCEL,
-    so that its repeat is recognised.
+    Pure: the caller changes the store. It stores `Decision.message` when the status is OK. It removes the message that
+    stood when that is `expired` or `displaced`, and when the status is OK without a message.
+
+    A topic that remembers keeps the id of an `expired` message, and of one removed by an operation in `REMEMBERED`. The
+    `last_op` of its remains is that of a CANCEL, so that its repeat is recognised.
     """
     if ask.operation is Operation.PUT:
         return _put(message, ask, now_ms, settings)
@@ -380,8 +380,8 @@ def _refusal(case: _Case) -> Status | None:
 
 
 def _is_repeat(case: _Case) -> bool:
-    """Whether this very call was done before: its operation id is the message's last, or it is the same holder's bury
-    of what is dead by then (a bury keeps token and holder)."""
+    """Return whether this very call was done before. Then its operation id is the message's last one. A bury keeps
+    token and holder: a dead letter knows it by these."""
     message, ask = case.message, case.ask
     if ask.operation is Operation.BURY:
         return case.state is State.DEAD and not _other_token(case)
@@ -398,10 +398,11 @@ def _is_repeat(case: _Case) -> bool:
 
 
 def _put(message: Message | None, ask: Ask, now_ms: int, settings: TopicSettings) -> Decision:
-    """PUT: stores under an absent id; else DUPLICATE, EXISTS, a move or a replacement where that is asked.
+    """Store under an absent id; else answer DUPLICATE or EXISTS, or move or replace if that is asked.
 
-    Its repeat is known before anything refuses it, as that of every other operation: told INVALID, a producer would
-    take for undone what stands there and is delivered."""
+    A repeat is known before anything refuses it. If it answered INVALID, its producer would think that the message is
+    not there.
+    """
     kind = kind_of(settings)
     there = None if message is None or message.remembered else message
     settled = message is not None and message.remembered

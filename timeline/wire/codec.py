@@ -1,8 +1,8 @@
-"""Bytes ↔ frames, in both directions from one table: what `frames.py` declares of each field.
+"""Bytes ↔ frames, in both directions from one table: the declarations of `frames.py`.
 
-A field's type and its `Range`, `Text` or `Form` say how it is read and within which range; the schema's layout says how
-it is written. The few frames that lie otherwise in bytes than in Python say here how. What `decode` returns is wholly
-checked, but for the values of Produce, Mutate and Settle that single messages are blamed for (see `validate.py`).
+A field's type and its `Range`, `Text` or `Form` say how it is read, and its range. The schema's layout says how it is
+written. A few frames lie otherwise in bytes than in Python: the code for them is here. `decode` checks everything,
+except values of Produce, Mutate and Settle that belong to single messages (see `validate.py`).
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ SETTING_COLUMNS = [
 
 
 def decode(data: bytes | bytearray | memoryview) -> Frame:
-    """Return the frame that `data` is. Its columns are views of `data`, which must not be changed while they are used.
+    """Return the frame that `data` is. Its columns are views of `data`: do not change it while they are used.
 
-    Raise WireError, which says what is wrong; WireVersionError for another major; UnknownFrame for a kind of frame
-    that only a newer minor knows, which a stream passes over.
+    Raise WireError with the reason, or WireVersionError for another major. Raise UnknownFrame for a kind of frame that
+    only a newer minor knows; streams skip it.
     """
     body = Body(*find_body(data))
     frame: Frame = _READERS[body.name](body)
@@ -107,13 +107,6 @@ class Body(Table):
     """The body of a frame, or a table in it. Its methods read one field each, and refuse values out of range."""
 
     __slots__ = ()
-
-    def part(self, field: str, name: str) -> Body:
-        """The table `name` that `field` refers to; it must be there."""
-        at = self.target(field)
-        if at is None:
-            raise self.refusal(field, "is missing")
-        return Body(name, self.data, at, self.lenient)
 
     # -- single values ---------------------------------------------------------------------------------------------
 
@@ -151,11 +144,11 @@ class Body(Table):
             raise self.refusal(field, f"is no topic's name: {bad.reason}") from None
 
     def optional_topic(self, field: str) -> str:
-        """The same, or empty where there is none."""
+        """A topic's name, or empty for none."""
         return self.topic(field) if self.text(field) else ""
 
     def optional_name(self, field: str) -> str:
-        """A holder's name, or empty where there is none."""
+        """A holder's name, or empty for none."""
         return self.name_of(field) if self.text(field) else ""
 
     def name_of(self, field: str) -> str:
@@ -183,7 +176,7 @@ class Body(Table):
         return self.bytes_of(field, MAX_CURSOR_BYTES)
 
     def optional_id(self, field: str) -> bytes:
-        """An id, or empty where there is none."""
+        """An id, or empty for none."""
         id = self.bytes_of(field, MAX_ID_BYTES)
         for sentence in validate_texts(Ragged.of([id]), ID_TEXT).values() if id else ():
             raise self.refusal(field, sentence)
@@ -203,8 +196,11 @@ class Body(Table):
         return tag
 
     def table(self, field: str, name: str, read: Read) -> Any:
-        """What `read` makes of the table `name` that `field` refers to."""
-        return read(self.part(field, name))
+        """Return what `read` makes of the table `name` that `field` refers to; it must be there."""
+        at = self.target(field)
+        if at is None:
+            raise self.refusal(field, "is missing")
+        return read(Body(name, self.data, at, self.lenient))
 
     # -- columns ---------------------------------------------------------------------------------------------------
 
@@ -527,7 +523,7 @@ def _get(value: Any) -> Get:
 
 
 def _cut(sentence: str) -> str:
-    """At most MAX_REASON_BYTES of it, whole characters."""
+    """Return at most MAX_REASON_BYTES of a sentence, in whole characters."""
     if len(sentence) * 4 <= MAX_REASON_BYTES:
         return sentence
     return sentence.encode()[:MAX_REASON_BYTES].decode(errors="ignore")
@@ -543,11 +539,11 @@ _FORMS: dict[str, Callable[[Any], Any]] = {
     "addresses": _strings,
     "states": lambda states: bytes(map(_STATES.index, states)),
 }
-"""Forms that are written otherwise than they are held."""
+"""Forms whose bytes differ from their Python values."""
 
 
 def _adapter(kind: type) -> Callable[[Any], dict[str, Any]] | None:
-    """What makes a table's fields of a `kind`; None where they are written as they are."""
+    """Return a function that makes a table's fields of a `kind`; None if they are written as they are."""
     adapted = {
         field.name: _FORMS[field.limit.name]
         for field in fields_of(kind)

@@ -1,10 +1,9 @@
-"""What crosses the wire, as values: one dataclass a frame, columns inside. Driver and broker meet here
-and nowhere else.
+"""The frames of the wire, as values: one dataclass per frame, with columns. Driver and broker meet only here.
 
-`timeline.wire.encode(frame)` makes bytes of any of these, `timeline.wire.decode(data)` verifies bytes and makes the
-frame; `schemas/fbs/timeline.fbs` says the same for authors in other languages. Byte strings (ids, tags, headers,
-payloads, reasons) are `Ragged`; absent items are empty. A decoded frame's columns have equal lengths and every value
-is in its range; whether an operation is legal is not the wire's business.
+`timeline.wire.encode(frame)` makes bytes of any of these. `timeline.wire.decode(data)` verifies bytes and makes the
+frame. `schemas/fbs/timeline.fbs` defines the same for other languages. Byte strings are `Ragged`; absent items are
+empty. A decoded frame's columns have equal lengths and every value is in its range. The wire does not check whether an
+operation is legal.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ from timeline.model import (
 
 MAJOR = 1
 MINOR = 3
-"""Version of this wire. Frames of a newer minor are read (what is not known in them is passed over); another major is
-refused with a sentence."""
+"""Version of this wire. Frames of a newer minor are read; unknown parts of them are skipped. Another major is
+refused."""
 
 SERVICE = "timeline.v1.Timeline"
 METHODS = {
@@ -117,15 +116,17 @@ MutateFlags: TypeAlias = Annotated[UInt8, Form("flags", (sum(MutateFlag),))]
 SettleOperations: TypeAlias = Annotated[
     UInt8, Form("among", (bytes((Operation.EXTEND, Operation.ACK, Operation.RELEASE, Operation.BURY)),))
 ]
-"""What fields of frames are. The methods of `codec.Body` that read them have the names of the forms."""
+"""The types of frames' fields. Each form has the name of the method of `codec.Body` that reads it."""
 
 
 @dataclass(slots=True)
 class Produce(ColumnBatch):
-    """Up the Produce stream: n messages to put. `request` numbers the frame within its stream; answers may come in any
-    order. `time_ms`: the due, or from now where the flag says IN. `expires_ms` 0: none. `headers` are encoded
-    (`model.encode_headers`). `timeout_ms`: what the caller will wait; the broker drops what it did not start by then
-    (UNAVAILABLE), 0: no limit."""
+    """Up the Produce stream: n messages to put.
+
+    `request` numbers the frame within its stream; answers may come in any order. `time_ms`: the due, or from now if the
+    flag says IN. `expires_ms` 0: none. `headers` are encoded (`model.encode_headers`). `timeout_ms`: how long the
+    caller will wait; 0: no limit. The broker drops messages that it did not start by then (UNAVAILABLE).
+    """
 
     request: int
     topic: TopicName
@@ -169,9 +170,9 @@ class Mutate(ColumnBatch):
 
 @dataclass(slots=True)
 class MutateTag:
-    """A chunk of MOVE or CANCEL by tag. `at_ms` (0: none) or `by_ms`, for MOVE. First call: `cursor` empty and
-    `started_ms` 0; later ones hand back what the answer said. `timeout_ms`: as of `Produce`; a chunk that was not
-    started by then is not done, and the call is refused as NOT_READY."""
+    """A chunk of MOVE or CANCEL by tag. `at_ms` (0: none) or `by_ms`, for MOVE. In the first call `cursor` is empty and
+    `started_ms` 0; later ones return what the answer said. `timeout_ms`: as of `Produce`. A chunk that was not started
+    by then is not done, and the call is refused as NOT_READY."""
 
     topic: TopicName
     group: Name
@@ -199,8 +200,8 @@ class Mutated:
 
 @dataclass(slots=True)
 class TagMutated:
-    """A chunk is done: how many messages got each status code; `cursor` empty: the walk is over. `at_ms`: the absolute
-    due that an `in_ms` was resolved to, to be handed back as `at_ms` with the next chunk."""
+    """A chunk is done: how many messages got each status code. `cursor` empty: the walk is over. `at_ms`: the absolute
+    due of an `in_ms`, to be returned as `at_ms` with the next chunk."""
 
     counts: dict[int, int]
     cursor: bytes
@@ -210,9 +211,9 @@ class TagMutated:
 
 @dataclass(slots=True)
 class Hello(ColumnBatch):
-    """First frame up a Consume stream. `session`: random, one for the life of a consumer object; its tokens stay valid
-    across reconnects. `ids birth version`: the leases it has in hand. `lease_ms` 0: the topic's. Credit is what the
-    consumer has room for besides what it has in hand, `room_…` what it has room for once nothing is (0: the credit)."""
+    """First frame up a Consume stream. `session`: random, one per consumer object; its tokens stay valid across
+    reconnects. `ids birth version`: the leases in flight. `lease_ms` 0: the topic's. Credit is what the consumer has
+    room for besides those leases. `room_…` is what it has room for without them (0: the credit)."""
 
     topic: TopicName
     consumer: Name
@@ -242,9 +243,9 @@ class Credit:
 
 @dataclass(slots=True)
 class Settle(ColumnBatch):
-    """n settles, up a Consume stream, of messages of the stream's topic held by the stream's consumer. `operation`:
-    EXTEND, ACK, RELEASE or BURY. `time_ms`: EXTEND, more lease from now; RELEASE, see SettleFlag. `op`: operation ids.
-    `reasons`: BURY, RELEASE. The credit of what they end rides along, and counts by `credit_counts`."""
+    """n settles, up a Consume stream, of messages of the stream's topic leased to the stream's consumer. `operation`:
+    EXTEND, ACK, RELEASE or BURY. `time_ms`: for EXTEND the lease from now, for RELEASE see SettleFlag. `op`: operation
+    ids. `reasons`: BURY, RELEASE. The credit of the ended leases comes along, and counts by `credit_counts`."""
 
     request: int
     ids: Ragged
@@ -276,10 +277,13 @@ class Welcome:
 
 @dataclass(slots=True)
 class Deliver(ColumnBatch):
-    """n messages, down a Consume stream. `due_ms`: when each came due; `lease_until_ms`: when its lease ends; both on
-    the broker's clock, as are `leased_ms` (when the store call that leased them returned) and `pushed_ms` (when this
-    frame was made), so that a consumer knows each lease's remaining time and lateness can be taken apart.
-    `max_deliveries`: how many the topic permits; 0: any number."""
+    """n messages, down a Consume stream.
+
+    `due_ms`: when each came due. `lease_until_ms`: when its lease ends. `leased_ms`: when the store call that leased
+    them returned. `pushed_ms`: when this frame was made. All are on the broker's clock. So a consumer knows each
+    lease's remaining time, and lateness can be taken apart. `max_deliveries`: how many the topic permits; 0: any
+    number.
+    """
 
     leased_ms: Time
     pushed_ms: Time
@@ -317,7 +321,7 @@ class Beat:
 @dataclass(slots=True)
 class Leaving:
     """Last frame down a Consume or Produce stream before the broker ends it. Up a Consume stream, with DRAINING: the
-    consumer takes nothing more; the broker says it back behind all that it has sent, and still answers settles."""
+    consumer takes nothing more. The broker returns it behind all that it has sent, and still answers settles."""
 
     reason: Annotated[LeavingReason, Form("leaving_reason")]
     text: Sentence = ""
@@ -335,16 +339,16 @@ for _status in Status:
 
 
 def still_held(status: UInt8) -> Bools:
-    """Where an answer to a settle leaves the message with its consumer: nothing of it happened, or nobody knows. A
-    number that this version does not know reads as UNKNOWN. After any other the consumer has it no longer, but for an
-    extend that was answered OK."""
+    """Return for which settles the message stays with its consumer by these answers: nothing happened, or the outcome
+    is unknown. A number that this version does not know reads as UNKNOWN. After any other answer the consumer has it no
+    longer, except after an OK to an extend."""
     held: Bools = _HELD[status]
     return held
 
 
 def credit_counts(operation: UInt8, status: UInt8) -> bool:
-    """Whether the credit of a Settle with these operations, answered so, counts: none of its acks, releases and burials
-    left its message where it was. Otherwise none of it does. Extends neither give credit nor hold it back."""
+    """Return whether the credit of a Settle with these operations, answered so, counts. It counts unless one of its
+    acks, releases and burials left its message where it was. Extends do not matter."""
     return not status.any() or not bool((still_held(status) & (operation != Operation.EXTEND)).any())
 
 
@@ -353,10 +357,9 @@ def credit_counts(operation: UInt8, status: UInt8) -> bool:
 
 @dataclass(slots=True)
 class Scan:
-    """Rows that match: `states` (empty: all), `tag` (empty: any), due in [from, to) (to 0: no bound), or just `ids`.
+    """Rows that match. `states` empty: all. `tag` empty: any. Due in [from, to), to 0: no bound. `ids`: only these.
     `limit` 0: all. `cursor`: where an earlier scan broke off. `bucket_from`, `bucket_to` (0: no bound): only those
-    buckets. `holder`: only what it holds under a live lease; all but `payload`, `cursor` and `limit` is passed over
-    then."""
+    buckets. `holder`: only its messages under a live lease; then only `payload`, `cursor` and `limit` count."""
 
     topic: TopicName
     states: Annotated[tuple[State, ...], Form("states")] = ()
@@ -401,7 +404,7 @@ class Forecasted:
 
 
 class TopicAction(IntEnum):
-    """What a Topics request asks for."""
+    """The actions of a Topics request."""
 
     LIST = 0
     CREATE = 1
@@ -411,8 +414,8 @@ class TopicAction(IntEnum):
 
 @dataclass(slots=True)
 class Topics:
-    """LIST all; CREATE `name` with `settings` (names and values of `model.TopicSettings`, those that are given);
-    UPDATE those settings; DROP. `revision` 0: whatever stands."""
+    """LIST all, CREATE `name` with `settings`, UPDATE those settings, or DROP. `settings`: given names and values of
+    `model.TopicSettings`. `revision` 0: any."""
 
     action: TopicAction
     name: str = ""
@@ -466,7 +469,7 @@ class Health(IntEnum):
 
 @dataclass(slots=True)
 class StatusRequest:
-    """How does this broker stand? Of `topic` only, when not empty; at most `limit` consumers."""
+    """Ask for a broker's status. `topic`: only this one if not empty. At most `limit` consumers."""
 
     topic: OptionalTopic = ""
     limit: Annotated[int, Range(1, MAX_BATCH)] = 1_000
@@ -474,10 +477,12 @@ class StatusRequest:
 
 @dataclass(slots=True)
 class TopicLoads:
-    """What a broker knows of n topics. `available`, `waiting`, `next_due_ms` (0: none): as the store counted them at
-    `counted_ms` (0: not yet). `consumers`, `in_flight`, `credit`: of those connected here. `delivered`, `redelivered`:
-    since it started. `buckets`: of the topic; `dealt`: how many of them this broker
-    deals (None: a broker before 1.2)."""
+    """A broker's view of n topics.
+
+    `available`, `waiting`, `next_due_ms` (0: none) are as the store counted them at `counted_ms` (0: not yet).
+    `consumers`, `in_flight`, `credit` are of consumers connected here. `delivered`, `redelivered`: since the broker
+    started. `buckets`: of the topic. `dealt`: how many of them this broker dispatches; None: a broker before 1.2.
+    """
 
     topics: TopicNames
     available: Counts
@@ -517,9 +522,12 @@ class Consumers:
 
 @dataclass(slots=True)
 class BrokerStatus:
-    """How a broker stands. `trouble`: why it does not serve; empty while it does. `store`: where it keeps messages,
-    without secrets; `store_ms`: the p99 of the store's leases, 0 when not known yet. `sync`: how it knows
-    of the others, and what is wrong with that now. `warnings`: sentences on settings that weaken the store."""
+    """A broker's status.
+
+    `trouble`: why it does not serve; empty while it does. `store`: where it keeps messages, without secrets.
+    `store_ms`: the p99 of the store's leases, 0 if not known yet. `sync`: how it knows of other brokers, and any
+    trouble with that. `warnings`: sentences on settings that weaken the store.
+    """
 
     broker: Sentence
     version: Sentence
@@ -559,8 +567,8 @@ class Pong:
 
 @dataclass(slots=True)
 class Hint:
-    """Broker to broker: messages of topics, each by its uid, come due anew in buckets that the receiver deals; of each
-    the earliest. `broker`: who says so."""
+    """Broker to broker: messages of topics, each by its uid, came due in buckets that the receiver dispatches. Only the
+    earliest of each topic is named. `broker`: the sender."""
 
     broker: Sentence
     topic_uid: Annotated[Int64, Range(0)]
@@ -569,7 +577,7 @@ class Hint:
 
 @dataclass(slots=True)
 class Hinted:
-    """Of how many of the topics the receiver has a dealer."""
+    """`known`: how many of the topics the receiver dispatches."""
 
     known: Tally = 0
 

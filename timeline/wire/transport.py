@@ -1,7 +1,7 @@
-"""How frames travel, seen from both ends, whatever carries them (gRPC, or the simulation's network).
+"""How frames travel, whatever carries them: gRPC, or the simulation's network.
 
-A driver calls a `Transport`; a broker answers through a `Service`. Both move bytes of frames, never frames: each end
-decodes what it got, so that nothing unverified gets past it.
+A driver calls a `Transport`; a broker answers through a `Service`. Both move bytes of frames, never frames. Each end
+decodes its input, so nothing unverified gets past it.
 """
 
 from __future__ import annotations
@@ -60,38 +60,38 @@ class Stream(Protocol):
     """One end of a two-way stream of frames."""
 
     async def send(self, frame: bytes) -> None:
-        """Hands a frame over; returns when there is room for the next (flow control). Raises TransportError when the
-        stream is over. Not to be cancelled: gRPC goes on with a write whose caller was cancelled, and sends no status
-        beside it, so that the call would neither go on nor end."""
+        """Send a frame, and return when there is room for the next (flow control). Raise TransportError when the stream
+        is over. Never cancel it: gRPC would go on with the write and send no status beside it, so that the call would
+        neither go on nor end."""
 
     async def receive(self) -> bytes | None:
-        """The peer's next frame; None when the peer has ended the stream in order. Raises TransportError else."""
+        """Return the peer's next frame; None when the peer has ended the stream in order. Else raise TransportError."""
 
     async def close(self) -> None:
-        """Client: no more frames from here. Broker: ends the stream in order. Twice is harmless."""
+        """Client: no more frames from here. Broker: end the stream in order. Twice is harmless."""
 
     def cancel(self) -> None:
-        """Ends the stream at once, without a word."""
+        """End the stream at once, without a word."""
 
 
 class Transport(Protocol):
     """A driver's way to one broker address. Opens on first use; reconnects by being asked again."""
 
     async def ready(self, timeout_s: float) -> None:
-        """Connects where that is known apart from a call, so that whoever waits can tell what was never sent. Raises
+        """Connect if that is possible apart from a call, so that callers can tell what was never sent. Raise
         TransportError(UNREACHABLE)."""
 
     async def unary(self, method: str, frame: bytes, timeout_s: float) -> bytes:
-        """One frame for one. Raises TransportError."""
+        """Send one frame and return one. Raise TransportError."""
 
     def unary_stream(self, method: str, frame: bytes, timeout_s: float | None) -> AsyncGenerator[bytes, None]:
-        """One frame for many. Raises TransportError while iterated."""
+        """Send one frame and yield many. Raise TransportError while iterated."""
 
     async def stream(self, method: str, timeout_s: float) -> Stream:
-        """Opens a two-way stream. Raises TransportError(UNREACHABLE) when the broker is not there in time."""
+        """Open a two-way stream. Raise TransportError(UNREACHABLE) when the broker is not there in time."""
 
     async def close(self) -> None:
-        """Ends everything that runs over it."""
+        """End everything that runs over it."""
 
 
 class Service(Protocol):
@@ -103,4 +103,4 @@ class Service(Protocol):
     def unary_stream(self, method: str, frame: bytes, peer: str = "") -> AsyncGenerator[bytes, None]: ...
 
     async def stream(self, method: str, stream: Stream, peer: str) -> None:
-        """Serves `stream` until either side ends it. `peer`: the client's address, for its share and for logs."""
+        """Serve `stream` until either side ends it. `peer`: the client's address, for its share and for logs."""

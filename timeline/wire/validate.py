@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from timeline.columns import Int64, Ragged, Text, UInt64
+from timeline.columns import Bools, Int64, Ragged, Text, UInt64
 from timeline.errors import Invalid
 from timeline.model import (
     ID_TEXT,
@@ -135,75 +135,74 @@ def within(column: npt.NDArray[np.integer], least: int, most: int) -> bool:
     return int(column.min()) >= least and int(column.max()) <= most
 
 
-def _judge_times(
-    bad: Judgement, times: Int64, relative: npt.NDArray[np.bool_] | None, what: str = "a due time"
-) -> None:
+def _bad_times(times: Int64, relative: Bools, what: str = "a due time") -> dict[int, str]:
     """Allow times up to MAX_TIME_MS, and up to MAX_DURATION_MS those that are `relative`."""
+    bad: dict[int, str] = {}
     if within(times, 0, MAX_DURATION_MS):
-        return
-    for index in np.flatnonzero((times < 0) | (times > MAX_DURATION_MS)):
+        return bad
+    for index in np.flatnonzero((times < 0) | (times > MAX_DURATION_MS)).tolist():
         value = int(times[index])
-        if relative is not None and relative[index]:
-            sentence = f"{what} from now is 0 to {MAX_DURATION_MS} milliseconds, not {value}"
+        if relative[index]:
+            bad[index] = f"{what} from now is 0 to {MAX_DURATION_MS} milliseconds, not {value}"
         elif not 0 <= value <= MAX_TIME_MS:
-            sentence = f"{what} is 0 to {MAX_TIME_MS} milliseconds UTC (the end of the year 9999), not {value}"
-        else:
-            continue
-        bad[int(index)] = (Status.INVALID, sentence)
+            bad[index] = f"{what} is 0 to {MAX_TIME_MS} milliseconds UTC (the end of the year 9999), not {value}"
+    return bad
 
 
-def _judge_nonzero(bad: Judgement, column: UInt64, what: str, concerned: npt.NDArray[np.bool_] | None = None) -> None:
+def _zeros(column: UInt64, what: str, concerned: Bools | None = None) -> dict[int, str]:
     if 0 not in (column.tolist() if len(column) <= _FEW else column):
-        return
-    for index in np.flatnonzero(column == 0):
-        if concerned is None or concerned[index]:
-            bad[int(index)] = (Status.INVALID, f"{what} must be 64 random bits, not 0")
+        return {}
+    zeros = column == 0 if concerned is None else (column == 0) & concerned
+    return dict.fromkeys(np.flatnonzero(zeros).tolist(), f"{what} must be 64 random bits, not 0")
 
 
-def _blame(bad: Judgement, found: dict[int, str], status: Status = Status.INVALID) -> None:
-    for index, sentence in found.items():
-        bad[index] = (status, sentence)
+def _judged(bad: dict[int, str], *invalid: dict[int, str]) -> Judgement:
+    """Return what is TOO_LARGE (`bad`) and what is INVALID. Later sentences go before earlier ones."""
+    judged = {index: (Status.TOO_LARGE, sentence) for index, sentence in bad.items()}
+    for found in invalid:
+        for index, sentence in found.items():
+            judged[index] = (Status.INVALID, sentence)
+    return judged
 
 
 def validate_produce(frame: Produce, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> Judgement:
     """Judge the messages of `frame` that no store could put. INVALID goes before TOO_LARGE."""
-    bad: Judgement = {}
-    _blame(bad, validate_sizes(frame.payloads, "a payload of this topic", max_payload_bytes), Status.TOO_LARGE)
-    _blame(bad, validate_sizes(frame.headers, "headers", MAX_HEADERS_BYTES), Status.TOO_LARGE)
-    _blame(bad, _misformed(frame.headers))
-    _blame(bad, validate_texts(frame.tags, TAG_TEXT))
-    if frame.expires_ms is not None:
-        _judge_times(bad, frame.expires_ms, (frame.flags & PutFlag.EXPIRES_IN) != 0, "an expiry")
-    _judge_times(bad, frame.time_ms, (frame.flags & PutFlag.IN) != 0)
-    both = (frame.flags & _MOVE_AND_REPLACE) == _MOVE_AND_REPLACE
-    if both.any():
-        _blame(bad, dict.fromkeys(np.flatnonzero(both).tolist(), "a put either moves or replaces, not both"))
-    _judge_nonzero(bad, frame.birth, "a birth")
-    _blame(bad, validate_texts(frame.ids, ID_TEXT))
-    return bad
+    expires_ms, flags = frame.expires_ms, frame.flags
+    both = (flags & _MOVE_AND_REPLACE) == _MOVE_AND_REPLACE
+    return _judged(
+        validate_sizes(frame.payloads, "a payload of this topic", max_payload_bytes)
+        | validate_sizes(frame.headers, "headers", MAX_HEADERS_BYTES),
+        _misformed(frame.headers),
+        validate_texts(frame.tags, TAG_TEXT),
+        {} if expires_ms is None else _bad_times(expires_ms, (flags & PutFlag.EXPIRES_IN) != 0, "an expiry"),
+        _bad_times(frame.time_ms, (flags & PutFlag.IN) != 0),
+        dict.fromkeys(np.flatnonzero(both).tolist(), "a put either moves or replaces, not both") if both.any() else {},
+        _zeros(frame.birth, "a birth"),
+        validate_texts(frame.ids, ID_TEXT),
+    )
 
 
 def validate_mutate(frame: Mutate) -> Judgement:
     """Judge the messages of `frame` that no store could move, cancel, revive or purge."""
-    bad: Judgement = {}
-    if not within(frame.if_version, 0, 2**63 - 1):
-        for index in np.flatnonzero(frame.if_version < 0):
-            sentence = f"if_version is 0 (any) or a version, not {int(frame.if_version[index])}"
-            bad[int(index)] = (Status.INVALID, sentence)
-    _judge_times(bad, frame.time_ms, (frame.flags & MutateFlag.IN) != 0)
-    if frame.operation in (Operation.MOVE, Operation.REVIVE):
-        _judge_nonzero(bad, frame.op, "an operation id")
-    _blame(bad, validate_texts(frame.ids, ID_TEXT))
-    return bad
+    below = np.flatnonzero(frame.if_version < 0).tolist()
+    return _judged(
+        {},
+        {at: f"if_version is 0 (any) or a version, not {int(frame.if_version[at])}" for at in below},
+        _bad_times(frame.time_ms, (frame.flags & MutateFlag.IN) != 0),
+        _zeros(frame.op, "an operation id") if frame.operation in (Operation.MOVE, Operation.REVIVE) else {},
+        validate_texts(frame.ids, ID_TEXT),
+    )
 
 
 def validate_settle(frame: Settle) -> Judgement:
     """Judge the settles of `frame` that no store could count."""
-    bad: Judgement = {}
-    _blame(bad, validate_texts(frame.reasons, REASON_TEXT))
+    releases, times = frame.operation == Operation.RELEASE, {}
     if not within(frame.time_ms, 0, MAX_DURATION_MS):
-        absolute = (frame.operation == Operation.RELEASE) & ((frame.flags & SettleFlag.AT) != 0)
-        _judge_times(bad, frame.time_ms, ~absolute, "a time")
-    _judge_nonzero(bad, frame.op, "an operation id", frame.operation == Operation.RELEASE)
-    _blame(bad, validate_texts(frame.ids, ID_TEXT))
-    return bad
+        times = _bad_times(frame.time_ms, ~(releases & ((frame.flags & SettleFlag.AT) != 0)), "a time")
+    return _judged(
+        {},
+        validate_texts(frame.reasons, REASON_TEXT),
+        times,
+        _zeros(frame.op, "an operation id", releases),
+        validate_texts(frame.ids, ID_TEXT),
+    )

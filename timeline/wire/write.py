@@ -1,8 +1,8 @@
-"""Values → bytes: lays a frame's tables and vectors out from front to back and joins them once.
+"""Values → bytes: lay a frame's tables and vectors out from front to back and join them once.
 
-FlatBuffers' own Builder spends most of its time on what the schema already knows, and copies a payload twice. Here
-each table has one fixed arrangement of its fields (all scalars written, widest first), so that a table is one
-`Struct.pack`, its vtable a constant, and a payload is copied once, by the join.
+FlatBuffers' own Builder spends most of its time on facts that the schema fixes, and copies a payload twice. Here each
+table has one fixed arrangement: all scalars are written, the widest first. So a table is one `Struct.pack`, and its
+vtable a constant. A payload is copied once, by the join.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from timeline.wire.generated import layout
 from timeline.wire.verify import DTYPES, SCALARS, WIDTHS, WireError
 
 Get: TypeAlias = Callable[[str], Any]
-"""Gives the value of a field by its name in the schema; a column `x` with `x_offsets` is asked for as `x`."""
+"""Return the value of a field by its name in the schema. A column `x` with `x_offsets` is asked for as `x`."""
 
 _UINT = DTYPES["[uint]"]
 _COUNT = [Struct(f"<{padding}xI").pack for padding in range(8)]
@@ -30,12 +30,12 @@ _RAGGED = "ragged"
 
 _ROOT = Struct("<I4sHHHHHHiIHHB").pack
 _ROOT_BYTES = 33
-"""Offset of the root table, identifier, vtable (12 bytes), root table (13 bytes, from 20 on)."""
+"""Offset of the root table, identifier, vtable (12 bytes), and root table (13 bytes, from 20 on)."""
 
 
 class Arrangement:
-    """How the tables of one name are laid out: a vtable, then at 4 modulo 8 the table: soffset, then the widest first,
-    so that everything is aligned."""
+    """The layout of the tables of one name: a vtable; then, at 4 modulo 8, the table. It begins with its soffset. The
+    widest fields come first, so everything is aligned."""
 
     __slots__ = ("_slots", "_vtables", "fields", "pack", "size", "vtable_bytes")
 
@@ -43,8 +43,8 @@ class Arrangement:
         raw = layout.TABLES[table]
         offsets = {name for name, *_ in raw if name.endswith("_offsets")}
         self.fields: list[tuple[str, str, int, int]] = []
-        """(name, kind, place in the table, bit). Kind: a scalar's, `string`, a vector's, `ragged` (offsets here, bytes
-        4 further on), or a table's name."""
+        """(name, kind, place in the table, bit). Kind: of a scalar, a vector or a table; `string`; or `ragged`, whose
+        bytes are 4 behind its offsets."""
         self._slots: list[tuple[int, int, int]] = []
         packing, at = ["<i"], 4
         arranged = sorted(raw, key=lambda field: (-WIDTHS[SCALARS.get(field[1], "I")], field[2]))
@@ -64,7 +64,7 @@ class Arrangement:
         self._vtables: dict[int, bytes] = {}
 
     def vtable(self, absent: int) -> bytes:
-        """The vtable of a table that lacks the fields whose bits are in `absent`."""
+        """Return the vtable of a table without the fields whose bits are in `absent`."""
         made = self._vtables.get(absent)
         if made is None:
             entries = [0] * len(self._slots)
@@ -91,7 +91,7 @@ class _Writer:
         self.getter = getter
 
     def table(self, name: str, get: Get) -> int:
-        """Writes a table and all that it refers to; where it lies."""
+        """Write a table and everything that it refers to. Return its place."""
         arrangement = _ARRANGEMENTS[name]
         own = len(self.parts)
         self.parts.append(b"")
@@ -125,7 +125,7 @@ class _Writer:
         return start
 
     def _vector(self, data: Buffer, count: int, width: int) -> int:
-        """Writes a vector whose elements are aligned to `width`; where it lies."""
+        """Write a vector whose elements are aligned to `width`. Return its place."""
         padding = -(self.end + 4) % width
         at = self.end + padding
         self.parts += (_COUNT[padding](count), data)
@@ -153,8 +153,8 @@ class _Writer:
 
 
 def write_frame(name: str, get: Get, getter: Callable[[Any], Get]) -> bytes:
-    """A frame whose body is a table `name` of the values `get` gives; `getter` makes such a function of a value that
-    is a table of its own. Raises TooLarge, or WireError when a value does not fit its field."""
+    """Return a frame whose body is a table `name` of the values that `get` returns. `getter` makes such a function of
+    the value of an inner table. Raise TooLarge, or WireError when a value does not fit its field."""
     writer = _Writer(getter)
     try:
         body = writer.table(name, get)
