@@ -22,8 +22,8 @@ from timeline.storage_plugins.conformance.trial import T0, Trial, by_id, named
 from timeline.storage_plugins.contract import ScanFilter, Store, StoreRefused, StoreUnavailable
 from timeline.storage_plugins.copying import TopicCopy, topic_of
 from timeline.storage_plugins.memory import MemoryStore
+from timeline.storage_plugins.offload import SHARDS
 from timeline.storage_plugins.offload.files import PayloadFiles
-from timeline.storage_plugins.offload.payloads import SHARDS
 from timeline.storage_plugins.offload.store import OffloadingStore
 from timeline.storage_plugins.sqlite import SqliteStore
 

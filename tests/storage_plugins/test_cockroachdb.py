@@ -20,7 +20,7 @@ from timeline.storage_plugins.cockroachdb import schema
 from timeline.storage_plugins.cockroachdb.store import STATEMENTS, CockroachStore, location_of
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.postgresql.connections import PostgresqlConnection
-from timeline.storage_plugins.postgresql.failures import judged
+from timeline.storage_plugins.postgresql.pool import judged
 from timeline.storage_plugins.postgresql.scan_floors import SLACK_MS, WHOLE_EVERY_MS
 from timeline.storage_plugins.versions import Versions
 

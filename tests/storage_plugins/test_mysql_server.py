@@ -14,7 +14,7 @@ from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance.trial import named, statuses
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable
 from timeline.storage_plugins.mysql import schema
-from timeline.storage_plugins.mysql.location import MysqlLocation
+from timeline.storage_plugins.mysql.connections import MysqlLocation
 
 pytestmark = pytest.mark.servers
 

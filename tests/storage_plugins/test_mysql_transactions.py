@@ -15,8 +15,7 @@ from tests.storage_plugins.mysql_calls import database_of, other, run, trial, un
 from timeline.model import Operation, Status
 from timeline.storage_plugins.conformance.trial import T0, Trial, expect_equal, named, statuses
 from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown
-from timeline.storage_plugins.mysql.connections import MysqlConnections, MysqlSession, _Call
-from timeline.storage_plugins.mysql.location import MysqlLocation
+from timeline.storage_plugins.mysql.connections import MysqlConnections, MysqlLocation, MysqlSession, _Call
 
 pytestmark = pytest.mark.servers
 

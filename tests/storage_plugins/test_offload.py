@@ -20,8 +20,7 @@ from timeline.storage_plugins.conformance import CHECKS, run_check
 from timeline.storage_plugins.conformance.trial import T0, Trial, named, statuses
 from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.memory import MemoryStore
-from timeline.storage_plugins.offload import store as offload_store
-from timeline.storage_plugins.offload.payloads import (
+from timeline.storage_plugins.offload import (
     SHARDS,
     PayloadGone,
     PayloadStore,
@@ -29,6 +28,7 @@ from timeline.storage_plugins.offload.payloads import (
     Place,
     place_of_name,
 )
+from timeline.storage_plugins.offload import store as offload_store
 from timeline.storage_plugins.offload.store import READ_AGAIN_MS, OffloadingStore
 
 pytestmark = pytest.mark.slow

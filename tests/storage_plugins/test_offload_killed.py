@@ -12,8 +12,8 @@ import pytest
 from tests.storage_plugins.large_puts import content
 from timeline.model import Rows, State
 from timeline.storage_plugins.conformance.trial import T0, Trial
+from timeline.storage_plugins.offload import SHARDS
 from timeline.storage_plugins.offload.files import PayloadFiles
-from timeline.storage_plugins.offload.payloads import SHARDS
 from timeline.storage_plugins.offload.store import GRACE_MS, OffloadingStore
 from timeline.storage_plugins.sqlite import SqliteStore
 

@@ -14,8 +14,8 @@ from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance import run_check
 from timeline.storage_plugins.conformance.trial import T0, Trial, named
 from timeline.storage_plugins.contract import StoreRefused
+from timeline.storage_plugins.offload import SHARDS, PayloadGone, PayloadsUnavailable
 from timeline.storage_plugins.offload.files import PayloadFiles
-from timeline.storage_plugins.offload.payloads import SHARDS, PayloadGone, PayloadsUnavailable
 from timeline.storage_plugins.offload.store import OffloadingStore
 
 pytestmark = pytest.mark.servers

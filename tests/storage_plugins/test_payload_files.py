@@ -12,14 +12,14 @@ import pytest
 from timeline.storage_plugins import make_store, offload_of
 from timeline.storage_plugins.conformance.trial import T0, Trial, named
 from timeline.storage_plugins.contract import StoreRefused
-from timeline.storage_plugins.offload.files import PayloadFiles
-from timeline.storage_plugins.offload.payloads import (
+from timeline.storage_plugins.offload import (
     PayloadGone,
     PayloadsRefused,
     PayloadsUnavailable,
     Place,
     place_of_name,
 )
+from timeline.storage_plugins.offload.files import PayloadFiles
 from timeline.storage_plugins.offload.store import READ_AGAIN_MS
 
 

@@ -203,7 +203,7 @@ async def test_a_primary_that_is_silent_is_left(pair: Pair, caplog: pytest.LogCa
         async with _opened(pair.url) as later:  # as a broker that was started again
             assert sorted(await later.everything(topic)) == sorted([*named(50), b"first"])
             await later.stored(topic, [b"second"])
-            assert "two servers take writes" in caplog.text
+            assert "Two servers take writes" in caplog.text
             pair.standby.kill()
             for one in (trial, later):
                 await _refused_as_old(one, topic)

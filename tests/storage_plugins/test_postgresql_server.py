@@ -351,7 +351,7 @@ async def test_a_call_that_loses_every_race_for_a_message_does_not_say_that_noth
 
         monkeypatch.setattr(changes, "MOST_LOST", 1)
         monkeypatch.setattr(connections.PostgresqlConnection, "answer", outrun)
-        with pytest.raises(StoreUnknown, match="changed by somebody else 1 times"):
+        with pytest.raises(StoreUnknown, match="changed a message 1 times"):
             await trial.mutate(topic, Operation.MOVE, [b"a", b"b"], T0 + 90_000)
         dues_ms = {id: row["due_ms"] - T0 for id, row in (await trial.everything(topic)).items()}
         assert dues_ms == {b"a": 90_000, b"b": 120_000}

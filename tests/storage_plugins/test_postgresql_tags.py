@@ -15,7 +15,7 @@ from timeline.model import Operation, Status
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance.trial import T0, Trial, named, statuses
 from timeline.storage_plugins.contract import StoreUnknown
-from timeline.storage_plugins.postgresql import messages
+from timeline.storage_plugins.postgresql import dialect
 from timeline.storage_plugins.postgresql.connections import PostgresqlConnection
 from timeline.storage_plugins.postgresql.statements import STATEMENTS
 from timeline.storage_plugins.sql import changes
@@ -44,13 +44,13 @@ async def test_only_what_something_may_refuse_is_left_to_the_rules(
     await trial.stored(topic, named(10, "ran out"), T0, tag=b"spring")
     await trial.lease(topic, lease_ms=1)
     left: list[bytes] = []
-    decide_others = messages.decide_others
+    decide_others = dialect.decide_others
 
     def noted(*asked: Any) -> Plan[None]:
         left.extend(asked[2])
         return decide_others(*asked)
 
-    monkeypatch.setattr(messages, "decide_others", noted)
+    monkeypatch.setattr(dialect, "decide_others", noted)
     refused = sorted(named(10, "leased") + named(10, "theirs") + named(10, "short"))
     shift: dict[str, Any] = {"by_ms": 30_000, "now_ms": T0 + 1, "started_ms": T0, "limit": 1_000}
     wanted = {Status.OK: 20, Status.LEASED: 10, Status.FORBIDDEN: 10, Status.INVALID: 10}
@@ -121,7 +121,7 @@ async def test_a_chunk_that_loses_every_race_for_a_message_is_in_doubt(
 
     monkeypatch.setattr(PostgresqlConnection, "answer", outrun)
     monkeypatch.setattr(changes, "MOST_LOST", 1)
-    with pytest.raises(StoreUnknown, match="changed by somebody else"):
+    with pytest.raises(StoreUnknown, match="changed a message"):
         await trial.by_tag(topic, Operation.CANCEL, b"spring", now_ms=T0 + 95_000)
     assert list(await trial.everything(topic)) == [b"b"]
     assert await trial.by_tag(topic, Operation.CANCEL, b"spring", now_ms=T0 + 95_000) == {Status.EXPIRED: 1}

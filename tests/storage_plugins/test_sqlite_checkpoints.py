@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from timeline.storage_plugins.sqlite.checkpoints import TRIES, Checkpointer
+from timeline.storage_plugins.sqlite.database import TRIES, Checkpointer
 
 
 class _Table(Checkpointer):

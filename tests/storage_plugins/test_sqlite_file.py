@@ -21,7 +21,7 @@ from timeline.model import Status
 from timeline.storage_plugins import make_store, open_store, sql
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable
 from timeline.storage_plugins.sql.statements import Plan
-from timeline.storage_plugins.sqlite import bulk, checkpoints
+from timeline.storage_plugins.sqlite import bulk, database
 from timeline.storage_plugins.sqlite.database import Database, Lock
 
 
@@ -122,7 +122,7 @@ async def test_an_opening_for_which_no_file_is_left_holds_nothing(
 
     store = make_store(f"sqlite:///{tmp_path}/a.db")
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints.os, "open", fails)
+        patch.setattr(database.os, "open", fails)
         patch.setattr(Lock, "take", lambda _: None)
         with pytest.raises(StoreUnavailable, match=r"a\.db: Too many open files"):
             await store.open()

@@ -215,10 +215,10 @@ async def test_row_numbers_are_never_given_twice(tmp_path: Path) -> None:
     given: list[int] = []
 
     def reserve(transaction: Transaction) -> int:
-        return transaction.reserve(10)
+        return transaction.writer.reserve(10)
 
     def reserve_and_fail(transaction: Transaction) -> int:
-        given.append(transaction.reserve(10))
+        given.append(transaction.writer.reserve(10))
         raise ValueError("rolled back")
 
     for _ in range(3):

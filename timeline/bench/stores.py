@@ -207,7 +207,7 @@ async def upkept(url: str) -> None:
 async def _vacuum(url: str) -> None:
     import asyncpg
 
-    from timeline.storage_plugins.postgresql.location import PostgresqlLocation
+    from timeline.storage_plugins.postgresql.pool import PostgresqlLocation
 
     location = PostgresqlLocation.of(url)
     try:

@@ -158,6 +158,18 @@ class LeasedRows:
     damaged: tuple[int, ...] = ()
     commit_seq: int = 0
 
+    def take(self, at: Indexes) -> LeasedRows:
+        """Return the rows at these indexes, in that order."""
+        place = {old: new for new, old in enumerate(at.tolist())}
+        return replace(
+            self,
+            rows=self.rows.take(at),
+            grant=self.grant[at],
+            was_due_ms=self.was_due_ms[at],
+            prior_holders=self.prior_holders.take(at),
+            damaged=tuple(sorted(place[old] for old in self.damaged if old in place)),
+        )
+
     @classmethod
     def empty(cls, next_due_ms: int | None = None) -> LeasedRows:
         """Return the answer of a lease that leased nothing."""

@@ -21,7 +21,7 @@ from timeline.columns import Bools, Int64, Ragged
 from timeline.model import Operation, Rows, State, Status, Topic, TopicSettings, bucket_of, payload_sums
 from timeline.storage_plugins.asks import LIVING, pages
 from timeline.storage_plugins.contract import Grant, Puts, ScanFilter, Settles, Store, StoreRefused, TopicConflict
-from timeline.storage_plugins.offload.payloads import is_pointer
+from timeline.storage_plugins.offload import is_pointer
 from timeline.storage_plugins.records import same_settings
 
 PAGE = 1_000

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from timeline.config import parse_bytes
 from timeline.errors import Invalid, TimelineError
 from timeline.storage_plugins.contract import Store, StoreRefused
-from timeline.storage_plugins.offload.payloads import OFFLOAD_BYTES, PayloadsRefused
+from timeline.storage_plugins.offload import OFFLOAD_BYTES, PayloadsRefused
 from timeline.wording import install_command
 
 GROUP = "timeline.storage_plugins"

@@ -12,7 +12,7 @@ import numpy as np
 from timeline.columns import Bools, ColumnBatch, Int64, Ragged, UInt64
 from timeline.model import MAX_TIME_MS, PAYLOAD_APART, PAYLOAD_DAMAGED, PAYLOAD_GONE, Operation, Rows
 from timeline.storage_plugins.contract import LeasedRows, Settles
-from timeline.storage_plugins.offload.payloads import is_pointer
+from timeline.storage_plugins.offload import is_pointer
 
 C = TypeVar("C")
 Token = tuple[bytes, int, int]

@@ -1,8 +1,8 @@
 """Tables, their indexes, and the schema's version.
 
-CockroachDB changes schemas in the background and advises against DDL inside a transaction; it has no advisory locks
-either. So each statement stands by itself and does nothing where its work is done; the table with the version is made
-last; and several brokers may do all of it at once.
+CockroachDB changes schemas in the background and advises against DDL inside a transaction. It has no advisory locks
+either. So each statement is a transaction of its own, and does nothing if its work is done. The table with the version
+is created last. Several brokers may do all of it at once.
 """
 
 from __future__ import annotations
@@ -24,20 +24,19 @@ from timeline.storage_plugins.postgresql.connections import (
     Steps,
     refused_rights,
 )
-from timeline.storage_plugins.postgresql.failures import state_of
-from timeline.storage_plugins.postgresql.location import SCHEMA, PostgresqlLocation
+from timeline.storage_plugins.postgresql.pool import SCHEMA, PostgresqlLocation, state_of
 from timeline.storage_plugins.postgresql.schema import FoundSchema
 from timeline.storage_plugins.postgresql.statements import NOTHING
 from timeline.storage_plugins.versions import Versions, migrate, noted
 
 OLDEST = (23, 2)
 SHARDS = 16
-"""Of an index that time runs along: without them all brokers would write to its last range."""
+"""Shards of an index by time. Without them all brokers would write to its last range."""
 HASHED = frozenset(("message_free", "message_held", "message_expires", "message_died", "remembered_settled"))
 _ABSENT = frozenset(("42P01", "3F000"))
 """No such table, no such schema."""
 _THERE = frozenset(("42P06", "42P07", "42710", "23505"))
-"""Somebody else has just made it."""
+"""Another broker has just created it."""
 VERSION = "SELECT version()"
 KNOWN = "SELECT name, value FROM timeline.meta"
 BEGUN = (
@@ -51,7 +50,7 @@ WRITABLE = "UPDATE timeline.meta SET value = value WHERE name = 'schema_version'
 
 
 def statements(schema: str = SCHEMA) -> list[str]:
-    """All that creates the schema, in order."""
+    """Return the statements that create the schema, in order."""
     made = [f"CREATE SCHEMA IF NOT EXISTS {schema}"]
     tables = [table for table in sql.schema.sorted_tables if table.name != "meta"]
     dialect = CockroachDBDialect()
@@ -62,7 +61,7 @@ def statements(schema: str = SCHEMA) -> list[str]:
 
 
 def _own(table: Table) -> Table:
-    """The table as CockroachDB has it: rows carry their topic's uid for its key. `row` is a word of its grammar."""
+    """Return the table as CockroachDB has it: a topic's uid is its key. `row` is a word of the grammar."""
     columns = [
         Column(quoted_name(column.name, column.name == "row" or None), primary_key=column.primary_key,
                type_=BigInteger if column.name == "key" else column.type, autoincrement=False,
@@ -77,7 +76,7 @@ def _own(table: Table) -> Table:
 
 
 def _index(index: Index) -> str:
-    """What SQLAlchemy writes of a hash-sharded index is refused by CockroachDB's grammar: so all are written out."""
+    """Return the statement of an index. CockroachDB refuses SQLAlchemy's text of a hash-sharded one."""
     assert index.name is not None and index.table is not None
     where = index.dialect_options["postgresql"]["where"]
     return "".join(
@@ -91,7 +90,7 @@ def _index(index: Index) -> str:
 
 
 async def prepare(connections: PostgresqlConnections, location: PostgresqlLocation) -> FoundSchema:
-    """Creates or migrates the schema. Raises StoreRefused or StoreUnavailable."""
+    """Create or migrate the schema. Raise StoreRefused or StoreUnavailable."""
     server = await _server(connections, location)
     known = await _known(connections, location)
     if "cluster_uid" not in known:
@@ -105,13 +104,13 @@ async def prepare(connections: PostgresqlConnections, location: PostgresqlLocati
 
 
 async def look(connections: PostgresqlConnections, location: PostgresqlLocation) -> FoundSchema:
-    """Return what is there now; the uid is empty where there is no schema. Changes nothing. Raises as `prepare`."""
+    """Return what is there now, and change nothing. The uid is empty if there is no schema. Raises as `prepare`."""
     server = await _server(connections, location)
     return FoundSchema((await _known(connections, location)).get("cluster_uid", ""), server)
 
 
 async def _server(connections: PostgresqlConnections, location: PostgresqlLocation) -> str:
-    """The server in words. Raises StoreRefused."""
+    """Return the server in words. Raise StoreRefused."""
     said = str(await connections.use(lambda connection: connection.fetchval(VERSION), writes=False))
     version = re.search(r"CockroachDB\D* v(\d+)\.(\d+)", said)
     if version is None:
@@ -126,14 +125,14 @@ async def _server(connections: PostgresqlConnections, location: PostgresqlLocati
 
 
 async def versions(connections: PostgresqlConnections, location: PostgresqlLocation, contract: bool) -> Versions:
-    """The schema's versions; `contract`: without what only the version before needed."""
+    """Return the schema's versions. `contract`: remove what only the version before needed."""
     return await migrated(connections, location, await _known(connections, location), contract)
 
 
 async def migrated(
     connections: PostgresqlConnections, location: PostgresqlLocation, known: dict[str, str], contract: bool
 ) -> Versions:
-    """Takes the schema forward, a statement at a time. Raises StoreRefused."""
+    """Migrate the schema, one statement at a time. Raise StoreRefused."""
     try:
         found = noted(known)
     except (KeyError, ValueError) as damaged:
@@ -142,7 +141,7 @@ async def migrated(
         ) from damaged
     told: list[str] = []
     reached = migrate(told.append, found, sql.MIGRATIONS, contract=contract)
-    steps = Steps(connections)  # once one is done, what fails is not as if nothing had happened
+    steps = Steps(connections)  # once one is done, a failure leaves the migration unknown
     for statement in told:
         await _made(steps, statement, location, f"SET search_path TO {location.schema}")
     if reached != found:
@@ -152,7 +151,7 @@ async def migrated(
 
 
 async def _known(connections: PostgresqlConnections, location: PostgresqlLocation) -> dict[str, str]:
-    """What the schema says of itself; nothing where there is none."""
+    """Return what table meta says; nothing if there is no schema."""
 
     async def look(connection: PostgresqlConnection) -> dict[str, str]:
         try:
@@ -169,8 +168,8 @@ async def _known(connections: PostgresqlConnections, location: PostgresqlLocatio
 async def _made(
     connections: PostgresqlConnections | Steps, statement: str, location: PostgresqlLocation, before: str = ""
 ) -> None:
-    """Runs a statement that makes what may be there already. `before`: what its connection has to be told first, in
-    these very words: the family's steps name no schema, every other statement of this plugin does."""
+    """Run a statement whose table or index may exist already. `before`: a statement that its connection runs first, as
+    it is: the steps of migrations name no schema, unlike all other statements."""
 
     async def make(connection: PostgresqlConnection) -> None:
         try:

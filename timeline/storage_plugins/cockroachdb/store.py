@@ -1,10 +1,10 @@
 """`cockroachdb://`: the store on CockroachDB. Several brokers may share it.
 
-Its statements are PostgreSQL's, with other words for some fragments. A row is found by its key, since there is no place
-on disk (`ctid`) to find it by; rows carry their topic's uid itself, so that a statement need not look a key up before
-it knows which range of an index it reads; and nothing is locked that SERIALIZABLE guards anyhow. Rows that another part
-of a statement names are joined (`IN`), since an array of them (`ANY`) would be looked for in the whole table. A golden
-file of the tests has every statement as it is sent.
+Its statements are PostgreSQL's, with some other fragments. Rows have no place on disk (`ctid`), so they are found by
+their key. Rows carry their topic's uid itself, so that a statement knows its range of an index without a lookup.
+Nothing is locked that SERIALIZABLE guards anyhow. Rows that another part of a statement names are joined (`IN`): an
+array of them (`ANY`) would be searched in the whole table. A golden file of the tests has every statement as it is
+sent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from timeline.storage_plugins.cockroachdb import schema
 from timeline.storage_plugins.contract import Opened
 from timeline.storage_plugins.postgresql.connections import PostgresqlConnections
 from timeline.storage_plugins.postgresql.dialect import PostgresqlDialect, RowNumbers
-from timeline.storage_plugins.postgresql.location import PostgresqlLocation
+from timeline.storage_plugins.postgresql.pool import PostgresqlLocation
 from timeline.storage_plugins.postgresql.statements import Fragments, HotStatements
 from timeline.storage_plugins.postgresql.store import PostgresqlStore
 from timeline.storage_plugins.sql.statements import Plan
@@ -36,7 +36,7 @@ WORDS = Fragments(
     place='"row"',
     topic="$1::int8",
     of_topic=f"= $1 AND {_LIVES}",
-    each="",  # it would keep CockroachDB from joining at all, and it looks for each row
+    each="",  # with OFFSET 0, CockroachDB could not join, and would scan for each row
     keeps_record="",
     claiming="",
     new_row='b."row" IN (SELECT stored."row" FROM stored)',
@@ -52,7 +52,7 @@ STATEMENTS = HotStatements(WORDS)
 
 
 class CockroachDialect(PostgresqlDialect):
-    """The dialect."""
+    """The dialect of CockroachDB."""
 
     apart = True
     leases_at_once = False
@@ -61,19 +61,19 @@ class CockroachDialect(PostgresqlDialect):
 
 
 class RandomRowNumbers(RowNumbers):
-    """Row numbers without a sequence, which all nodes would have to agree on: random ones, which also spread new rows
-    over all ranges of the table."""
+    """Row numbers without a sequence, on which all nodes would have to agree. Random ones also spread new rows over all
+    ranges of the table."""
 
     def take(self, count: int) -> Plan[list[int]]:
-        """`count` of them, each used once."""
+        """Return `count` of them, each used once."""
         yield from ()
         return [secrets.randbits(_ROW_BITS) for _ in range(count)]
 
 
 class CockroachConnections(PostgresqlConnections):
-    """The pool at work, on a server whose every transaction is SERIALIZABLE and may be refused (40001) for another's
-    sake: it has been undone, and is done again after a random wait that grows, as often as `tries`. Where the server
-    does not know whether it was done (40003), the call is unknown."""
+    """The pool at work, on a server whose transactions are all SERIALIZABLE. It may undo one for the sake of another
+    (40001). That one is tried again, up to `tries` times, after a random wait that grows. If the server does not know
+    whether a transaction was done (40003), the call is unknown."""
 
     settings: dict[str, str] = SETTINGS
     tries: ClassVar[int] = 12
@@ -81,7 +81,7 @@ class CockroachConnections(PostgresqlConnections):
 
     def __init__(self, location: PostgresqlLocation, renumber: Callable[[], None]) -> None:
         super().__init__(location, renumber)
-        # Steps of a migration name tables as the SQL family does, without a schema.
+        # Steps of a migration name tables without a schema.
         self.settings = self.settings | {"search_path": location.schema}
 
     async def _again(self, error: BaseException, attempt: int) -> bool:
@@ -103,7 +103,7 @@ def location_of(url: str) -> PostgresqlLocation:
             hosts = ",".join(f"{host}:{PORT}" for host in hosts.split(","))
             url = urlunsplit(parts._replace(netloc=f"{user}{at}{hosts}"))
     except ValueError:
-        pass  # what is wrong with it is said below
+        pass  # PostgresqlLocation reports it
     if "target_session_attrs" not in url:
         url += f"{'&' if '?' in url else '?'}target_session_attrs=any"
     found = PostgresqlLocation.of(url, "cockroachdb", PORT)

@@ -1,22 +1,25 @@
-"""A bounded pool of threads with a connection each: transactions, their repetition, and errors as the contract has
-them.
+"""What a `mysql://` URL says, and a bounded pool of threads with a connection each: transactions, their repetition, and
+errors as the contract has them.
 
-PyMySQL in threads: a batch is a handful of statements, so that the driver's own cost a statement does not count, and
-the event loop is not held up by building their text. A call has one deadline, its wait for a thread included; past it
-the connection is cut, so that the thread is free again.
+PyMySQL runs in threads: a batch is a few statements, so that the driver's cost per statement does not count, and
+building their text does not delay the event loop. A call has one deadline, which includes its wait for a thread. After
+it, the connection is cut, so that the thread is free again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import socket
 import ssl
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pymysql
 from pymysql.constants import CLIENT
@@ -28,22 +31,31 @@ from timeline.storage_plugins.contract import (
     StoreUnavailable,
     StoreUnknown,
 )
-from timeline.storage_plugins.mysql.location import MysqlLocation
+from timeline.storage_plugins.sql import number_option
 from timeline.storage_plugins.sql.statements import Plan, Result, Statement, drive
 
+PORT = 3306
+RANGES = {"pool": (2, 64), "timeout_ms": (100, 600_000), "tls": (0, 1)}
+OPTIONS = (*RANGES, "ca")
+_SHAPE = "mysql://user:password@host:3306/database"
 TRIES = 8
-"""Of a transaction that a deadlock or a lock's wait ended: nothing of it happened."""
+"""The most tries of a transaction that a deadlock or a wait for a lock ended: nothing of it happened."""
 TOGETHER_CHARACTERS = 1024 * 1024
-"""Of statements that go in one exchange; a longer one goes by itself."""
+"""The length of statements that go in one exchange. A longer one goes by itself."""
 DEADLOCK, LOCK_WAIT = 1213, 1205
 LOST = frozenset({2003, 2006, 2013, 2014, 2055, 1053, 1927, 4031})
+_LOCKED = "this account is locked: ALTER USER … ACCOUNT UNLOCK, or use another"
 WRONG_SETTINGS = {
     1044: "the user has no rights to this database: GRANT them",
     1045: "user or password is wrong: mend them in the URL, or in TIMELINE_MYSQL_PASSWORD",
     1049: "there is no such database: CREATE DATABASE it, or name another in the URL",
     1142: "the user lacks a right: GRANT ALL on this database",
+    1227: "the user lacks a right: GRANT it",
     1286: "the server has no InnoDB: start it with InnoDB",
     1698: "this user may not log in with a password: use another, or ALTER USER",
+    3118: _LOCKED,
+    3955: _LOCKED,
+    4151: _LOCKED,
 }
 FULL = {1021: "the server's disk is full: make room", 1114: "a table, or the server's disk, is full: make room"}
 UNUSABLE = {
@@ -55,20 +67,75 @@ UNUSABLE = {
 }
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class MysqlLocation:
+    """What a `mysql://` URL says. `pool`: the most connections at once. `timeout_ms`: a call's deadline. `ca`: the file
+    of certificates that TLS trusts; empty: the system's."""
+
+    host: str
+    port: int
+    user: str
+    password: str
+    database: str
+    pool: int = 8
+    timeout_ms: int = 10_000
+    tls: bool = False
+    ca: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The database as it may be logged."""
+        return f"{self.host}:{self.port}/{self.database}"
+
+    @classmethod
+    def of(cls, url: str) -> MysqlLocation:
+        """Read `mysql://user:password@host:port/database?pool=&timeout_ms=&tls=&ca=`. User and password may be in
+        TIMELINE_MYSQL_USER and TIMELINE_MYSQL_PASSWORD instead. Raise StoreRefused, which says what to write instead,
+        and never the password."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port or PORT
+        except ValueError:
+            # The error's own text may have a part of a password with a "/", "?" or "#" in it.
+            raise StoreRefused(
+                f"this mysql:// URL cannot be read: write {_SHAPE}, special characters in a password as %2F and so on"
+            ) from None
+        database = unquote(parts.path.removeprefix("/"))
+        if not parts.hostname or not database or "/" in database:
+            raise StoreRefused(f"a mysql:// URL names a host and a database: write {_SHAPE}")
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        if unknown := [option for option in options if option not in OPTIONS]:
+            raise StoreRefused(f"{unknown[0]!r:.80} is no option of mysql://; known are {', '.join(OPTIONS)}")
+        ca = options.pop("ca", "")
+        if ca and not os.path.isfile(ca):
+            raise StoreRefused(f"ca names a file of certificates; {ca!r:.200} is none")
+        numbers = {option: number_option(option, text, RANGES[option]) for option, text in options.items()}
+        return cls(
+            parts.hostname,
+            port,
+            unquote(parts.username or "") or os.environ.get("TIMELINE_MYSQL_USER", "root"),
+            unquote(parts.password or "") or os.environ.get("TIMELINE_MYSQL_PASSWORD", ""),
+            database,
+            tls=bool(numbers.pop("tls", bool(ca))),
+            ca=ca,
+            **numbers,
+        )
+
+
 def code_of(error: BaseException) -> int:
-    """The server's or driver's number of an error; 0 when it has none."""
+    """Return the server's or driver's number of an error; 0: it has none."""
     return error.args[0] if error.args and isinstance(error.args[0], int) else 0
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether it is of the connection, which is gone, not of a statement, which the server has refused."""
+    """Return whether the connection is gone; otherwise the server has refused a statement."""
     code = code_of(error)
     return not isinstance(error, pymysql.MySQLError) or code in LOST or code == 0
 
 
 def judged(error: BaseException, where: str, opening: bool) -> StoreError:
-    """An error of a transaction of which surely nothing happened. What a person has to mend is refused at an opening;
-    later it may pass, as when rights are changed."""
+    """Return the error of a transaction of which surely nothing happened. A wrong setting is refused at an opening.
+    Later it may pass, as when rights are changed."""
     code = code_of(error)
     distrusted = getattr(error, "original_exception", None)
     if opening and isinstance(distrusted, ssl.SSLCertVerificationError):
@@ -84,7 +151,7 @@ def judged(error: BaseException, where: str, opening: bool) -> StoreError:
 
 
 def tls_of(location: MysqlLocation) -> ssl.SSLContext | None:
-    """How the server's certificate is verified; None where TLS is not asked for. Raises StoreRefused."""
+    """Return how the server's certificate is verified; None: no TLS. Raise StoreRefused."""
     if not location.tls:
         return None
     try:
@@ -94,14 +161,14 @@ def tls_of(location: MysqlLocation) -> ssl.SSLContext | None:
 
 
 class Later:
-    """A statement whose answer is wanted later: it goes in one exchange with what is asked next."""
+    """A statement whose answer is wanted later. It goes in one exchange with the next ones."""
 
     def __init__(self, session: MysqlSession, text: str) -> None:
         self._session, self.text = session, text
         self.answer: tuple[Sequence[tuple[Any, ...]], int] | None = None
 
     def answered(self) -> tuple[Sequence[tuple[Any, ...]], int]:
-        """The rows that it answers, and how many it changed; sends it where nothing has yet."""
+        """Return its rows, and how many it changed. Send it if it has not been sent."""
         if self.answer is None:
             self._session.send()
         assert self.answer is not None
@@ -109,8 +176,8 @@ class Later:
 
 
 class MysqlSession:
-    """A connection inside a transaction. An exchange with the server is what a call waits for, so statements whose
-    answers nobody needs yet go together: in order, and none after one that failed."""
+    """A connection inside a transaction. A call waits for exchanges with the server, so statements whose answers are
+    not needed yet go together: in order, and none after one that failed."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -127,15 +194,15 @@ class MysqlSession:
         return [_read(statement, later) for statement, later in zip(asked, laters, strict=True)]
 
     def rows(self, statement: str, parameters: Sequence[Any] | None = None) -> Sequence[tuple[Any, ...]]:
-        """The rows that a statement answers."""
+        """Return the rows that a statement returns."""
         return self.later(statement, parameters).answered()[0]
 
     def execute(self, statement: str, parameters: Sequence[Any] | None = None) -> int:
-        """Runs a statement; how many rows it changed."""
+        """Run a statement; return how many rows it changed."""
         return self.later(statement, parameters).answered()[1]
 
     def later(self, statement: str, parameters: Sequence[Any] | None = None) -> Later:
-        """Puts a statement off until the next one whose answer is wanted, or the commit."""
+        """Delay a statement until the next one whose answer is wanted, or the commit."""
         later = Later(self, self._cursor.mogrify(statement, parameters))
         if self._waiting_characters + len(later.text) > TOGETHER_CHARACTERS:
             self.send()
@@ -144,7 +211,7 @@ class MysqlSession:
         return later
 
     def send(self) -> None:
-        """Sends what waits, and takes in its answers."""
+        """Send the waiting statements, and read their answers."""
         sent, self._waiting, self._waiting_characters = self._waiting, [], 0
         for at, later in enumerate(sent):
             if at:
@@ -154,7 +221,7 @@ class MysqlSession:
             later.answer = self._cursor.fetchall(), self._cursor.rowcount
 
     def commit(self) -> None:
-        """Commits, with what waits in the same exchange. Raises NotCommitted where the server refused that."""
+        """Commit, in one exchange with the waiting statements. Raise NotCommitted if the server refused one of them."""
         if not self._waiting:
             self._connection.commit()
             return
@@ -168,14 +235,14 @@ class MysqlSession:
 
 
 def _read(asked: Statement, later: Later) -> Any:
-    """What a statement answers; one whose answer nobody needs goes with the next."""
+    """Return the answer of a statement. One without an answer goes with the next."""
     if asked.read is not None:
         return asked.read(later.answered()[0])
     return later.answered()[1] if asked.counts else None
 
 
 class NotCommitted(Exception):
-    """The server refused a statement ahead of the commit, which it therefore did not come to."""
+    """The server refused a statement before the commit, and so did not commit."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -183,7 +250,7 @@ class NotCommitted(Exception):
 
 
 class _Call:
-    """A call on its way. Who asked may give it up: then nothing more is tried, and its connection is cut."""
+    """A call under way. Its caller may give it up: then there are no more tries, and its connection is cut."""
 
     def __init__(self) -> None:
         self.connection: Any = None
@@ -192,34 +259,34 @@ class _Call:
         self._commits = False
 
     def may_commit(self) -> bool:
-        """Whether somebody still waits for it; from then on, giving it up leaves open what happened."""
+        """Return whether the caller still waits. If it gives up after this, the outcome is unknown."""
         with self._deciding:
             self._commits = not self.given_up.is_set()
             return self._commits
 
     def not_committed(self) -> None:
-        """It came to no commit: it is as it was before."""
+        """Note that nothing was committed."""
         with self._deciding:
             self._commits = False
 
     def give_up(self) -> bool:
-        """Ends it, as far as that is still possible. Answers whether surely nothing happened."""
+        """End the call if that is still possible. Return whether surely nothing happened."""
         with self._deciding:
             self.given_up.set()
             if self.connection is not None:
-                # Closing a socket does not wake who reads from it; this does. It may be gone already.
+                # Closing a socket does not wake its reader; this does. The socket may be gone already.
                 with contextlib.suppress(OSError, AttributeError):
                     self.connection._sock.shutdown(socket.SHUT_RDWR)
             return not self._commits
 
     def end(self) -> None:
-        """From now on its connection is another call's, and not cut with this one."""
+        """Note that its connection belongs to another call from now on, and is not cut with this one."""
         with self._deciding:
             self.connection = None
 
 
 class MysqlConnections:
-    """As many connections as threads, made when needed, replaced when lost."""
+    """As many connections as threads: made when needed, replaced when lost."""
 
     def __init__(self, location: MysqlLocation) -> None:
         self._location = location
@@ -231,8 +298,8 @@ class MysqlConnections:
         self.opening = True
 
     async def transact(self, act: Callable[[MysqlSession], Result]) -> Result:
-        """Runs `act` in a transaction, again after a deadlock. Raises StoreUnavailable when nothing happened, also
-        where the time was over before the commit was sent; StoreUnknown when its answer was lost or came too late."""
+        """Run `act` in a transaction, again after a deadlock. Raise StoreUnavailable if nothing happened, also if the
+        deadline passed before the commit was sent; StoreUnknown if its answer was lost or came too late."""
         at, call = self._location, _Call()
         try:
             asked = self._threads.submit(self._transact, act, call)
@@ -246,7 +313,7 @@ class MysqlConnections:
             raise
         if answer.done():
             return answer.result()
-        never_begun = asked.cancel()  # first: the answer's own cancellation reaches it a turn of the loop later
+        never_begun = asked.cancel()  # first: the answer's cancellation arrives one turn of the loop later
         answer.cancel()
         if never_begun:
             raise StoreUnavailable(
@@ -257,7 +324,7 @@ class MysqlConnections:
         raise late(f"{at.shown}: no answer within {at.timeout_ms} ms")
 
     def close(self) -> None:
-        """Finishes what runs, closes all. Blocks."""
+        """Finish the running calls, and close all. Block until then."""
         self._threads.shutdown(wait=True)
         with self._lock:
             for connection in self._all:
@@ -280,7 +347,7 @@ class MysqlConnections:
             write_timeout=max(1.0, at.timeout_ms / 1000),
             ssl=self._tls,
         )
-        # In one exchange, so that a connection is soon replaced. What the isolation is called differs.
+        # One exchange, so that a connection is soon replaced. The name of the isolation differs.
         isolation = "tx_isolation" if "mariadb" in connection.get_server_info().lower() else "transaction_isolation"
         wait_s = max(1, at.timeout_ms // 1000 // TRIES)
         MysqlSession(connection).execute(
@@ -332,10 +399,10 @@ class MysqlConnections:
         raise AssertionError("the last try returns or raises")
 
     def _after(self, error: Exception, call: _Call, fresh: bool, tried: int) -> None:
-        """After a failed try: waits and returns when another is worth while, else raises what the call is to say."""
+        """Handle a failed try: wait and return if another try makes sense, else raise the error of the call."""
         code = code_of(error)
         lost = is_lost(error)
-        # Rights to a database are those of the moment a connection took it: what is granted since counts on a new one.
+        # A connection keeps the rights of its start. Rights granted since count on a new one.
         if lost or code in WRONG_SETTINGS or not self._rolled_back():
             self._discard()
         again = code in (DEADLOCK, LOCK_WAIT) or (lost and not fresh)
@@ -345,7 +412,7 @@ class MysqlConnections:
             call.given_up.wait(0.001 * 2**tried * (1 + secrets.randbelow(1000) / 1000))
 
     def _commit(self, session: MysqlSession, call: _Call) -> None:
-        """Commits, unless nobody waits for it any more. Raises NotCommitted where it surely did not come to that."""
+        """Commit, unless the caller gave up. Raise NotCommitted if surely nothing was committed."""
         if not call.may_commit():
             self._discard()
             raise StoreUnavailable(f"{self._location.shown}: given up before it was committed")
@@ -359,7 +426,7 @@ class MysqlConnections:
             raise StoreUnknown(f"{self._location.shown}: the commit's answer was lost: {error}") from error
 
     def _rolled_back(self) -> bool:
-        """Whether the connection is as good as new."""
+        """Roll back; return whether the connection can be used again."""
         try:
             self._mine.connection.rollback()
         except (pymysql.MySQLError, OSError, AttributeError):

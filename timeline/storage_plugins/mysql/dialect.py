@@ -1,91 +1,78 @@
-"""MySQL's dialect: a batch goes in as one list of values or one JSON array, never a statement a message, and comes out
-as one row of whole columns.
+"""MySQL's dialect: a batch goes in as one list of values or one JSON array, and comes out as one row of whole columns.
+And puts and settles in the plain case, by columns: a free id, or token and holder, decide.
 
-Byte strings travel in as hexadecimal literals, which no character set touches. Each lookup names its index: left to
-itself the planner may walk the whole table, and lock it.
+Byte strings go in as hexadecimal literals, which no character set changes. Each lookup names its index: without that,
+the planner may walk the whole table, and lock it.
 
-Why one row: the driver is plain Python. Measured on MariaDB 10.11, 2,000 messages with 17 columns: 13.4 ms of the
-driver's processor time as rows, 0.4 ms as the row that `MysqlColumns` asks for, and 7 instead of 20 ms in all.
+Why one row: the driver is plain Python. Measured on MariaDB 10.11, 2,000 messages with 17 columns took 13.4 ms of the
+driver's processor time as rows, and 0.4 ms as the row that `MysqlColumns` asks for. In all it was 7 instead of 20 ms.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from timeline.columns import Int64, Ragged, UInt32
-from timeline.leases import Message
-from timeline.storage_plugins.contract import Grant, StoreUnavailable
+from timeline.columns import Ragged
+from timeline.model import Answers, Operation
+from timeline.storage_plugins.contract import Grant, Puts, Settles, StoreUnavailable
 from timeline.storage_plugins.mysql.schema import DEAD, FREE, HELD
-from timeline.storage_plugins.sql import NUMBERS, STRINGS, signed_one
-from timeline.storage_plugins.sql.dialect import Changes, LeasedContent, SqlDialect
-from timeline.storage_plugins.sql.leasing import MANY_GRANTS
-from timeline.storage_plugins.sql.rows import (
-    CHANGING,
-    FoundColumns,
-    MessageBatch,
-    changing_columns,
-    columns_of,
-    without_holder,
-)
+from timeline.storage_plugins.sql import NEW, NUMBERS, STRINGS, new_columns, signed
+from timeline.storage_plugins.sql import changes as sql
+from timeline.storage_plugins.sql.changes import settle_by_columns
+from timeline.storage_plugins.sql.dialect import Changes, SqlDialect
+from timeline.storage_plugins.sql.rows import CHANGING, ColumnsQuery, FoundColumns, FoundMessage, pieces
 from timeline.storage_plugins.sql.statements import Plan, Query, Statement
 
 AT_ONCE = 2000
-"""Rows of one statement that writes or looks up."""
+"""The most rows of one statement that writes or looks up."""
 LEASED_AT_ONCE = 4000
-"""Rows of one look along the timeline: with the longest ids, groups and holders they stay below the smallest packet."""
+"""The most rows of one look along the timeline. With the longest ids, groups and holders they fit into the smallest
+packet."""
 CONTENT_BYTES_AT_ONCE = 4 * 1024 * 1024
-"""Content of one statement, give or take one message: as hexadecimal digits it is twice that."""
+"""Content of one statement, give or take one message. Its hexadecimal digits are twice that."""
 
 
-class MysqlColumns:
-    """A SELECT whose result is one row of whole columns. `numbers`: integer columns that are never NULL. `strings`:
-    byte-string columns."""
+class MysqlColumns(ColumnsQuery):
+    """A SELECT whose result is one row of whole columns. Its number columns are never NULL."""
 
     def __init__(self, numbers: Sequence[str], strings: Sequence[str] = (), table: str = "m") -> None:
-        self.numbers, self._strings = tuple(numbers), tuple(strings)
+        super().__init__(numbers, strings)
         self._named = {name: f"{table}.`{name}`" for name in (*numbers, *strings)}
         self.inner = ", ".join(self._named.values())
-        self.outer = self._outer(self._named)
-
-    def _outer(self, named: dict[str, str]) -> str:
-        return ", ".join(
-            (
-                *(f"GROUP_CONCAT({named[name]})" for name in self.numbers),
-                *(f"GROUP_CONCAT(LENGTH({named[name]}))" for name in self._strings),
-                *(f"GROUP_CONCAT({named[name]} SEPARATOR '')" for name in self._strings),
-            )
-        )
 
     def over(self, source: str, **computed: str) -> str:
-        """The statement for `source`: all that may follow FROM, in any order. `computed`: what some columns are."""
-        return f"SELECT {self._outer(self._named | computed)} FROM {source}"
+        """Return the statement for `source`: all that may follow FROM, in any order. `computed`: what some columns
+        are."""
+        named = self._named | computed
+        outer = (
+            *(f"GROUP_CONCAT({named[name]})" for name in self.numbers),
+            *(f"GROUP_CONCAT(LENGTH({named[name]}))" for name in self.strings),
+            *(f"GROUP_CONCAT({named[name]} SEPARATOR '')" for name in self.strings),
+        )
+        return f"SELECT {', '.join(outer)} FROM {source}"
 
     def first(self, source: str) -> str:
-        """The statement for a `source` in an order and with a limit, which may lock what it answers."""
-        return f"SELECT {self.outer} FROM (SELECT {self.inner} FROM {source}) AS m"
+        """Return the statement for a `source` with an order and a limit, which may lock what it returns."""
+        return self.over(f"(SELECT {self.inner} FROM {source}) AS m")
 
     def reading(self, text: str) -> Statement:
-        """The statement of a text made by `over` or `first`."""
+        """Return the statement of a text made by `over` or `first`."""
         return Statement(text, (), self.read)
 
     def read(self, rows: Sequence[Any]) -> FoundColumns:
-        """What such a statement found."""
-        row = rows[0]
-        listed = len(self.numbers) + len(self._strings)
-        lists: list[list[int]] = json.loads(f"[{','.join(f'[{text or str()}]' for text in map(_text, row[:listed]))}]")
-        found = columns_of(self.numbers, self._strings, lists, row[listed:])
+        found = super().read(rows)
         if any(int(strings.offsets[-1]) != len(strings.data) for strings in found.strings.values()):
-            raise StoreUnavailable("the server cut its answer short: raise max_allowed_packet")
+            raise StoreUnavailable("The server cut its answer short. Raise max_allowed_packet.")
         return found
 
-
-def _text(listed: str | bytes | None) -> str:
-    """A list of numbers as text: servers and drivers differ in what they call it."""
-    return listed.decode() if isinstance(listed, bytes) else listed or ""
+    def listing(self, listed: str | bytes | None) -> str:
+        # Servers and drivers differ in the type of a list of numbers.
+        return f"[{listed.decode() if isinstance(listed, bytes) else listed or ''}]"
 
 
 WHOLE = MysqlColumns(("row", "headers_bytes", *NUMBERS), tuple(STRINGS.values()))
@@ -95,18 +82,18 @@ _FREE_ROWS = MysqlColumns(tuple(name for name in WHOLE.numbers if name != "died_
 
 
 def parts(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """The items, as many at a time as a statement takes."""
+    """Return the items in parts, each as large as a statement takes."""
     for start in range(0, len(items), AT_ONCE):
         yield items[start : start + AT_ONCE]
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """Numbers as SQL lists them; a list that holds nothing for none."""
+    """Return numbers as SQL lists them; for none, a list that matches nothing."""
     return ",".join(map(str, numbers)) or "NULL"
 
 
 def hexed(value: bytes) -> str:
-    """Bytes as a literal."""
+    """Return bytes as a literal."""
     return f"x'{value.hex()}'"
 
 
@@ -119,8 +106,8 @@ _DELETE = (
     "DELETE m FROM JSON_TABLE(%s, '$[*]' COLUMNS (r BIGINT PATH '$')) AS a "
     "STRAIGHT_JOIN {table} AS m FORCE INDEX (PRIMARY) ON m.`row` = a.r"
 )
-"""`WHERE row IN (…)` is a little quicker, but where the list is a fifth of the table the server reads, and locks, all
-of it: two who acknowledge then wait for each other for ever."""
+"""`WHERE row IN (…)` is a little faster. But if the list is a fifth of the table, the server reads and locks all of it,
+and two brokers that acknowledge would wait for each other for ever."""
 
 
 _LEASE_EACH = (
@@ -131,8 +118,8 @@ _LEASE_EACH = (
 
 
 def by_id(key: int, places: Sequence[tuple[int, bytes]]) -> str:
-    """Messages by (bucket, id), as all that follows FROM: for each bucket the list of its ids. Joined to a JSON table
-    instead, the server takes twice the processor time for the lookup; (bucket, id) IN (…) is in between."""
+    """Return messages by (bucket, id), as all that follows FROM: for each bucket the list of its ids. A join to a JSON
+    table takes the server twice the processor time; (bucket, id) IN (…) is in between."""
     by_bucket: dict[int, list[str]] = {}
     for bucket, id in places:
         by_bucket.setdefault(bucket, []).append(hexed(id))
@@ -144,14 +131,14 @@ _CONTENT = MysqlColumns(("row",), ("payload", "headers"), "p")
 
 
 class LiteralQuery(Query):
-    """A statement under construction, whose values stand in its text."""
+    """A statement under construction. Its text has the values."""
 
     def __call__(self, value: Any) -> str:
         return hexed(value) if isinstance(value, bytes) else str(value)
 
 
 class MysqlDialect(SqlDialect):
-    """The dialect; it lies in a transaction, which locks what it looks up."""
+    """The dialect. It works in a transaction, which locks what it looks up."""
 
     free = f"m.kind = {FREE}"
     held = f"m.kind = {HELD}"
@@ -205,10 +192,10 @@ class MysqlDialect(SqlDialect):
 
     def messages(self, query: Query, source: str, free: bool = False, lock: str = "") -> Statement:
         columns = _FREE_ROWS if free else WHOLE
-        return query.reading(columns.first(source + lock), _read_free if free else WHOLE.read)
+        return query.reading(columns.first(source + lock), columns.read_free if free else columns.read)
 
     def find(self, key: int, places: Sequence[tuple[int, bytes]], lock: bool) -> Plan[Iterable[FoundColumns]]:
-        # In the index's order, so that two who lock the same ones wait for each other rather than for ever.
+        # In the index's order: two calls that lock the same messages then wait, but never for each other.
         found: list[FoundColumns] = []
         for part in parts(sorted(set(places))):
             found.append((yield WHOLE.reading(WHOLE.over(by_id(key, part)) + (self.locked if lock else ""))))
@@ -224,8 +211,7 @@ class MysqlDialect(SqlDialect):
             found += yield Statement(text, (), list)
         return found
 
-    def change(self, changes: Changes) -> Plan[set[bytes]]:
-        columns = [[changes.met[id].row for id in changes.updated], *changing_columns(list(changes.updated.values()))]
+    def update(self, columns: Sequence[Sequence[Any]]) -> Plan[None]:
         for part in parts(sorted(zip(*columns, strict=True))):
             rows = [[value.hex() if isinstance(value, bytes) else value for value in row] for row in part]
             text = (
@@ -233,14 +219,13 @@ class MysqlDialect(SqlDialect):
                 f"STRAIGHT_JOIN message AS m ON m.`row` = a.r SET {_SET}"
             )
             yield Statement(text, (json.dumps(rows),), writes=True)
-        removed = changes.removed.values()
+
+    def remove(self, removed: Sequence[FoundMessage]) -> Plan[None]:
         marked = any(stored.tagged or stored.message.expires_ms for stored in removed)
-        yield from self.delete([stored.row for stored in removed], marked)
-        yield from self.remember(changes, list(changes.remembered.items()))
-        return set()
+        return self.delete([stored.row for stored in removed], marked)
 
     def delete(self, rows: Sequence[int], marked: bool) -> Plan[None]:
-        """Remove messages by row, and their contents; and, where some of them are `marked`, what stands beside them."""
+        """Remove messages by row, with their contents. `marked`: some of them have rows in the tables beside."""
         for part in parts(sorted(rows)):
             if marked:
                 chosen = f"IN ({listed(part)})"
@@ -257,53 +242,39 @@ class MysqlDialect(SqlDialect):
             for table in ("message", "payload"):
                 yield Statement(_DELETE.format(table=table), (json.dumps(part),), writes=True)
 
-    def remember(self, changes: Changes, left: Sequence[tuple[bytes, Message]]) -> Plan[None]:
-        """Note settled ids."""
-        for part in parts(left):
-            values = ",".join(
-                f"({changes.key},x'{id.hex()}',{signed_one(old.birth)},{old.version},{signed_one(old.payload_sum)},"
-                f"{signed_one(old.last_op)},{changes.now_ms})"
-                for id, old in part
+    def remember(self, changes: Changes, ids: Sequence[bytes], *columns: Sequence[int]) -> Plan[None]:
+        text = "REPLACE INTO remembered (topic, id, birth, version, payload_sum, last_op, settled_ms) VALUES "
+        for part in parts(list(zip(ids, *columns, strict=True))):
+            values = (f"({changes.key},x'{id.hex()}',{listed(numbers)},{changes.now_ms})" for id, *numbers in part)
+            yield Statement(text + ",".join(values), writes=True)
+
+    def reading_contents(self, numbers: Sequence[int], sizes: Sequence[int]) -> Iterator[Statement]:
+        for piece in pieces(sizes, CONTENT_BYTES_AT_ONCE, LEASED_AT_ONCE):
+            yield _CONTENT.reading(_CONTENT.over(f"payload AS p WHERE p.`row` IN ({listed(sorted(numbers[piece]))})"))
+
+    def contents_of(self, numbers: Sequence[int], found: Sequence[FoundColumns]) -> tuple[Ragged, Ragged, list[int]]:
+        place = {row: at for at, row in enumerate(row for columns in found for row in columns.numbers["row"])}
+        gone = [at for at, row in enumerate(numbers) if row not in place]
+        order = np.array([place.get(row, len(place)) for row in numbers], dtype=np.intp)
+        payloads, headers = (
+            Ragged.concat([*(columns.strings[name] for columns in found), Ragged.of([b""])]).take(order)
+            for name in ("payload", "headers")
+        )
+        return payloads, headers, gone
+
+    def lease_for(self, grant: Grant, now_ms: int, numbers: Sequence[int]) -> Plan[None]:
+        for part in parts(numbers):
+            text = (
+                f"UPDATE message SET due_ms = GREATEST({now_ms}, due_ms) + {grant.lease_ms}, "
+                f"holder = {hexed(grant.holder)}, version = version + 1, deliveries = deliveries + 1 "
+                f"WHERE `row` IN ({listed(part)})"
             )
-            text = "REPLACE INTO remembered (topic, id, birth, version, payload_sum, last_op, settled_ms) VALUES "
-            yield Statement(text + values, writes=True)
+            yield Statement(text, writes=True)
 
-    def contents(self, numbers: Sequence[int], sizes: Sequence[int]) -> Plan[tuple[Ragged, Ragged, list[int]]]:
-        found: list[FoundColumns] = []
-        for statement in _contents(numbers, sizes):
-            found.append((yield statement))
-        return _in_order(numbers, found)
-
-    def lease(
-        self, changes: Changes, batch: MessageBatch, turns: UInt32, until_ms: Int64, grants: Sequence[Grant],
-        also: Statement | None,
-    ) -> Plan[tuple[LeasedContent, Any]]:  # fmt: skip
-        numbers = batch.numbers
-        if len(grants) > MANY_GRANTS:
-            holders = [grants[turn].holder.hex() for turn in turns.tolist()]
-            for part in parts(list(zip(numbers, until_ms.tolist(), holders, strict=True))):
-                yield Statement(_LEASE_EACH, (json.dumps(part),), writes=True)
-        else:
-            whose = np.array(numbers, dtype=np.int64)
-            for index, grant in enumerate(grants):
-                for part in parts(whose[turns == index].tolist()):
-                    text = (
-                        f"UPDATE message SET due_ms = GREATEST({changes.now_ms}, due_ms) + {grant.lease_ms}, "
-                        f"holder = {hexed(grant.holder)}, version = version + 1, deliveries = deliveries + 1 "
-                        f"WHERE `row` IN ({listed(part)})"
-                    )
-                    yield Statement(text, writes=True)
-        first, *others = _contents(numbers, batch.sizes.tolist())
-        answered = None
-        if also is None:
-            found = [(yield first)]
-        else:  # In one exchange with the leases ahead of it and the contents behind it.
-            answered, columns = yield (also, first)
-            found = [columns]
-        for statement in others:
-            found.append((yield statement))
-        payloads, headers, gone = _in_order(numbers, found)
-        return LeasedContent(payloads, headers, tuple(gone)), answered
+    def lease_each(self, columns: tuple[Sequence[int], Sequence[int], Sequence[bytes]]) -> Plan[None]:
+        numbers, until_ms, holders = columns
+        for part in parts(list(zip(numbers, until_ms, [holder.hex() for holder in holders], strict=True))):
+            yield Statement(_LEASE_EACH, (json.dumps(part),), writes=True)
 
     def delete_some(self, key: int, limit: int) -> Plan[int]:
         rows = yield Statement(f"SELECT `row` FROM message WHERE topic = {key} LIMIT {limit}", (), list)
@@ -324,33 +295,142 @@ class MysqlDialect(SqlDialect):
         return f"EXISTS (SELECT 1 FROM topic WHERE `key` = {key})"
 
 
-def _read_free(rows: Sequence[Any]) -> FoundColumns:
-    return without_holder(_FREE_ROWS.read(rows))
+# ── put ──
+
+Reserve = Callable[[int], int]
+_INSERTED = (*NEW, "scheduled_ms", "topic", "put_ms", "asked_ms")
+_HEXED = frozenset(STRINGS.values())
+_IDS, _EXPIRES, _TAGS = NEW.index("id"), NEW.index("expires_ms"), NEW.index("tag")
 
 
-def _contents(numbers: Sequence[int], sizes: Sequence[int]) -> Iterator[Statement]:
-    """The statements that read contents by row."""
-    start = 0
-    while start < len(numbers):
-        stop, room = start + 1, CONTENT_BYTES_AT_ONCE - sizes[start]
-        while stop < len(numbers) and stop - start < LEASED_AT_ONCE and sizes[stop] <= room:
-            room -= sizes[stop]
-            stop += 1
-        yield _CONTENT.reading(_CONTENT.over(f"payload AS p WHERE p.`row` IN ({listed(sorted(numbers[start:stop]))})"))
-        start = stop
+class NumbersTaken(StoreUnavailable):
+    """Row numbers that this process had reserved are taken: the server that took over had missed the reservation."""
 
 
-def _in_order(numbers: Sequence[int], found: Sequence[FoundColumns]) -> tuple[Ragged, Ragged, list[int]]:
-    """Payloads and headers in the order of the rows, and the indexes of those that are gone."""
-    place = {row: at for at, row in enumerate(row for columns in found for row in columns.numbers["row"])}
-    absent = len(place)
-    gone = [at for at, row in enumerate(numbers) if row not in place]
-    order = np.array([place.get(row, absent) for row in numbers], dtype=np.intp)
-    payloads, headers = (
-        Ragged.concat([*(columns.strings[name] for columns in found), Ragged.of([b""])]).take(order)
-        for name in ("payload", "headers")
-    )
-    return payloads, headers, gone
+def put(changes: Changes, puts: Puts, reserve: Reserve) -> Plan[Answers]:
+    """Do `Store.put`: new messages are inserted at once. `reserve`: returns the first of so many new row numbers."""
+    return sql.put(changes, puts, partial(_insert, changes, reserve))
 
 
-__all__ = ["DEAD", "FREE", "HELD"]
+def _insert(
+    changes: Changes, reserve: Reserve, puts: Puts, buckets: list[int], in_place: bool
+) -> Plan[Collection[int]]:
+    """Insert puts with their contents; return those whose id was neither taken nor remembered."""
+    count = len(puts)
+    first = reserve(count)
+    numbers = range(first, first + count)
+    columns = [
+        [item.hex() for item in column] if name in _HEXED else column
+        for name, column in zip(NEW, new_columns(puts, numbers, buckets), strict=True)
+    ]
+    # In the index's order: two batches that share ids then wait, but never for each other.
+    rows = sorted(zip(*columns, puts.due_ms.tolist(), strict=True), key=lambda row: row[1:3])
+    stored = yield from _insert_messages(changes, rows)
+    there = set(numbers)
+    if stored < count:
+        text = f"SELECT `row`, birth FROM message WHERE `row` >= {first} AND `row` < {first + count}"
+        found = yield Statement(text, (), list)
+        births = signed(puts.birth)
+        there = {row for row, birth in found if birth == births[row - first]}
+        if len(there) < len(found):
+            raise NumbersTaken("Row numbers were given out twice. This server had missed a reservation.")
+    if changes.topic.settings.remember_ms:
+        there -= yield from _take_back(changes, [row for row in rows if row[0] in there])
+    yield from _mark(changes.key, [row for row in rows if row[0] in there])
+    kept = [at for at, row in enumerate(numbers) if row in there]
+    yield from _insert_payloads([(first + at, puts.payloads[at], puts.headers[at]) for at in kept])
+    return kept
+
+
+def _insert_messages(changes: Changes, rows: Sequence[tuple[Any, ...]]) -> Plan[int]:
+    """Insert new messages, rows of NEW and `scheduled_ms`, unless their id is taken; return how many were stored."""
+    given = ["x'%s'" if name in _HEXED else "%d" for name in (*NEW, "scheduled_ms")]
+    one = f"({','.join(given)},{changes.key},{changes.now_ms},{changes.now_ms})"
+    names = ", ".join(f"`{name}`" for name in _INSERTED)
+    stored = 0
+    for part in parts(rows):
+        values = ",".join([one % row for row in part])
+        text = f"INSERT INTO message ({names}) VALUES {values} ON DUPLICATE KEY UPDATE `row` = `row`"
+        stored += yield Statement(text, counts=True, writes=True)
+    return stored
+
+
+def _take_back(changes: Changes, rows: list[tuple[Any, ...]]) -> Plan[set[int]]:
+    """Remove those of the rows just inserted whose id is remembered; return their numbers.
+
+    The question comes after the insert, never before. An insert waits for a call that settles the same id, and then
+    sees what that one remembered. While our row stands, no other call can settle the id."""
+    after_ms = changes.now_ms - changes.topic.settings.remember_ms
+    left = yield from changes.sql.find_remembered(changes.key, [bytes.fromhex(row[_IDS]) for row in rows], after_ms)
+    remembered = {id.hex() for id, *_ in left}
+    back = {row[0] for row in rows if row[_IDS] in remembered}
+    assert isinstance(changes.sql, MysqlDialect)
+    yield from changes.sql.delete(sorted(back), marked=False)
+    return back
+
+
+def _mark(key: int, rows: Sequence[tuple[Any, ...]]) -> Plan[None]:
+    """Note tags and expiries of new messages in the tables beside `message`."""
+    for part in parts([row for row in rows if row[_TAGS]]):
+        values = ",".join(f"({key},x'{row[_TAGS]}',{row[1]},x'{row[_IDS]}',{row[0]})" for row in part)
+        yield Statement(f"INSERT INTO tagged (topic, tag, bucket, id, `row`) VALUES {values}", writes=True)
+    for part in parts([row for row in rows if row[_EXPIRES]]):
+        values = ",".join(f"({key},{row[_EXPIRES]},{row[0]})" for row in part)
+        yield Statement(f"INSERT INTO expiring (topic, expires_ms, `row`) VALUES {values}", writes=True)
+
+
+def _insert_payloads(rows: Sequence[tuple[int, bytes, bytes]]) -> Plan[None]:
+    """Insert contents: row, payload, headers."""
+    for piece in pieces([len(payload) + len(headers) for _, payload, headers in rows], CONTENT_BYTES_AT_ONCE):
+        values = ",".join(f"({row},{hexed(payload)},{hexed(headers)})" for row, payload, headers in rows[piece])
+        yield Statement(f"INSERT INTO payload (`row`, payload, headers) VALUES {values}", writes=True)
+
+
+# ── settle ──
+
+_HELD = MysqlColumns(("row", "birth", "version", "due_ms", "expires_ms", "payload_sum", "marked"), ("id", "holder"))
+"""The token of a living message with a holder. `marked`: whether it has rows in the tables beside."""
+_MARKED = "m.tag <> x'' OR m.expires_ms > 0"
+_EXTEND = (
+    "UPDATE JSON_TABLE(%s, '$[*]' COLUMNS (r BIGINT PATH '$[0]', due_ms BIGINT PATH '$[1]')) AS a "
+    "STRAIGHT_JOIN message AS m ON m.`row` = a.r SET m.due_ms = a.due_ms"
+)
+
+
+def settle_plain(
+    changes: Changes, settles: Settles, ids: list[bytes], buckets: list[int], answers: Answers
+) -> Plan[Collection[int]]:
+    """Do acks and extends of living messages whose token and holder match; return which were done."""
+    dialect = changes.sql
+    assert isinstance(dialect, MysqlDialect)
+    plain = (settles.operation == Operation.ACK) | (settles.operation == Operation.EXTEND)
+    chosen = np.flatnonzero(plain).tolist()
+    at_of = {ids[at]: at for at in chosen}
+    done: list[int] = []
+    acked: list[int] = []
+    left: list[tuple[bytes, int, int, int, int]] = []
+    marked = False
+    for part in parts(sorted((buckets[at], ids[at]) for at in chosen)):
+        source = f"{by_id(changes.key, part)} AND m.kind = {HELD} AND {dialect.stands(changes.key)} FOR UPDATE"
+        found = yield _HELD.reading(_HELD.over(source, marked=_MARKED))
+        columns = {name: np.array(values, dtype=np.int64) for name, values in found.numbers.items()}
+        place = np.array([at_of[id] for id in found.strings["id"].tolist()], dtype=np.intp)
+        holders = zip(found.strings["holder"].tolist(), settles.holders.take(place).tolist(), strict=True)
+        ours = np.array([held == asking for held, asking in holders], dtype=np.bool_)
+        ours &= columns["birth"].view(np.uint64) == settles.birth[place]
+        ours &= columns["version"] == settles.version[place]
+        acks, extends, until_ms = settle_by_columns(
+            settles, place, ours, columns["due_ms"], columns["expires_ms"], changes.now_ms, answers
+        )
+        for some in parts(list(zip(columns["row"][extends].tolist(), until_ms.tolist(), strict=True))):
+            yield Statement(_EXTEND, (json.dumps(some),), writes=True)
+        done += place[acks | extends].tolist()
+        acked += columns["row"][acks].tolist()
+        marked |= bool(columns["marked"][acks].any())
+        if changes.topic.settings.remember_ms and acks.any():
+            tokens = (columns[name][acks].tolist() for name in ("birth", "version", "payload_sum"))
+            left += zip(found.strings["id"].take(acks).tolist(), *tokens, [0] * int(acks.sum()), strict=True)
+    yield from dialect.delete(acked, marked)
+    if left:
+        yield from dialect.remember(changes, *zip(*left, strict=True))
+    return done

@@ -1,4 +1,4 @@
-"""The shared tables as MySQL and MariaDB need them, how they are made and migrated, and what the server promises.
+"""The shared tables as MySQL and MariaDB need them, their creation and migration, and the server's promises.
 
 Byte strings have a bounded length, so that they can be indexed and compare as bytes. There are no partial indexes, so a
 computed column splits the timeline."""
@@ -25,7 +25,7 @@ from timeline.storage_plugins.versions import Versions, migrate
 DIALECT = mysql_dialect.dialect()
 OPTIONS: dict[str, Any] = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4"}
 FREE, HELD, DEAD = 0, 1, 2
-"""Values of `kind`: living without a holder, living with one (whose lease runs or has run out), dead letter."""
+"""Values of `kind`: living without a holder, living with one (its lease runs or has run out), dead letter."""
 
 _KIND = "CASE WHEN died_ms <> 0 THEN 2 WHEN holder = x'' THEN 0 ELSE 1 END"
 _BYTES = {
@@ -42,8 +42,8 @@ _INDEXES = {
     "message_id": ("topic", "bucket", "id"),
     "message_due": ("topic", "kind", "place_ms", "id", "bucket"),
 }
-"""`message_due` is the timeline of each kind, by the due of what lives and by the time at which dead letters died. It
-carries the bucket, so that the next due of some buckets is found without looking at rows."""
+"""`message_due` is the timeline of each kind: living messages by their due time, dead letters by their time of death.
+It has the bucket, so that the next due time of some buckets is found without reading rows."""
 
 
 def _number(name: str) -> Column[int]:
@@ -55,14 +55,15 @@ def _key_bytes(name: str) -> Column[bytes]:
 
 
 def _beside(made: MetaData) -> None:
-    """What few messages have stands in tables beside: an index of `message` would have an entry for each of them."""
+    """Add the tables for tags and expiries, which few messages have: an index of `message` would have an entry for
+    all."""
     row: Column[int] = Column("row", BigInteger(), nullable=False)
     Table("tagged", made, _number("topic"), _key_bytes("tag"), _number("bucket"), _key_bytes("id"), row, **OPTIONS)
     Table("expiring", made, _number("topic"), _number("expires_ms"), _number("row"), **OPTIONS)
 
 
 def _column(column: Column[object]) -> Column[object]:
-    """A shared column with a type of this family; texts that are compared become bytes."""
+    """Return a shared column with a type of MySQL. Texts that are compared become bytes."""
     kind: object = column.type
     if column.name in _BYTES:
         kind = mysql_dialect.VARBINARY(_BYTES[column.name])
@@ -100,8 +101,8 @@ def _tables() -> MetaData:
 
 
 def ddl(*names: str) -> list[str]:
-    """The statements that create the tables of these names, with their indexes. MySQL knows no IF NOT EXISTS of an
-    index: one that is there is an error."""
+    """Return the statements that create these tables with their indexes. MySQL knows no IF NOT EXISTS for an index: an
+    existing one is an error."""
     made: list[str] = []
     for table in (_tables().tables[name] for name in names):
         made.append(str(CreateTable(table, if_not_exists=True).compile(dialect=DIALECT)).strip())
@@ -122,14 +123,14 @@ SAME_INDEX = 1061
 
 
 def prepare(session: MysqlSession) -> str:
-    """Creates or migrates the schema, one process at a time; answers the cluster's uid. DDL commits by itself here, so
-    that a creation may be cut short: it is gone on with, and tables of others are never touched."""
+    """Create or migrate the schema, one process at a time, and return the cluster's uid. DDL commits by itself here, so
+    that a creation may end half-way: the next one continues it. Tables of others are never touched."""
     with _alone(session):
         return _prepare(session)
 
 
 def known_uid(session: MysqlSession) -> str:
-    """The cluster's uid; empty where there is none."""
+    """Return the cluster's uid; empty: there is none."""
     there = "SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'meta'"
     found = session.rows("SELECT value FROM meta WHERE name = 'cluster'") if session.rows(there) else ()
     return bytes(found[0][0]).decode() if found else ""
@@ -138,12 +139,11 @@ def known_uid(session: MysqlSession) -> str:
 @contextmanager
 def _alone(session: MysqlSession) -> Iterator[None]:
     if session.rows(f"SELECT GET_LOCK({LOCK}, {LOCK_S})")[0][0] != 1:
-        # It passes: who opens the store tries again.
         raise StoreUnavailable("another process is creating or migrating this database's schema")
     try:
         yield
     finally:
-        with suppress(pymysql.MySQLError, OSError):  # a connection that is gone has let go of it
+        with suppress(pymysql.MySQLError, OSError):  # a lost connection has released it
             session.rows(f"SELECT RELEASE_LOCK({LOCK})")
 
 
@@ -188,7 +188,7 @@ def _prepare(session: MysqlSession) -> str:
 
 
 def contracted(session: MysqlSession, contract: bool) -> Versions:
-    """The schema's versions; `contract`: without what only the version before needed. One process at a time."""
+    """Return the schema's versions, one process at a time. `contract`: remove what only the version before needed."""
     with _alone(session):
         return _migrated(session, dict(session.rows("SELECT name, value FROM meta")), contract)
 
@@ -218,7 +218,7 @@ def _migrated(session: MysqlSession, known: dict[bytes, bytes], contract: bool) 
 
 @dataclass(frozen=True, slots=True)
 class MysqlServer:
-    """The server in words, whether what it acknowledged survives its death, sentences on settings that weaken that, and
+    """The server in words, whether acknowledged data survives its death, sentences on settings that weaken that, and
     its max_allowed_packet."""
 
     shown: str
@@ -228,7 +228,7 @@ class MysqlServer:
 
 
 def server(session: MysqlSession) -> MysqlServer:
-    """What the server is. Raises StoreRefused for one that is too old or may not be written."""
+    """Return what the server is. Raise StoreRefused if it is too old or read-only."""
     names = ("version", "innodb_flush_log_at_trx_commit", "sync_binlog", "log_bin", "max_allowed_packet", "read_only")
     version, flush, sync, binlog, packet, read_only = session.rows(
         f"SELECT {', '.join(f'@@{name}' for name in names)}"
@@ -254,8 +254,8 @@ def server(session: MysqlSession) -> MysqlServer:
 
 
 def reserve(session: MysqlSession, count: int) -> int:
-    """The first of `count` row numbers that nobody else was or will be given."""
-    # Beyond all that stand, too: a replica that took over may have missed what was reserved last.
+    """Return the first of `count` row numbers that no other process has or will get."""
+    # Beyond all existing rows too: a replica that took over may have missed the last reservation.
     standing = session.rows("SELECT COALESCE(MAX(`row`), 0) FROM message")[0][0]
     reserved = f"GREATEST(CAST(value AS SIGNED), {standing}) + {count}"
     session.execute(f"UPDATE meta SET value = LAST_INSERT_ID({reserved}) WHERE name = 'rows'")

@@ -1,4 +1,4 @@
-"""`mysql://`: the store. Each call is a transaction on a connection of the pool; the rules are asked on locked rows."""
+"""`mysql://`: the store. Each call is a transaction on a connection of the pool. The rules decide on locked rows."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from timeline.model import MAX_PAYLOAD_BYTES, Answers, Topic
 from timeline.storage_plugins.contract import (
@@ -18,28 +19,24 @@ from timeline.storage_plugins.contract import (
     StoreRefused,
     StoreUnavailable,
     StoreUnknown,
-    Swept,
-    TagMutation,
-    TagStep,
 )
-from timeline.storage_plugins.mysql import messages, schema
-from timeline.storage_plugins.mysql.connections import Later, MysqlConnections, MysqlSession
-from timeline.storage_plugins.mysql.dialect import MysqlDialect
-from timeline.storage_plugins.mysql.location import MysqlLocation
+from timeline.storage_plugins.mysql import schema
+from timeline.storage_plugins.mysql.connections import Later, MysqlConnections, MysqlLocation, MysqlSession
+from timeline.storage_plugins.mysql.dialect import MysqlDialect, NumbersTaken, put, settle_plain
 from timeline.storage_plugins.records import dropped
-from timeline.storage_plugins.sql.changes import mutate_tag, settle, sweep
+from timeline.storage_plugins.sql.changes import settle
 from timeline.storage_plugins.sql.dialect import Changes, SqlDialect
-from timeline.storage_plugins.sql.leasing import lease_due
+from timeline.storage_plugins.sql.leasing import LeaseOutcome, lease_due
 from timeline.storage_plugins.sql.statements import Plan, Result
 from timeline.storage_plugins.sql.store import SqlStore, cut, whole, without_all
 from timeline.storage_plugins.versions import Versions
 
 PUT_AT_ONCE = 5_000
-"""Messages of one transaction of a put: leases pass over what it has locked, so that none waits for it."""
+"""Messages of one transaction of a put. Leases skip what it has locked, so that none waits for it."""
 ROWS_RESERVED = 100_000
-"""Row numbers that a process takes at once; what it does not use is never used."""
+"""Row numbers that a process takes at once. Unused ones are lost."""
 PACKET_SLACK_BYTES = 1024 * 1024
-"""Of a packet, beside the content, which travels as hexadecimal text."""
+"""Bytes of a packet beside the content, which is hexadecimal text."""
 SMALLEST_PACKET_BYTES = 16 * 1024 * 1024
 
 
@@ -48,7 +45,7 @@ class _Dropped(Exception):
 
 
 class MysqlStore(SqlStore):
-    """The store of `mysql://`; see `location.MysqlLocation` for the URL."""
+    """The store of `mysql://`; see `connections.MysqlLocation` for the URL."""
 
     capabilities = Capabilities(
         durable=True,
@@ -79,7 +76,7 @@ class MysqlStore(SqlStore):
                 except BaseException as error:
                     await asyncio.to_thread(connections.close)
                     if isinstance(error, StoreUnknown):
-                        # What may have been made of the schema is found, or made, by the next opening.
+                        # The next opening finds, or makes, whatever is missing of the schema.
                         raise StoreUnavailable(error.reason) from error
                     raise
                 connections.opening = False
@@ -137,26 +134,32 @@ class MysqlStore(SqlStore):
         return await self._on(topic, lambda session, key: session.run(plan(key)), gone)
 
     async def _change_of(
-        self, topic: Topic, now_ms: int, plan: Callable[[Changes], Plan[Result]], gone: Callable[[], Result],
-        weight: int,
+        self, topic: Topic, now_ms: int, plan: Callable[[Changes], Plan[Result | None]], gone: Callable[[], Result],
+        weight: int, lock: bool = False, asks: bool = False,
     ) -> Result:  # fmt: skip
-        return await self._on(
-            topic, lambda session, key: session.run(plan(Changes(self.sql, topic, key, now_ms))), gone
-        )
+        def act(session: MysqlSession, key: int) -> Result | None:
+            return session.run(plan(Changes(self.sql, topic, key, now_ms)))
+
+        return await self._on(topic, act, gone, lock, asks)
 
     async def _on(
-        self, topic: Topic, act: Callable[[MysqlSession, int], Result], gone: Callable[[], Result], lock: bool = False
-    ) -> Result:
-        """Runs `act(session, key)` where the topic stands; else answers `gone()`. Where its key is known, whether it
-        stands is asked in one exchange with the first that `act` asks, all of which is undone where it does not."""
+        self, topic: Topic, act: Callable[[MysqlSession, int], Result | None], gone: Callable[[], Result],
+        lock: bool = False, asks: bool = False,
+    ) -> Result:  # fmt: skip
+        """Run `act(session, key)` if the topic stands; else return what `gone` does.
+
+        A known key is confirmed in one exchange with the first statement of `act`, all of which is undone if the topic
+        was dropped. `asks`: `act` asks by itself, and returns None then. `lock`: the topic is not dropped meanwhile."""
 
         def keyed(session: MysqlSession) -> Result:
-            asked, key = _key_of(session, topic, lock), self._keys.get(topic.uid)
-            if key is None:
-                key = self._told(topic, asked)
-            result = act(session, key)
-            self._told(topic, asked)
-            return result
+            key = self._keys.get(topic.uid)
+            if asks and key is not None:
+                result = act(session, key)
+            else:
+                asked = _key_of(session, topic, lock)
+                result = act(session, self._told(topic, asked) if key is None else key)
+                self._told(topic, asked)
+            return gone() if result is None else result
 
         try:
             return await self._transact(keyed)
@@ -164,7 +167,7 @@ class MysqlStore(SqlStore):
             return gone()
 
     def _told(self, topic: Topic, asked: Later) -> int:
-        """The topic's key, as it was `asked` for, from now on known. Raises _Dropped."""
+        """Note and return the topic's key, as the server told it. Raise _Dropped."""
         found, _ = asked.answered()
         if not found:
             self._keys.pop(topic.uid, None)
@@ -172,25 +175,9 @@ class MysqlStore(SqlStore):
         self._keys[topic.uid] = key = int(found[0][0])
         return key
 
-    async def _on_known(
-        self, topic: Topic, act: Callable[[MysqlSession, int], Result | None], gone: Callable[[], Result]
-    ) -> Result:
-        """The same for an `act` that asks by itself whether the topic stands, and answers None where it does not: its
-        key, once known, is not asked for again."""
-
-        def keyed(session: MysqlSession) -> Result:
-            key = self._keys.get(topic.uid)
-            done = act(session, self._told(topic, _key_of(session, topic)) if key is None else key)
-            return gone() if done is None else done
-
-        try:
-            return await self._transact(keyed)
-        except _Dropped:
-            return gone()
-
     async def _rows(self, count: int) -> int:
-        """The first of the row numbers that a put of `count` may take (each id may be tried twice), reserved in a
-        transaction of its own, so that no others wait for it."""
+        """Return the first of the row numbers that a put of `count` may take, each id twice. A transaction of its own
+        reserves them, so that no others wait for it."""
         needed = 2 * count + 1
         with self._rows_lock:
             first, self._next_row = self._next_row, self._next_row + needed
@@ -217,7 +204,7 @@ class MysqlStore(SqlStore):
     async def _put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         try:
             return await self._put_numbered(topic, now_ms, puts)
-        except messages.NumbersTaken:
+        except NumbersTaken:
             with self._rows_lock:
                 self._next_row, self._last_row = 1, 0
             return await self._put_numbered(topic, now_ms, puts)
@@ -225,16 +212,17 @@ class MysqlStore(SqlStore):
     async def _put_numbered(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         first = await self._rows(len(puts))
 
-        def act(session: MysqlSession, key: int) -> Answers:
-            left = [first]  # Anew when the transaction is repeated: nothing of the one before is there.
+        def plan(changes: Changes) -> Plan[Answers]:
+            left = [first]  # a transaction that is repeated starts again
 
             def reserve(count: int) -> int:
                 left[0] += count
                 return left[0] - count
 
-            return session.run(messages.put(Changes(self.sql, topic, key, now_ms), puts, reserve))
+            return put(changes, puts, reserve)
 
-        return await self._on(topic, act, lambda: dropped(topic, len(puts)), lock=True)
+        gone = partial(dropped, topic, len(puts))
+        return await self._change_of(topic, now_ms, plan, gone, len(puts), lock=True)
 
     async def lease_due(
         self,
@@ -245,38 +233,30 @@ class MysqlStore(SqlStore):
         grants: Sequence[Grant],
         overdue_ms: int = 0,
     ) -> LeasedRows:
-        buckets = without_all(topic, buckets)
-
-        def act(session: MysqlSession, key: int) -> LeasedRows | None:
-            changes = Changes(self.sql, topic, key, now_ms)
-            found = session.run(lease_due(changes, buckets, due_before_ms, grants, overdue_ms))
-            return None if found is None else found.leased
-
-        return await self._on_known(topic, act, LeasedRows.empty)
+        asked = (without_all(topic, buckets), due_before_ms, grants, overdue_ms)
+        found = await self._change_of(
+            topic,
+            now_ms,
+            lambda changes: lease_due(changes, *asked),
+            lambda: LeaseOutcome(LeasedRows.empty()),
+            weight=sum(grant.count for grant in grants),
+            asks=True,
+        )
+        return found.leased
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
-        def act(session: MysqlSession, key: int) -> Answers | None:
-            return session.run(settle(Changes(self.sql, topic, key, now_ms), settles, messages.settle_plain))
-
-        return await self._on_known(topic, act, lambda: dropped(topic, len(settles)))
-
-    async def mutate_tag(self, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int) -> TagStep:
-        if not mutation.tag:
-            return TagStep({}, None)
-        limit = min(max(1, limit), self.sql.most_rows)
+        count = len(settles)
         return await self._change_of(
             topic,
             now_ms,
-            lambda changes: mutate_tag(changes, mutation, cursor, limit),
-            lambda: TagStep({}, None),
-            limit,
+            lambda changes: settle(changes, settles, settle_plain),
+            lambda: dropped(topic, count),
+            count,
+            asks=True,
         )
-
-    async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
-        return await self._change_of(topic, now_ms, lambda changes: sweep(changes, limit), Swept, limit)
 
 
 def _key_of(session: MysqlSession, topic: Topic, lock: bool = False) -> Later:
-    """The number by which rows name the topic, a row of one; none when it does not stand. `lock`: nobody drops it
+    """Ask for the number by which rows name the topic; there is none if it was dropped. `lock`: it is not dropped
     meanwhile."""
     return session.later(f"SELECT `key` FROM topic WHERE uid = {topic.uid}{' LOCK IN SHARE MODE' if lock else ''}")

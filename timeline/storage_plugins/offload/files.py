@@ -1,5 +1,5 @@
-"""Payloads in any filesystem that fsspec knows: a folder (`file://`), this process (`memory://`), an object store
-(`s3://`, `gs://` …, with the package that fsspec asks for)."""
+"""Payloads in any filesystem of fsspec: a folder (`file://`), this process (`memory://`), an object store (`s3://`,
+`gs://` …, with the package that fsspec asks for)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from timeline.files import write_whole
-from timeline.storage_plugins.offload.payloads import PayloadGone, PayloadsRefused, PayloadStore, PayloadsUnavailable
+from timeline.storage_plugins.offload import PayloadGone, PayloadsRefused, PayloadStore, PayloadsUnavailable
 
 T = TypeVar("T")
 MOST_SYNCED = 65_536
 MARK = "timeline-payloads"
-"""A file at the top of a place. Where it has gone, the place has: a disk that is not mounted leaves an empty folder."""
+"""A file at the top of a place. If it is missing, so is the place: a disk that is not mounted leaves an empty
+folder."""
 AT_ONCE = 16
 DEADLINE_S = 30.0
-"""A call that takes longer is taken for one that will not end."""
+"""The deadline of a call."""
 
 
 class PayloadFiles(PayloadStore):
@@ -33,7 +34,7 @@ class PayloadFiles(PayloadStore):
 
     def __init__(self, url: str, deadline_s: float = DEADLINE_S) -> None:
         try:
-            # No listing is kept: other brokers write and delete here, too.
+            # Listings are not cached: other brokers write and delete here too.
             self._files, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
         except ValueError as unknown:
             raise PayloadsRefused(f"fsspec knows no filesystem for {_scheme(url)}: {unknown}") from unknown
@@ -54,7 +55,7 @@ class PayloadFiles(PayloadStore):
         self._mark: bytes | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._room = asyncio.Semaphore(AT_ONCE)
-        """For as many as there are threads: what waits has its deadline here, and leaves nothing behind."""
+        """A place per thread. Calls wait here, within their deadline, and leave nothing behind."""
         self.durable = not isinstance(self._files, MemoryFileSystem)
         self.described = f"{_scheme(url)}{self._root if self._disk else self._root.lstrip('/')}"
 
@@ -112,14 +113,14 @@ class PayloadFiles(PayloadStore):
         return found
 
     async def _check_mark(self) -> None:
-        """Raises PayloadsUnavailable where the place is another one than was opened."""
+        """Raise PayloadsUnavailable if this is not the place that was opened."""
         if not await self.in_place():
             raise PayloadsUnavailable(f"{self.described} has lost its file {MARK}, or has another: is it mounted?")
 
     async def write(self, name: str, data: bytes) -> None:
         path = self._path(name)
         if self._disk:
-            # What is put on the disk below a place that is not mounted would be out of sight once it is.
+            # Files written below a mount point would be hidden once the disk is mounted.
             await self._check_mark()
         await self._run(lambda: self._disk.write(Path(path), data) if self._disk else self._files.pipe_file(path, data))
 
@@ -168,7 +169,7 @@ class PayloadFiles(PayloadStore):
         return f"{self._root}/{name}"
 
     async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """`work` in a thread; PayloadsUnavailable, caused by what went wrong."""
+        """Run `work` in a thread. Raise PayloadsUnavailable, with the error as its cause."""
         try:
             async with asyncio.timeout(self._deadline_s):
                 done = await asyncio.wrap_future(await self._begun(work, *arguments))
@@ -181,12 +182,12 @@ class PayloadFiles(PayloadStore):
             raise PayloadsUnavailable(f"{self.described}: {type(trouble).__name__}: {trouble}") from trouble
 
     async def _begun(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
-        """`work` in a thread that is free. One that hangs keeps its place, also when nobody waits for it any more."""
+        """Start `work` in a free thread. One that hangs keeps its place, even if its caller has given up."""
         room, loop = self._room, asyncio.get_running_loop()
         await room.acquire()
 
         def leave(_: object = None) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            with contextlib.suppress(RuntimeError):  # the loop is closed, with all that waited
                 loop.call_soon_threadsafe(room.release)
 
         if self._threads is None:
@@ -198,12 +199,12 @@ class PayloadFiles(PayloadStore):
 
 
 class _Disk:
-    """Files below `root` on this machine's disk, each there whole or not at all."""
+    """Files below `root` on this machine's disk, each whole or not there."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._synced: set[Path] = set()
-        """Folders that are known to be on the disk, as an entry of the one above them."""
+        """Folders whose entry in their parent is known to be on the disk."""
 
     def write(self, path: Path, data: bytes) -> None:
         try:
@@ -223,7 +224,7 @@ class _Disk:
             folder = folder.parent
 
     def prune(self, folder: Path) -> None:
-        """Removes folders that are empty: those that the pieces of a long id made."""
+        """Remove empty folders, which the pieces of a long id have made."""
         while len(folder.relative_to(self._root).parts) > 2:
             try:
                 folder.rmdir()

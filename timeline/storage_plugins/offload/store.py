@@ -1,12 +1,11 @@
-"""A store whose large payloads lie apart from it: any store, and a place for payloads.
+"""A store with offloaded payloads: any store, and a place for its large payloads.
 
     sqlite:////var/lib/timeline/timeline.db?payloads=s3://bucket/timeline&payload_offload_bytes=262144
 
-A payload is written before its row and deleted after it, after the answer and beside whatever else goes on. Nothing but
-a put writes payloads; nothing but what hands them out (a lease, `held_by`, a scan that asks for payloads) reads them,
-and checks them against their checksum. What nobody deletes (the payload of a put that was refused or lost, of what was
-cancelled or expired) a sweep finds: it looks through a share of the files at a time, and deletes what had no row twice,
-a grace apart.
+A payload is written before its row and deleted after it, after the answer and in the background. Only a put writes
+payloads. Only calls that return them (a lease, `held_by`, a scan with payloads) read them, and compare their checksum.
+A sweep finds the files that remain (of puts that were refused or lost, of messages that were cancelled or expired). It
+looks at a share of the files at a time, and deletes those that twice, a grace apart, had no row.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from timeline.storage_plugins.contract import (
     TagStep,
     TellsDiskSpace,
 )
-from timeline.storage_plugins.offload.payloads import (
+from timeline.storage_plugins.offload import (
     LEAST_OFFLOAD_BYTES,
     NONCE_BYTES,
     OFFLOAD_BYTES,
@@ -64,16 +63,26 @@ from timeline.storage_plugins.versions import Versions
 log = logging.getLogger("timeline.store")
 
 MOST_SUSPECTS = 65_536
-"""So many are kept in mind; what is beyond waits for a later round."""
+"""The most suspects that are remembered. More wait for a later round."""
 MOST_DOOMED = 65_536
-"""So many wait to be deleted; what is beyond is left to a sweep."""
+"""The most files that wait to be deleted. More are left to a sweep."""
 LOOKED_UP_AT_ONCE = 1_000
 DELETED_AT_ONCE = 1_000
+GRACE_MS = 3_600_000
+"""How long a payload without a row is kept: longer than any put may take."""
+READ_AGAIN_MS = 5_000
+"""How long a message rests whose payload could not be read now."""
+MOST_KNOWN = 65_536
+"""The most payloads that an acknowledgement deletes by itself. A sweep finds the others."""
+LOOKED_AT = 100
+"""Messages of a topic whose payloads are looked for in a place without a mark."""
+Life = tuple[int, bytes, int]
+"""Topic, id, birth."""
 EVERYTHING = frozenset((State.WAITING, State.AVAILABLE, State.LEASED, State.DEAD))
 
 
 class Orphans:
-    """Deletes payloads of messages that are gone. `grace_ms`: how long one without a row is left alone."""
+    """Deletes payloads of messages that are gone. `grace_ms`: how long one without a row is kept."""
 
     def __init__(self, payloads: PayloadStore, grace_ms: int) -> None:
         self._payloads, self._grace_ms = payloads, grace_ms
@@ -83,13 +92,13 @@ class Orphans:
         self._deleting: asyncio.Task[None] | None = None
 
     def delete_later(self, names: Sequence[str]) -> None:
-        """Deletes these soon, beside whatever else goes on. What cannot be deleted is left to a sweep."""
+        """Delete these soon, in the background. A sweep finds those that cannot be deleted."""
         self._doomed += names[: max(0, MOST_DOOMED - len(self._doomed))]
         if self._doomed and self._deleting is None:
             self._deleting = asyncio.create_task(self._delete(), name="timeline-payloads")
 
     async def flush(self) -> None:
-        """Returns when what was to be deleted has been."""
+        """Wait until the files that were to be deleted are."""
         while self._deleting is not None:
             await self._deleting
 
@@ -100,14 +109,14 @@ class Orphans:
                 try:
                     await self._payloads.delete(names)
                 except PayloadsUnavailable as trouble:
-                    # With what waits behind: each try may take as long as the place is silent.
+                    # With all that wait behind them: each try may take a whole deadline.
                     log.warning("%d payloads are left to a sweep: %s", len(names) + len(self._doomed), trouble)
                     self._doomed = []
         finally:
             self._deleting = None
 
     async def sweep(self, inner: Store, topic: Topic, now_ms: int) -> int:
-        """Looks through the next share of the topic's files; how many it deleted."""
+        """Sweep the next share of the topic's files; return how many were deleted."""
         shard = self._shards.get(topic.uid, 0)
         self._shards[topic.uid] = (shard + 1) % SHARDS
         try:
@@ -127,7 +136,7 @@ class Orphans:
         return len(over)
 
     def _suspected(self, name: str, now_ms: int) -> int:
-        """Since when `name` has been seen without a row."""
+        """Return since when `name` has been seen without a row."""
         since = self._suspects.get(name)
         if since is None or since > now_ms:
             since = self._suspects[name] = now_ms
@@ -137,7 +146,7 @@ class Orphans:
         return since
 
     async def _living(self, inner: Store, topic: Topic, now_ms: int, names: list[str]) -> set[str]:
-        """Those of `names` that rows point to."""
+        """Return those of `names` that rows point to."""
         ids = sorted({place.id for place in map(place_of_name, names) if place is not None})
         living: set[str] = set()
         for start in range(0, len(ids), LOOKED_UP_AT_ONCE):
@@ -149,22 +158,6 @@ class Orphans:
                 living.update(place.name(topic.uid) for place in places_of(page.rows).values())
                 cursor = page.cursor
         return living
-
-
-log = logging.getLogger("timeline.store")
-
-GRACE_MS = 3_600_000
-"""How long a payload without a row is left alone: longer than any put may take."""
-READ_AGAIN_MS = 5_000
-"""So long a message rests whose payload could not be read because its place did not answer."""
-MOST_KNOWN = 65_536
-"""So many payloads are kept in mind that are deleted when their message is acknowledged; a sweep finds the others."""
-
-LOOKED_AT = 100
-"""Messages of a topic whose payloads are looked for in a place without a mark."""
-
-Life = tuple[int, bytes, int]
-"""Topic, id, birth."""
 
 
 class OffloadingStore(Store):
@@ -185,7 +178,7 @@ class OffloadingStore(Store):
         self.capabilities = self._capable()
 
     def _capable(self) -> Capabilities:
-        """What the store can, with the largest payload that there is; durable where the payloads are, too."""
+        """Return the store's capabilities, with the largest payload. It is durable if the payloads are durable too."""
         mine = self.inner.capabilities
         self.offload_bytes = min(self._asked_bytes, mine.payload_limit_bytes)
         durable = mine.durable and self.payloads.durable
@@ -237,8 +230,8 @@ class OffloadingStore(Store):
         return dataclasses.replace(opened, server=told, warnings=warnings)
 
     async def _claim(self, cluster_uid: str) -> None:
-        """Takes a fresh place, unless it should have payloads and has none: it is not mounted then, and each would
-        become a dead letter."""
+        """Take a fresh place, unless it should have payloads and has none. Then it is not mounted, and each message
+        would become a dead letter."""
         try:
             if self.payloads.fresh and self.payloads.durable and await self._lost():
                 raise StoreRefused(
@@ -249,7 +242,7 @@ class OffloadingStore(Store):
             raise StoreUnavailable(str(trouble)) from trouble
 
     async def _lost(self) -> bool:
-        """Whether payloads are missing, by what a first look into each topic shows."""
+        """Return whether payloads are missing, by a first look into each topic."""
         found = False
         for topic in await self.inner.topics():
             page = await self.inner.scan(topic, 0, ScanFilter(EVERYTHING), b"", LOOKED_AT, True)
@@ -327,8 +320,8 @@ class OffloadingStore(Store):
             answers.assign(sound, await self.inner.put(topic, now_ms, apart.take(sound)))
             for at, why in failed.items():
                 answers.status[at], answers.details[at] = Status.UNAVAILABLE.code, why
-        # The name is this attempt's own: nobody else can have it. A repeat may have met this very attempt, and what is
-        # UNKNOWN may stand.
+        # The name belongs to this attempt alone. A repeat may have met this very attempt, and an UNKNOWN one may be
+        # stored.
         kept = (Status.OK.code, Status.UNKNOWN.code)
         refused = [
             place.name(topic.uid)
@@ -339,7 +332,7 @@ class OffloadingStore(Store):
         return answers
 
     async def _write(self, topic: Topic, puts: Puts, places: dict[int, Place]) -> dict[int, str]:
-        """Writes the payloads; which could not be written, and why."""
+        """Write the payloads; return which could not be written, and why."""
 
         async def write(at: int, place: Place) -> str:
             try:
@@ -368,7 +361,7 @@ class OffloadingStore(Store):
             self._leased[topic.uid, place.id, place.birth] = place.name(topic.uid)
         while len(self._leased) > MOST_KNOWN:
             self._leased.popitem(last=False)
-        # Whatever was leased with them waits for these: not so long that its leases would be worth nothing.
+        # All leased messages wait for these, but not until their leases are worth nothing.
         patience_s = min(grant.lease_ms for grant in grants) / 1000 / 2
         read = await read_all(self.payloads, topic, leased.rows, places, patience_s)
         fill(leased.rows, read)
@@ -376,10 +369,11 @@ class OffloadingStore(Store):
         return leased if not read.unread else await self._give_back(topic, now_ms, leased, read.unread)
 
     async def _give_back(self, topic: Topic, now_ms: int, leased: LeasedRows, unread: dict[int, str]) -> LeasedRows:
-        """Without what could not be read: it goes back as if nobody had seen it, and rests a while."""
+        """Return the leased messages without those that could not be read, which are returned unseen and rest a
+        while."""
         log.warning("%d payloads of %s cannot be read now: %s", len(unread), topic.name, next(iter(unread.values())))
         rows = leased.rows.take(np.array(sorted(unread), dtype=np.intp))
-        # What is not to be seen again before it rested is handed back as of then, but not beyond its expiry.
+        # They are returned as of the end of their rest, but not beyond their expiry.
         rested_ms = now_ms + READ_AGAIN_MS
         last_ms = np.where(rows.expires_ms > 0, np.maximum(rows.expires_ms - 1, now_ms), rested_ms)
         until_ms = np.minimum(last_ms, rested_ms)
@@ -389,15 +383,7 @@ class OffloadingStore(Store):
             except StoreError as trouble:
                 log.warning("they stay leased until their leases run out: %s", trouble)
         kept = np.array([at for at in range(len(leased.rows)) if at not in unread], dtype=np.intp)
-        places = {int(at): number for number, at in enumerate(kept)}
-        return dataclasses.replace(
-            leased,
-            rows=leased.rows.take(kept),
-            grant=leased.grant[kept],
-            was_due_ms=leased.was_due_ms[kept],
-            prior_holders=leased.prior_holders.take(kept),
-            damaged=tuple(places[at] for at in leased.damaged if at in places),
-        )
+        return leased.take(kept)
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
         answers = await self.inner.settle(topic, now_ms, settles)
@@ -432,7 +418,7 @@ class OffloadingStore(Store):
         return await self.inner.next_due(topic, buckets, after_ms)
 
     async def _whole(self, topic: Topic, page: Page) -> Page:
-        """The page with its payloads read; one that is gone or damaged is empty, though its row tells a size."""
+        """Return the page with its payloads. One that is gone or damaged is empty, though its row has a size."""
         places = places_of(page.rows)
         if places:
             read = await read_all(self.payloads, topic, page.rows, places)
@@ -448,6 +434,6 @@ class OffloadingStore(Store):
 
 
 def _unseen(rows: Rows, until_ms: int) -> Settles:
-    """Hands `rows` back as if nobody had seen them."""
+    """Return settles that return `rows` unseen."""
     op = np.array([1 + secrets.randbits(63) for _ in range(len(rows))], dtype=np.uint64)
     return Settles.of(rows, operation=Operation.RELEASE, time_ms=until_ms, op=op, unseen=True)

@@ -1,5 +1,4 @@
-"""Connections at work: deadlines, what is tried again, and what a failure means: nothing happened, or something may
-have."""
+"""Connections at work: deadlines, repetitions, and what a failure means: nothing happened, or something may have."""
 
 from __future__ import annotations
 
@@ -11,9 +10,20 @@ from typing import Any, ClassVar, TypeAlias
 import asyncpg
 
 from timeline.storage_plugins.contract import StoreError, StoreRefused, StoreUnavailable, StoreUnknown
-from timeline.storage_plugins.postgresql.failures import FAILURES, REFUSED, judged, sentence, state_of, unsent
-from timeline.storage_plugins.postgresql.location import SCHEMA, PostgresqlLocation
-from timeline.storage_plugins.postgresql.pool import Busy, Hosts, PostgresqlPool, Raw
+from timeline.storage_plugins.postgresql.pool import (
+    FAILURES,
+    REFUSED,
+    SCHEMA,
+    Busy,
+    Hosts,
+    PostgresqlLocation,
+    PostgresqlPool,
+    Raw,
+    judged,
+    sentence,
+    state_of,
+    unsent,
+)
 from timeline.storage_plugins.sql.statements import Atomic, Plan, Result, Statement, drive_async
 
 TRIES = 5
@@ -21,9 +31,9 @@ SETTINGS = {
     "application_name": "timeline",
     "client_encoding": "UTF8",
     "jit": "off",
-    # Every statement is written for an index. Parameters that are arrays, and tables that grow from nothing to
-    # millions between two looks at them, mislead the planner into reading, sorting or comparing all of a table; and
-    # what it believed when it first saw a statement is what a generic plan keeps.
+    # Every statement is written for an index. Array parameters, and tables that grow from nothing to millions between
+    # two statistics, mislead the planner into reading, sorting or comparing a whole table. A generic plan keeps what
+    # the planner believed at first.
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
     "enable_hashjoin": "off",
@@ -32,40 +42,42 @@ SETTINGS = {
     "random_page_cost": "1.1",
     "plan_cache_mode": "force_generic_plan",
     "default_transaction_isolation": "read committed",
-    # A broker whose machine is gone lets go of its locks soon, not after the two hours that a system waits by default.
+    # A broker whose machine is gone releases its locks soon, not after the two hours of a system's default.
     "idle_in_transaction_session_timeout": "60s",
     "tcp_keepalives_idle": "30",
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",
 }
 PLANNING = ("enable_seqscan", "enable_hashjoin", "enable_mergejoin", "plan_cache_mode")
-"""Of these, what statements cannot do without where tables are large: `schema` looks whether they came through."""
+"""The settings that statements need on large tables: `schema` checks that they arrived."""
 _TAKEN = "23505"
 _REPEATED = frozenset(("40001", "40P01", _TAKEN))
-"""Serialization failure and deadlock: the server has undone the transaction, and asks for it to be sent again. And a
-row number that is taken, which a server that lost its last moments gave out twice."""
+"""Serialization failure and deadlock: the server has undone the transaction, and it is to be sent again. And a row
+number that is taken, which a server that lost its last moments gave out twice."""
+_NO_PEM = (9, 0x80009)
+"""OpenSSL's error for a file that is not PEM (ERR_R_PEM_LIB), of version 1.1 and of version 3."""
 _OWN_TYPES = 16_384
-"""The server's own types have numbers below, the same on every server."""
+"""The server's own types have numbers below this, the same on every server."""
 
 
 _WAIT = "SyncRepWaitForLSN"
-"""Where the server says that it waits no longer for a standby: it has committed, and answers as if all were well. The
-name is in no language."""
+"""The function in which the server stops waiting for a standby. It has committed, and answers as if all were well. Its
+warning is in the server's language; the function's name is not."""
 
 
 class _Knowing(asyncpg.Connection):  # type: ignore[misc]
-    """A connection that asks only once, not once each, what an array of the server's own types is: that is five round
-    trips before the first statement."""
+    """A connection of a class that asks only once what an array of the server's own types is. Otherwise each connection
+    needs five round trips before its first statement."""
 
     _known: ClassVar[dict[frozenset[int], Any]] = {}
 
     system = promoted = 0
-    """Whose data the server has, and the number of its timeline: see `Hosts`."""
+    """The server's lineage, and the number of its timeline: see `Hosts`."""
     unsafe = False
-    """Whether what was committed last may be on this server alone: its wait for a standby was broken off."""
+    """Whether the last commit may be on this server alone: its wait for a standby was cancelled."""
 
     def listen(self) -> None:
-        """Hears what is said beside answers, before the answer that it comes with is handed on."""
+        """Receive the server's notices, each before the answer that it comes with."""
         self.add_log_listener(self._heard)
 
     @staticmethod
@@ -84,8 +96,8 @@ class _Knowing(asyncpg.Connection):  # type: ignore[misc]
 
 
 class Qualified(dict[str, str]):
-    """Statements by the text they are written in, where our tables are in schema `timeline`, as sent to the schema
-    that the URL names. Every name is qualified: a pooler between us and the server need not keep a search_path."""
+    """Statements as written, with tables in schema `timeline`, by statements for the schema that the URL names. Every
+    name is qualified: a pooler between us and the server need not keep a search_path."""
 
     def __init__(self, schema: str) -> None:
         super().__init__()
@@ -96,7 +108,7 @@ class Qualified(dict[str, str]):
         return text
 
     def qualified(self, statement: str) -> str:
-        """`statement` with our schema's name."""
+        """Return `statement` with our schema's name."""
         return statement.replace(f"{SCHEMA}.", f"{self._schema}.")
 
 
@@ -110,25 +122,21 @@ class PostgresqlConnection:
         self._qualified = qualified
 
     async def fetch(self, statement: str, *values: Any) -> list[Any]:
-        """All records."""
+        """Return all records."""
         found: list[Any] = await self.raw.fetch(self._qualified[statement], *values)
         return found
 
-    async def fetchrow(self, statement: str, *values: Any) -> Any:
-        """The first record, or None."""
-        return await self.raw.fetchrow(self._qualified[statement], *values)
-
     async def fetchval(self, statement: str, *values: Any) -> Any:
-        """The first field of the first record, or None."""
+        """Return the first field of the first record, or None."""
         return await self.raw.fetchval(self._qualified[statement], *values)
 
     async def execute(self, statement: str, *values: Any) -> str:
-        """The command's tag, as in `DELETE 3`."""
+        """Return the command's tag, as in `DELETE 3`."""
         tag: str = await self.raw.execute(self._qualified[statement], *values)
         return tag
 
     async def answer(self, asked: Statement) -> Any:
-        """What a statement answers."""
+        """Return the answer of a statement."""
         if asked.read is not None:
             return asked.read(await self.fetch(asked.text, *asked.values))
         tag = await self.execute(asked.text, *asked.values)
@@ -139,13 +147,13 @@ class PostgresqlConnection:
         return await drive_async(plan, self.answer, lambda asked: self.run(asked.plan()))
 
     async def executemany(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
-        """The statement with each of `rows`."""
+        """Run the statement with each of `rows`."""
         await self.raw.executemany(self._qualified[statement], rows)
 
 
 @contextmanager
 def refused_rights(location: PostgresqlLocation) -> Iterator[None]:
-    """What the server refuses this user while the schema is made or looked at, as something to be mended."""
+    """Raise StoreRefused for a right that this user lacks, while the schema is made or read."""
     try:
         yield
     except asyncpg.PostgresError as error:
@@ -161,14 +169,14 @@ Act: TypeAlias = Callable[[PostgresqlConnection], Awaitable[Result]]
 
 
 class PostgresqlConnections:
-    """The pool at work. A call waits for a connection no longer than its deadline. A server that speaks PostgreSQL's
-    protocol and another SQL has `settings` and `wording` of its own."""
+    """The pool at work. A call waits for a connection no longer than its deadline. A server with PostgreSQL's protocol
+    and another SQL has `settings` and `wording` of its own."""
 
     settings: dict[str, str] = SETTINGS
     wording: ClassVar[type[Qualified]] = Qualified
     tries: ClassVar[int] = TRIES
     timelines: ClassVar[bool] = True
-    """Whether servers that are promoted number their timelines."""
+    """Whether promoted servers number their timelines."""
 
     def __init__(self, location: PostgresqlLocation, renumber: Callable[[], None]) -> None:
         self._location = location
@@ -179,7 +187,7 @@ class PostgresqlConnections:
         self._pool: PostgresqlPool | None = None
 
     async def open(self) -> None:
-        """Connects once, to say at once what does not work. Raises StoreRefused or StoreUnavailable."""
+        """Connect once, to report at once what does not work. Raise StoreRefused or StoreUnavailable."""
         shown = self._location.shown
         pool = PostgresqlPool(self._hosts.connect, self._location.pool, fit=lambda raw: not self._hosts.behind(raw))
         try:
@@ -192,7 +200,7 @@ class PostgresqlConnections:
         except asyncpg.exceptions.ClientConfigurationError as error:
             raise StoreRefused(f"{shown}: {sentence(error)}") from error
         except SSLError as error:
-            if error.library not in ("PEM", "X509") and "PEM lib" not in str(error):  # of the connection, not of a file
+            if error.library not in ("PEM", "X509") and error.errno not in _NO_PEM:  # of the connection, not of a file
                 raise StoreUnavailable(f"{shown}: {sentence(error)}") from error
             files = "a file that sslrootcert, sslcert, sslkey or sslcrl names"
             raise StoreRefused(f"{shown}: {files} is not what it should be, in PEM ({sentence(error)})") from error
@@ -217,13 +225,13 @@ class PostgresqlConnections:
         return raw
 
     async def close(self) -> None:
-        """Waits for what runs, at most a deadline long."""
+        """Close all connections. Calls under way have one deadline to end."""
         pool, self._pool = self._pool, None
         if pool is not None:
             await pool.close(self._deadline_s)
 
     async def use(self, act: Act[Result], writes: bool) -> Result:
-        """`act` on a connection: one statement, which commits by itself. `writes`: when its answer is lost, it may
+        """Run `act` on a connection: one statement, which commits by itself. `writes`: if its answer is lost, it may
         have happened."""
         for attempt in range(self.tries):
             pool, raw = await self._take()
@@ -244,8 +252,8 @@ class PostgresqlConnections:
         raise AssertionError("the last try returns or raises")
 
     async def transact(self, act: Act[Result]) -> Result:
-        """`act` within a transaction, which is done again where the server undid it for another's sake. A connection
-        on which anything but a plain answer came is dropped, and its transaction with it."""
+        """Run `act` in a transaction, again if the server undid it for the sake of another. After anything but a plain
+        answer, the connection is dropped, and its transaction with it."""
         for attempt in range(self.tries):
             pool, raw = await self._take()
             committing = sound = False
@@ -269,7 +277,7 @@ class PostgresqlConnections:
         raise AssertionError("the last try returns or raises")
 
     async def _again(self, error: BaseException, attempt: int) -> bool:
-        """Whether it is done again: the server has undone it, for another's sake, or never saw it."""
+        """Return whether to try again: the server has undone it, for the sake of another, or never saw it."""
         state = state_of(error)
         if state == _TAKEN:
             self._renumber()
@@ -290,15 +298,15 @@ class PostgresqlConnections:
 
 
 class Steps:
-    """One call of the store that takes several steps, each of which commits by itself: once one has written, what
-    fails a later one leaves the call unknown."""
+    """One call of the store that takes several steps. Each step commits by itself: once one has written, a later
+    failure leaves the call unknown."""
 
     def __init__(self, connections: PostgresqlConnections) -> None:
         self._connections = connections
         self._begun = False
 
     async def run(self, plan: Plan[Result]) -> Result:
-        """Run a plan, each of whose statements is a step."""
+        """Run a plan. Each of its statements is a step."""
         return await drive_async(plan, self._ask, self._atomic)
 
     async def _ask(self, asked: Statement) -> Any:
@@ -311,11 +319,11 @@ class Steps:
         return await (self.use(act, writes=True) if asked.single else self.transact(act))
 
     async def use(self, act: Act[Result], writes: bool) -> Result:
-        """`PostgresqlConnections.use`."""
+        """Do `PostgresqlConnections.use` as a step."""
         return await self._step(self._connections.use(act, writes), writes)
 
     async def transact(self, act: Act[Result]) -> Result:
-        """`PostgresqlConnections.transact`."""
+        """Do `PostgresqlConnections.transact` as a step."""
         return await self._step(self._connections.transact(act), True)
 
     async def _step(self, step: Awaitable[Result], writes: bool) -> Result:
@@ -330,7 +338,7 @@ class Steps:
 
 
 async def _undone(raw: Raw) -> bool:
-    """Rolls back; False where that does not work, and the connection is to be dropped."""
+    """Roll back; return False if that fails, so that the connection must be dropped."""
     if raw.is_closed():
         return False
     try:
@@ -341,8 +349,8 @@ async def _undone(raw: Raw) -> bool:
 
 
 def _said(error: BaseException, pool: PostgresqlPool) -> bool:
-    """Whether the server has said it, and the connection is as good as before. Where one was lost or is silent, those
-    that nobody uses are of the same server."""
+    """Return whether the error is the server's answer, so that the connection is still usable. If the connection was
+    lost or is silent, drop the idle ones, which are to the same server."""
     said = isinstance(error, asyncpg.PostgresError)
     if not said:
         pool.drop_idle()
@@ -350,7 +358,7 @@ def _said(error: BaseException, pool: PostgresqlPool) -> bool:
 
 
 def _safe(raw: Raw) -> bool:
-    """That what was committed is as safe as the server makes it. Raises StoreUnknown where it is not."""
+    """Return True if the commit is as safe as the server makes it. Raise StoreUnknown if it is not."""
     if raw.unsafe:
         raise StoreUnknown("the server's wait for its standby was broken off, and the standby may not have this")
     return True

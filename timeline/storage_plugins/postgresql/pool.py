@@ -1,39 +1,167 @@
-"""A bounded pool of connections, and which server they are to.
+"""The way to a server: what a `postgresql://` URL says, which of its hosts to take, what goes wrong on the way, and a
+bounded pool of connections.
 
-A dead connection is replaced, one whose state is in doubt is dropped, never mended. Of several hosts the one that takes
-writes is taken, and never one that was promoted away from: a standby that is promoted begins a new timeline of its own,
-with a higher number. A former primary that comes back by itself, or was only cut off, takes writes as well, under the
-old number: what it takes is lost. All hosts are asked for each connection, so that the one promoted last is found
-wherever its name stands, and a machine that does not answer keeps nobody from the others.
+A dead connection is replaced, and one in a doubtful state is dropped. Of several hosts, the one that takes writes is
+taken, and never one that was replaced by a promotion: a standby that is promoted begins a new timeline with a higher
+number. A former primary that comes back by itself, or was only cut off, takes writes as well, under the old number:
+those writes are lost. Each connection asks all hosts, so that it finds the one promoted last wherever its name stands,
+and a machine that does not answer delays nobody.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
+import re
+import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from ssl import SSLError
 from typing import Any, TypeAlias
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import asyncpg
 
-from timeline.storage_plugins.contract import StoreUnavailable
-from timeline.storage_plugins.postgresql.failures import FAILURES, REFUSED, sentence, state_of
-from timeline.storage_plugins.postgresql.location import PostgresqlLocation
+from timeline.storage_plugins import shown
+from timeline.storage_plugins.contract import StoreError, StoreFull, StoreRefused, StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.sql import number_option
+
+log = logging.getLogger("timeline.store")
+
+SCHEMA = "timeline"
+POOL, POOL_RANGE = 8, (2, 1_000)
+TIMEOUT_MS, TIMEOUT_RANGE_MS = 10_000, (10, 3_600_000)
+_PASSED_ON = frozenset(
+    ("sslmode", "sslcert", "sslkey", "sslrootcert", "sslcrl", "sslpassword", "passfile", "target_session_attrs")
+)
+_WRITABLE = ("read-write", "primary")
+_FILES = ("sslcert", "sslkey", "sslrootcert", "sslcrl")
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresqlLocation:
+    """What a `postgresql://` URL says. `dsn`: the driver's URL. `hosts`: the same for each host, if the one that takes
+    writes is to be found among several. `schema`: the schema of our tables. `pool`: the most connections at once.
+    `timeout_ms`: a call's deadline."""
+
+    dsn: str
+    shown: str
+    schema: str = SCHEMA
+    pool: int = POOL
+    timeout_ms: int = TIMEOUT_MS
+    hosts: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, url: str, scheme: str = "postgresql", port: int = 5432) -> PostgresqlLocation:
+        """Read `postgresql://user:password@host:port,host:port/database?schema=&pool=&timeout_ms=&sslmode=`. The rest
+        comes from PGHOST, PGUSER, PGPASSWORD, PGSSLMODE and so on. Raise StoreRefused, which says what to write
+        instead."""
+        try:
+            parts = urlsplit(url)
+            options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+        except ValueError as bad:
+            raise StoreRefused(f"{shown(url)!r} is no URL: write {scheme}://user@host:{port}/database") from bad
+        schema = options.pop("schema", SCHEMA)
+        if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema):
+            raise StoreRefused(f"schema must be small letters, digits and _, not {schema!r:.80}")
+        pool = number_option("pool", options.pop("pool", str(POOL)), POOL_RANGE)
+        timeout_ms = number_option("timeout_ms", options.pop("timeout_ms", str(TIMEOUT_MS)), TIMEOUT_RANGE_MS)
+        unknown = sorted(set(options) - _PASSED_ON)
+        if unknown:
+            known = ", ".join(sorted({"schema", "pool", "timeout_ms", *_PASSED_ON}))
+            raise StoreRefused(f"{unknown[0]!r:.80} is no option of {scheme}://; known are {known}")
+        for name in _FILES:
+            if options.get(name) and not os.path.isfile(options[name]):
+                raise StoreRefused(f"{name} names a file; {options[name]!r:.200} is none")
+        # Of several hosts, the one that takes writes. After a failover, the next connection finds the new one.
+        user, at, hosts = parts.netloc.rpartition("@")
+        wanted = options.setdefault("target_session_attrs", "read-write" if "," in hosts else "any")
+
+        def dsn(hosts: str) -> str:
+            return urlunsplit(("postgresql", f"{user}{at}{hosts}", parts.path, urlencode(options), ""))
+
+        several = "," in hosts and wanted in _WRITABLE
+        each = tuple(dsn(host) for host in hosts.split(",")) if several else ()
+        return cls(dsn(hosts), shown(url), schema, pool, timeout_ms, each)
+
+
+# ── failures ──
+
+_DOUBTFUL = ("08", "40003", "57P01", "57P02", "57P03")
+"""SQLSTATEs after which the outcome of a commit is not known."""
+REFUSED = {
+    "28P01": "the password is wrong: mend it in the URL, in PGPASSWORD or in ~/.pgpass",
+    "28000": "this user may not connect: see the server's pg_hba.conf",
+    "3D000": "there is no such database: create it (createdb), or name another one in the URL",
+    "42501": "this user lacks rights: it must own the schema, or be allowed to create one in the database",
+}
+_UNAVAILABLE = {
+    "53300": "the server has no connection left: raise its max_connections, or lower pool= in the URLs of the brokers",
+    "53200": "the server is out of memory",
+    "57P03": "the server starts up, shuts down or recovers",
+    "25006": "the server takes no writes (it is a standby, or recovers): give the primary's address, or all hosts",
+    "42501": REFUSED["42501"],
+}
+_FULL, _FREE = "53100", "the server's disk is full: free some space"
+FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError, EOFError)
+
+
+def sentence(error: BaseException) -> str:
+    """Return what went wrong, without parts of the URL. The driver's own texts name at most hosts."""
+    if isinstance(error, TimeoutError):
+        return "no answer within the deadline"
+    words = " ".join(str(error).split())
+    if isinstance(error, socket.gaierror):
+        return "this host name is not known"
+    # Of a name with several addresses, asyncio's error has no errno: "Multiple exceptions: [Errno 111] …".
+    if isinstance(error, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in words:
+        return "no server listens there"
+    return f"{type(error).__name__}: {words[:300]}" if words else type(error).__name__
+
+
+def state_of(error: BaseException) -> str:
+    """Return the server's own code of an error; empty: it is not the server's."""
+    return getattr(error, "sqlstate", None) or ""
+
+
+def unsent(error: BaseException) -> bool:
+    """Return whether the driver did not even send the statement: the server had announced the end of this idle
+    connection (by an administrator or a shutdown). asyncpg says so by the text alone."""
+    return isinstance(error, asyncpg.InternalClientError) and "cannot switch to state" in str(error)
+
+
+def judged(error: BaseException, doubtful: bool) -> StoreError:
+    """Return the contract's error. `doubtful`: the statement may have been committed if no answer came."""
+    if isinstance(error, StoreError):
+        return error
+    if unsent(error):
+        return StoreUnavailable("the server has ended the connection")
+    state = state_of(error)
+    said = isinstance(error, asyncpg.PostgresError) and state and not state.startswith(_DOUBTFUL)
+    if doubtful and not said:
+        return StoreUnknown(sentence(error))
+    if state == _FULL:
+        return StoreFull(_FREE)
+    return StoreUnavailable(_UNAVAILABLE.get(state, sentence(error)))
+
+
+# ── the pool ──
 
 Raw: TypeAlias = Any
-"""A connection of asyncpg, which ships no type hints."""
+"""A connection of asyncpg, which has no type hints."""
 
 IDLE_S = 240.0
-"""A connection that nobody used for so long is not trusted any more: firewalls forget them without a word."""
+"""A connection that was idle for so long is not used again: firewalls drop those silently."""
 
 
 class Busy(Exception):
-    """All connections stayed in use for the whole deadline."""
+    """All connections were in use for the whole deadline."""
 
 
 class PostgresqlPool:
-    """At most `most` connections, made by `connect` as they are needed. `fit`: whether one may still be used."""
+    """At most `most` connections, made by `connect` when needed. `fit`: whether one may still be used."""
 
     def __init__(
         self, connect: Callable[[], Awaitable[Raw]], most: int, fit: Callable[[Raw], bool] = lambda _: True
@@ -47,9 +175,9 @@ class PostgresqlPool:
         self._given = asyncio.Event()
 
     async def take(self, within_s: float) -> Raw:
-        """A connection that lives, as far as is known. Raises Busy, or what connecting raises."""
+        """Return a connection that seems to live. Raise Busy, or what `connect` raises."""
         try:
-            # Not `wait_for`, which drops a cancellation that comes together with the place.
+            # Not `wait_for`, which loses a cancellation that comes together with the place.
             async with asyncio.timeout(within_s):
                 await self._free.acquire()
         except TimeoutError:
@@ -63,8 +191,7 @@ class PostgresqlPool:
         return connection
 
     async def _another(self, within_s: float) -> Raw:
-        """A new one; where the server has none left for us, one of ours that comes back in time: who holds some is not
-        without its store."""
+        """Return a new connection; if the server has none left for us, one of ours that comes back in time."""
         until_s = asyncio.get_running_loop().time() + within_s
         try:
             return await self._connect()
@@ -74,7 +201,7 @@ class PostgresqlPool:
             return kept
 
     async def _given_back(self, until_s: float) -> Raw | None:
-        """None when the time is over, or nobody has one any more that could come back."""
+        """Return a connection that came back; None if the time is over or none can come back."""
         while (kept := self._kept()) is None and self._used:
             self._given.clear()
             try:
@@ -85,7 +212,7 @@ class PostgresqlPool:
         return kept
 
     def give(self, connection: Raw, sound: bool) -> None:
-        """Gives it back. Not `sound`: nobody knows what its server is doing; it is dropped."""
+        """Take a connection back. Not `sound`: its state is not known, and it is dropped."""
         self._used.discard(connection)
         if connection.is_closed():
             pass
@@ -97,12 +224,12 @@ class PostgresqlPool:
         self._free.release()
 
     def drop_idle(self) -> None:
-        """Trusts none of those that nobody uses: another one's server has gone without a word, and theirs may have."""
+        """Drop all idle connections: another one's server has silently gone, and theirs may have too."""
         while self._idle:
             self._idle.pop()[0].terminate()
 
     async def close(self, within_s: float) -> None:
-        """Waits for what is in use, so long, and ends all."""
+        """Wait so long for connections in use, then end all."""
         try:
             async with asyncio.timeout(within_s):
                 for _ in range(self._most):
@@ -110,14 +237,15 @@ class PostgresqlPool:
                 for connection, _ in self._idle:
                     await connection.close()
         except (TimeoutError, OSError):
-            pass  # they are ended without a word
+            pass  # they are terminated below
         finally:
             for connection in (*self._used, *(idle for idle, _ in self._idle)):
                 connection.terminate()
             self._idle.clear()
 
     def _kept(self) -> Raw | None:
-        """The one used last of those that nobody uses: a server that has calmed down has the others closed."""
+        """Return the idle connection that was used last, so that the others can close after a peak; None: there is
+        none."""
         now_s = asyncio.get_running_loop().time()
         while self._idle:
             connection, since_s = self._idle.pop()
@@ -129,10 +257,8 @@ class PostgresqlPool:
 
 # ── which server ──
 
-log = logging.getLogger("timeline.store")
-
 LOOK_S = 0.5
-"""So long the other hosts have to answer, too, once one was found that takes writes."""
+"""How long the other hosts may take to answer, once one was found that takes writes."""
 _POSITION = """
 SELECT system_identifier, ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int8
 FROM pg_control_system()
@@ -141,8 +267,8 @@ _Task = asyncio.Task[Raw]
 
 
 class Hosts:
-    """The servers of one URL. `connect` opens a connection by what the driver is given; its class notes `system`, the
-    server's lineage, and `promoted`, the number of its timeline (0: not known)."""
+    """The servers of one URL. `connect` opens a connection by the driver's URL. Its class notes `system`, the server's
+    lineage, and `promoted`, the number of its timeline (0: not known)."""
 
     def __init__(self, location: PostgresqlLocation, connect: Callable[[str], Awaitable[Raw]], timelines: bool) -> None:
         self._location = location
@@ -152,7 +278,8 @@ class Hosts:
         self._told: set[int] = set()
 
     async def connect(self) -> Raw:
-        """A connection to the one to take. Raises StoreUnavailable where there is none, or what connecting raises."""
+        """Return a connection to the server to take. Raise StoreUnavailable if there is none, or what connecting
+        raises."""
         if not self._location.hosts:
             best = await self._reach(self._location.dsn)
         else:
@@ -169,14 +296,14 @@ class Hosts:
         if self.behind(best):
             best.terminate()
             raise StoreUnavailable(
-                f"the only server that takes writes is on timeline {best.promoted}, and another was promoted to "
-                f"{self._newest} since: what this one takes would be lost; stop it, and make it a standby of the other"
+                f"The only server that takes writes is on timeline {best.promoted}, and another was promoted to "
+                f"{self._newest} since. Writes to this one would be lost. Stop it, and make it a standby of the other."
             )
         self._newest = best.promoted or self._newest
         return best
 
     def behind(self, raw: Raw) -> bool:
-        """Whether another server was promoted since the one that this is a connection to."""
+        """Return whether another server was promoted since this connection's server."""
         return bool(raw.promoted) and raw.system == self._system and raw.promoted < self._newest
 
     async def _reach(self, dsn: str) -> Raw:
@@ -186,14 +313,14 @@ class Hosts:
                 if self._timelines:
                     raw.system, raw.promoted = await raw.fetchrow(_POSITION)
             except asyncpg.PostgresError:
-                pass  # a standby, for those who want one; or a service that does not tell
+                pass  # a standby, where the URL asks for one, or a service that does not say
             except BaseException:
                 raw.terminate()
                 raise
             return raw
 
     def _chosen(self, tasks: list[_Task], answered: list[_Task]) -> Raw:
-        """The one promoted last among those that answered; of equals the first in the URL."""
+        """Return the server promoted last among those that answered; of equals, the first in the URL."""
         found = [task.result() for task in tasks if task in answered and task.exception() is None]
         if not found:
             raise self._nowhere([task.exception() or TimeoutError() for task in tasks])
@@ -202,14 +329,14 @@ class Hosts:
             if raw.system == best.system and raw.promoted < best.promoted and raw.promoted not in self._told:
                 self._told.add(raw.promoted)
                 log.warning(
-                    "%s: two servers take writes; the one on timeline %d is passed over for the one on %d: stop it, "
-                    "or whoever else finds it loses what it writes there",
+                    "%s: Two servers take writes. The one on timeline %d is ignored for the one on %d. Stop it, since "
+                    "other clients may write to it, and lose that.",
                     *(self._location.shown, raw.promoted, best.promoted),
                 )
         return best
 
     def _nowhere(self, errors: list[BaseException]) -> BaseException:
-        """Why there is no server: what must be mended before any is found, else what each host says."""
+        """Return why there is no server: an error that waiting cannot help, else what each host says."""
         for error in errors:
             if _is_to_be_mended(error):
                 return error
@@ -219,7 +346,7 @@ class Hosts:
 
 
 def _is_to_be_mended(error: BaseException) -> bool:
-    """Whether waiting does not help."""
+    """Return whether waiting does not help."""
     if isinstance(error, (SSLError, asyncpg.exceptions.ClientConfigurationError)):
         return True
     return state_of(error) in REFUSED or not isinstance(error, FAILURES)
@@ -231,7 +358,7 @@ def _why(error: BaseException) -> str:
 
 
 async def _answered(tasks: list[_Task]) -> list[_Task]:
-    """Those that have answered or failed: all, but for those that are silent long after one has answered."""
+    """Return the tasks that have answered or failed: all, except those still silent LOOK_S after one has answered."""
     left, within_s = set(tasks), None
     while left:
         done, left = await asyncio.wait(left, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
@@ -243,6 +370,6 @@ async def _answered(tasks: list[_Task]) -> list[_Task]:
 
 
 def _let_go(task: _Task, best: Raw | None) -> None:
-    """Ends a connection that was made and not taken."""
+    """End a connection that was made and not taken."""
     if not task.cancelled() and task.exception() is None and task.result() is not best:
         task.result().terminate()

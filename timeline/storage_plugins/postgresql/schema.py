@@ -1,4 +1,4 @@
-"""Tables and their tuning, migrations under an advisory lock, and what the server's settings promise."""
+"""Tables and their tuning, migrations under an advisory lock, and the promises of the server's settings."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from timeline.storage_plugins.versions import Versions, noted
 
 OLDEST = 130_000
 LOCK = 0x544C4E
-"""The advisory lock under which one broker at a time creates or migrates the schema."""
+"""The advisory lock of the one broker that creates or migrates the schema."""
 ROWS_AT_A_TIME = 1_000
-"""Row numbers are taken from the sequence by so many, so that a put costs no statement for them."""
+"""So many row numbers come from the sequence at once, so that a put needs no statement for them."""
 
-# A message's row is written three times and deleted: room on its page and an early vacuum keep the tables from growing.
+# A message's row is written three times and deleted. Space on its page and an early vacuum keep the tables small.
 _CHURN = "autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0"
 TUNING = (
     f"ALTER TABLE message SET (fillfactor = 70, {_CHURN}, autovacuum_analyze_scale_factor = 0.05, "
@@ -27,11 +27,11 @@ TUNING = (
     f"ALTER TABLE payload SET ({_CHURN}, toast.autovacuum_vacuum_scale_factor = 0.01)",
     f"ALTER TABLE remembered SET ({_CHURN})",
     "ALTER TABLE payload ALTER COLUMN payload SET STORAGE EXTERNAL",
-    # Nothing looks a message up by its row number: an index less to write at each put and each lease.
+    # No statement finds a message by its row number. So each put and each lease writes one index less.
     "ALTER TABLE message DROP CONSTRAINT message_pkey",
     "ALTER TABLE message REPLICA IDENTITY USING INDEX message_id",
-    # Two indexes that serve the same condition look alike to a planner who takes the table for empty; then one id is
-    # looked for among all that the topic remembers.
+    # A planner that takes the table for empty confuses two indexes that serve the same condition, and looks for one id
+    # among all that the topic remembers.
     "DROP INDEX remembered_settled",
     "CREATE INDEX remembered_settled ON remembered ((topic + 0), settled_ms)",
     f"CREATE SEQUENCE message_row INCREMENT BY {ROWS_AT_A_TIME}",
@@ -40,8 +40,8 @@ TUNING = (
 
 @dataclass(frozen=True, slots=True)
 class FoundSchema:
-    """What `prepare` found: the cluster's uid (empty where there is no schema), the server in words, and what its
-    settings promise."""
+    """What `prepare` found: the cluster's uid (empty: there is no schema), the server in words, and the promises of its
+    settings."""
 
     cluster_uid: str
     server: str
@@ -51,13 +51,13 @@ class FoundSchema:
 
 
 def statements() -> list[str]:
-    """All that creates the schema, in order."""
+    """Return the statements that create the schema, in order."""
     made = sql.ddl(dialect.dialect())  # type: ignore[no-untyped-call]
     return [text.replace("x''", NOTHING) for text in made] + list(TUNING)
 
 
 async def prepare(connection: PostgresqlConnection, schema: str, shown: str) -> FoundSchema:
-    """Creates or migrates the schema, in the caller's transaction. Raises StoreRefused or StoreUnavailable."""
+    """Create or migrate the schema, in the caller's transaction. Raise StoreRefused or StoreUnavailable."""
     await _check_server(connection, shown)
     await _alone(connection, schema)
     if not await _there(connection, schema):
@@ -77,7 +77,7 @@ async def prepare(connection: PostgresqlConnection, schema: str, shown: str) -> 
 
 
 async def look(connection: PostgresqlConnection, schema: str, shown: str) -> FoundSchema:
-    """Return what is there now; the uid is empty where there is no schema. Changes nothing. Raises as `prepare`."""
+    """Return what is there now, and change nothing. The uid is empty if there is no schema. Raises as `prepare`."""
     await _check_server(connection, shown)
     known = await _known(connection) if await _there(connection, schema) else {}
     return await _found(connection, known.get("cluster_uid", ""), shown)
@@ -105,14 +105,14 @@ async def _found(connection: PostgresqlConnection, cluster_uid: str, shown: str)
 
 
 async def migrate(connection: PostgresqlConnection, schema: str, contract: bool) -> Versions:
-    """`Store.migrate`, in the caller's transaction."""
+    """Do `Store.migrate`, in the caller's transaction."""
     await _alone(connection, schema)
     return await _migrated(connection, await _known(connection), contract)
 
 
 async def _alone(connection: PostgresqlConnection, schema: str) -> None:
-    """Until the transaction ends nobody else creates or migrates this schema; those of other clusters in the database
-    need not wait. Names without a schema are of this one."""
+    """Lock this schema against other creations and migrations until the transaction ends; other clusters in the
+    database need not wait. Names without a schema are of this one."""
     await connection.execute("SELECT pg_advisory_xact_lock($1, hashtext($2))", LOCK, schema)
     await connection.execute(f"SET LOCAL search_path TO {schema}")
 
@@ -123,7 +123,7 @@ async def _known(connection: PostgresqlConnection) -> dict[str, str]:
 
 
 async def _migrated(connection: PostgresqlConnection, known: dict[str, str], contract: bool) -> Versions:
-    """What `versions.migrate` reaches. Its steps say their statements, which are then run in order."""
+    """Return what `versions.migrate` reaches. Its steps name their statements, which then run in order."""
     told: list[str] = []
     found = noted(known)
     reached = versions.migrate(told.append, found, sql.MIGRATIONS, contract=contract)
@@ -147,14 +147,14 @@ _LOOKED_AT = ("synchronous_commit", "fsync", "full_page_writes", "synchronous_st
 
 
 def _promises(settings: dict[str, str]) -> tuple[bool, bool]:
-    """Whether what was answered survives a crash of the server, and the loss of it."""
+    """Return whether answered data survives a crash of the server, and the loss of it."""
     commit = settings["synchronous_commit"]
     durable = settings["fsync"] != "off" and commit != "off"
     return durable, durable and commit in ("on", "remote_apply") and bool(settings["synchronous_standby_names"].strip())
 
 
 def _warnings(settings: dict[str, str]) -> list[str]:
-    """A sentence for each setting that weakens what was answered."""
+    """Return a sentence for each setting that weakens these promises."""
     said: list[str] = []
     commit = settings["synchronous_commit"]
     if commit == "off":

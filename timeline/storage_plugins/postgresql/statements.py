@@ -1,15 +1,15 @@
 """The hot statements, tuned by hand: a batch of puts, leases or settles is one statement and one round trip.
 
-Tables are named as in schema `timeline`; the connection puts in the schema of the URL. `$1` is the topic's uid where a
-statement finds the key by itself, so that rows of a topic that another broker dropped are never seen; else the key.
+Tables are named as in schema `timeline`; the connection replaces that by the schema of the URL. `$1` is the topic's uid
+if a statement finds the key by itself, so that it never sees rows of a dropped topic; else the key.
 
-How they are kept from reading more than they answer, whatever the planner believes of the tables' sizes: arrays go in
-through `unnest`; each message is looked up by a LATERAL of its own (`OFFSET 0` keeps it one); what is changed is joined
-by its place on disk (`ctid`) and by nothing that an index could serve, for which there is one plan alone once
-sequential scans are disabled. A plain join lets a planner whose statistics lag behind compare everything with
-everything: 28 s for 5,000 acks. Tests look at the plans.
+The statements must not read more than they return, whatever the planner believes of the tables' sizes. Arrays go in
+through `unnest`. Each message is looked up by a LATERAL of its own (`OFFSET 0` keeps it one). Changes join rows by
+their place on disk (`ctid`) and by nothing that an index could serve: without sequential scans, that has one plan
+alone. A plain join lets a planner with old statistics compare everything with everything: 28 s for 5,000 acks. Tests
+check the plans.
 
-What another server says in other words is a named fragment, see `Fragments`.
+A fragment that differs on another server has a name, see `Fragments`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from timeline.model import Operation
 from timeline.storage_plugins.sql import FREE as _FREE
 from timeline.storage_plugins.sql import HELD as _HELD
-from timeline.storage_plugins.sql import NUMBERS, STRINGS
+from timeline.storage_plugins.sql import NEW, NUMBERS, STRINGS
 from timeline.storage_plugins.sql import TAGGED as _TAGGED
 from timeline.storage_plugins.sql.rows import CHANGING
 
@@ -27,27 +27,37 @@ NOTHING = "''::bytea"
 FREE, HELD, TAGGED = (predicate.replace("x''", NOTHING) for predicate in (_FREE, _HELD, _TAGGED))
 LARGEST_ID = r"'\x" + "ff" * 256 + "'::bytea"
 COLUMNS = ("row", "bucket", "headers_bytes", *NUMBERS, *STRINGS.values())
+PUT = (*(name for name in NEW if name != "headers_bytes"), "payload", "headers")
+"""The arrays of a put, in the order of its parameters, from $3 on."""
+_ARRAYS = dict.fromkeys((*STRINGS.values(), "payload", "headers"), "bytea[]")
 OLD = tuple(name for name in NUMBERS if name != "died_ms")
-"""Numbers of a leased row, as they were before."""
+"""Numbers of a leased row as they were before."""
 PACKED = ("n", "turn", "until_ms", *OLD)
-"""Numbers that a lease answers."""
+"""Numbers that a lease returns."""
 TEXTS = ("id", "grp", "holder", "tag", "payload", "headers")
-"""Byte strings that it answers; the holder is the one of a lease that ran out."""
+"""Byte strings that a lease returns. The holder is that of a lease that ran out."""
+
+
+def quoted(name: str) -> str:
+    """Return a column's name, quoted if it is a word of the grammar."""
+    return f'"{name}"' if name == "row" else name
 
 
 def whole(table: str = "m") -> str:
-    """All columns of a message."""
-    return ", ".join(f'{table}."{name}"' if name == "row" else f"{table}.{name}" for name in COLUMNS)
+    """Return all columns of a message."""
+    return ", ".join(f"{table}.{quoted(name)}" for name in COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
 class Fragments:
-    """What servers that speak PostgreSQL's protocol say each in their own words. `place`: the column by which a row
-    that was found is changed. `topic`: the key of the topic whose uid is $1. `of_topic`: the comparison with it.
-    `each`: keeps a lookup for each item of an array from being joined. `keeps_record`: locks a topic's record against a
-    drop. `claiming`: locks what others pass over. `new_row`: that a row was stored just now. `among`: that a column's
-    value is one of those of a query, in braces. `forget`, `forget_dropped`: remove remembered ids, of a topic up to $2
-    and of a dropped one, at most so many."""
+    """The fragments that differ between servers with PostgreSQL's protocol.
+
+    `place`: the column by which a row that was found is changed. `topic`: the key of the topic whose uid is $1.
+    `of_topic`: the comparison with it. `each`: stops a lookup per item of an array from becoming a join.
+    `keeps_record`: locks a topic's record against a drop. `claiming`: locks rows that others skip. `new_row`: the
+    condition that this statement has stored a row. `among`: the condition that a value is among those of the query in
+    braces. `forget`, `forget_dropped`: remove remembered ids, of a topic up to $2 and of a dropped one, with a
+    limit."""
 
     place: str = "ctid"
     topic: str = "(SELECT key FROM timeline.topic WHERE uid = $1)"
@@ -69,12 +79,8 @@ DELETE FROM timeline.remembered WHERE ctid = ANY(ARRAY(
 """
 
 
-OR_REPLACED = """ON CONFLICT (topic, id) DO UPDATE SET birth = excluded.birth, version = excluded.version,
-    payload_sum = excluded.payload_sum, last_op = excluded.last_op, settled_ms = excluded.settled_ms"""
-
-
 class HotStatements:
-    """The statements in a server's own words."""
+    """The statements for one kind of server."""
 
     def __init__(self, words: Fragments) -> None:
         self._words = words
@@ -104,73 +110,78 @@ class HotStatements:
         self.rows_of_dropped = self._rows_of_dropped()
 
     def _place_of(self, item: str) -> str:
-        """Where on disk the message is that an array's item names, by a lookup of its own."""
+        """Return the lookup of the place on disk of the message that an array's item names."""
         words = self._words
         return f"""LATERAL (
     SELECT x.{words.place} AS place FROM timeline.message AS x
     WHERE x.topic {words.of_topic} AND x.bucket = {item}.bucket AND x.id = {item}.id{words.each}) AS f"""
 
     def content_of(self, table: str) -> str:
-        """The content `p` of the rows of a table; NULL where it is gone."""
+        """Return the join of the content `p` of a table's rows; NULL: it is gone."""
         each = self._words.each
         return f"""LEFT JOIN LATERAL (
   SELECT c.payload, c.headers FROM timeline.payload AS c WHERE c."row" = {table}."row"{each}) AS p ON true"""
 
     def _without_content(self, table: str) -> str:
-        """Removes the contents of the rows of a table."""
+        """Return the DELETE of the contents of a table's rows."""
         chosen = self._words.among.format(f'SELECT {table}."row" FROM {table}')
         return f'DELETE FROM timeline.payload WHERE "row" {chosen}'
 
     def _put(self) -> str:
-        """All that is new; answers how many rows were stored, and which where not all were. The record is locked
-        against a drop: no row outlives it."""
+        """Store new messages; return how many, and which if not all. The record is locked against a drop, so that no
+        row outlives it.
+
+        $2 now; from $3 on the arrays of PUT."""
         words = self._words
+        given = {name: f"${at}::{_ARRAYS.get(name, 'int8[]')}" for at, name in enumerate(PUT, 3)}
+        said = {name: f"a.{quoted(name)}" for name in PUT if name not in ("payload", "headers")}
+        said |= {"topic": "standing.key", "headers_bytes": "length(a.headers)", "scheduled_ms": "a.due_ms"}
+        said |= {"put_ms": "$2::int8", "asked_ms": "$2::int8"}
+        taken = [name for name in PUT if name != "payload"]
         return f"""
 WITH standing AS MATERIALIZED (SELECT key FROM timeline.topic WHERE uid = $1{words.keeps_record}), stored AS (
-  INSERT INTO timeline.message ("row", topic, bucket, id, birth, due_ms, scheduled_ms, put_ms, asked_ms, expires_ms,
-    payload_sum, payload_bytes, headers_bytes, grp, tag)
-  SELECT a."row", standing.key, a.bucket, a.id, a.birth, a.due_ms, a.due_ms, $2::int8, $2::int8, a.expires_ms,
-    a.payload_sum, a.size, length(a.headers), a.grp, a.tag
-  FROM standing, unnest($3::int8[], $4::int8[], $5::bytea[], $6::int8[], $7::int8[], $8::int8[], $9::int8[],
-    $10::int8[], $12::bytea[], $13::bytea[], $14::bytea[])
-    AS a("row", bucket, id, birth, due_ms, expires_ms, payload_sum, size, headers, grp, tag)
+  INSERT INTO timeline.message ({", ".join(map(quoted, said))})
+  SELECT {", ".join(said.values())}
+  FROM standing, unnest({", ".join(given[name] for name in taken)})
+    AS a({", ".join(map(quoted, taken))})
   ON CONFLICT (topic, bucket, id) DO NOTHING RETURNING "row"
 ), kept AS (
   INSERT INTO timeline.payload ("row", payload, headers)
-  SELECT b."row", b.payload, b.headers FROM unnest($3::int8[], $11::bytea[], $12::bytea[]) AS b("row", payload, headers)
+  SELECT b."row", b.payload, b.headers
+  FROM unnest({given["row"]}, {given["payload"]}, {given["headers"]}) AS b("row", payload, headers)
   WHERE {words.new_row}
 )
 SELECT count(*), CASE WHEN count(*) < cardinality($3) THEN array_agg(stored."row") END FROM stored
 """
 
+    def _remember(self, table: str, last_op: str, settled_ms: str, where: str = "") -> str:
+        """Return the INSERT of what is left of the messages in a table."""
+        return f"""
+  INSERT INTO timeline.remembered (topic, id, birth, version, payload_sum, last_op, settled_ms)
+  SELECT {self._words.topic}, {table}.id, {table}.birth, {table}.version, {table}.payload_sum, {last_op}, {settled_ms}
+  FROM {table} {where}
+  ON CONFLICT (topic, id) DO UPDATE SET birth = excluded.birth, version = excluded.version,
+    payload_sum = excluded.payload_sum, last_op = excluded.last_op, settled_ms = excluded.settled_ms
+"""
+
     def _holding(self) -> str:
-        words = self._words
         return f"""found AS MATERIALIZED (SELECT f.place, a.birth, a.version, a.holder, a.n
   FROM unnest($2::int8[], $3::bytea[], $4::int8[], $5::int8[], $6::bytea[]) WITH ORDINALITY
-    AS a(bucket, id, birth, version, holder, n), LATERAL (
-    SELECT m.{words.place} AS place FROM timeline.message AS m
-    WHERE m.topic {words.of_topic} AND m.bucket = a.bucket AND m.id = a.id{words.each}) AS f
+    AS a(bucket, id, birth, version, holder, n), {self._place_of("a")}
   WHERE a.holder != {NOTHING}
 )"""
 
     def _still(self) -> str:
-        """What is asked again of the row as it stands by the time it is locked: then `ctid` alone is not looked at
-        again."""
+        """Return the conditions that are checked again once the row is locked. `ctid` alone is not checked again."""
         return (
             f"m.{self._words.place} = f.place AND m.birth = f.birth AND m.version = f.version AND m.holder = f.holder "
             "AND m.died_ms = 0"
         )
 
     def _ack(self, remembers: bool) -> str:
-        """Acks, by whether the topic remembers: those whose token and holder match are gone; answers which, and their
-        dues."""
-        kept = ""
-        if remembers:
-            kept = f""", kept AS (
-  INSERT INTO timeline.remembered (topic, id, birth, version, payload_sum, last_op, settled_ms)
-  SELECT {self._words.topic}, gone.id, gone.birth, gone.version, gone.payload_sum, 0, $7::int8 FROM gone
-  {OR_REPLACED}
-)"""
+        """Delete acknowledged messages whose token and holder match; return which, and their due times. `remembers`:
+        whether the topic does."""
+        kept = f", kept AS ({self._remember('gone', '0', '$7::int8')})" if remembers else ""
         return f"""
 WITH {self._holding()}, gone AS (
   DELETE FROM timeline.message AS m USING found AS f WHERE {self._still()}
@@ -180,7 +191,7 @@ SELECT array_agg(gone.n - 1), array_agg(gone.due_ms) FROM gone
 """
 
     def _extend(self) -> str:
-        """Extends of what is held by its asker and has not expired; answers which, and until when."""
+        """Extend leases of their holders that have not expired; return which, and until when."""
         return f"""
 WITH {self._holding()}
 UPDATE timeline.message AS m SET due_ms = greatest(m.due_ms, ($7::int8[])[f.n])
@@ -189,7 +200,7 @@ RETURNING f.n - 1, m.due_ms
 """
 
     def _release(self) -> str:
-        """Releases, `unseen` ones too, of what never expires; answers which, and their dues."""
+        """Release messages that never expire, `unseen` ones too; return which, and their due times."""
         op, due, unseen = "($8::int8[])[f.n]", "greatest(($7::int8[])[f.n], $10)", "($9::bool[])[f.n]"
         return f"""
 WITH {self._holding()}
@@ -203,7 +214,7 @@ RETURNING f.n - 1, m.due_ms
 """
 
     def _find(self) -> str:
-        """By id."""
+        """Find messages by id."""
         words = self._words
         return f"""
 SELECT f.*, a.n FROM unnest($2::int8[], $3::bytea[]) WITH ORDINALITY AS a(bucket, id, n), LATERAL (
@@ -213,7 +224,7 @@ SELECT f.*, a.n FROM unnest($2::int8[], $3::bytea[]) WITH ORDINALITY AS a(bucket
 """
 
     def _find_remembered(self) -> str:
-        """`+ 0`, here and where the same index is meant to be used: none but the one of (topic, id) serves then."""
+        """Find remembered ids. `+ 0`, here and elsewhere, leaves the planner the index of (topic, id) alone."""
         return f"""
 SELECT f.* FROM unnest($2::bytea[]) AS a(id), LATERAL (
   SELECT r.id, r.birth, r.version, r.payload_sum, r.last_op FROM timeline.remembered AS r
@@ -221,12 +232,12 @@ SELECT f.* FROM unnest($2::bytea[]) AS a(id), LATERAL (
 """
 
     def _change(self, updates: bool, removes: bool, remembers: bool) -> str:
-        """Writes what was decided of messages as they were read: an update or a removal stands where birth, version,
-        due and time of death are still the same. Answers the places in the batch of those that were written.
+        """Write changes of messages that were read: an update or a removal stands if birth, version, due time and time
+        of death are still the same. Return the places in the batch of those that were written.
 
-        $2 … $7 bucket, id, birth, version, due, time of death as read; $8 whether it is removed; then, where there are
-        `updates`, what stands afterwards; then, where there are `remembers`, now, whether the id is remembered, and the
-        operation that its remains carry.
+        $2 … $7 bucket, id, birth, version, due time, time of death as read; $8 whether it is removed. Then, for
+        `updates`, the columns afterwards; then, for `remembers`, now, whether the id is remembered, and the operation
+        that its remains carry.
         """
         columns = ["bucket int8", "id bytea", "birth int8", "version int8", "due_ms int8", "died_ms int8"]
         columns.append("removed bool")
@@ -258,11 +269,8 @@ SELECT f.* FROM unnest($2::bytea[]) AS a(id), LATERAL (
   RETURNING f.n, m."row", m.id, m.birth, m.version, m.payload_sum{kept}
 ), content AS ({self._without_content("gone")})""")
         if remembers:
-            parts.append(f"""kept AS (
-  INSERT INTO timeline.remembered (topic, id, birth, version, payload_sum, last_op, settled_ms)
-  SELECT {self._words.topic}, gone.id, gone.birth, gone.version, gone.payload_sum, gone.left_op, ${now}::int8 FROM gone
-  WHERE gone.remembered {OR_REPLACED}
-)""")
+            left = self._remember("gone", "gone.left_op", f"${now}::int8", "WHERE gone.remembered")
+            parts.append(f"kept AS ({left})")
         done = [f"SELECT n FROM {name}" for name, on in (("changed", updates), ("gone", removes)) if on]
         return f"WITH {', '.join(parts)} SELECT array_agg(done.n - 1) FROM ({' UNION ALL '.join(done)}) AS done"
 
@@ -272,7 +280,7 @@ SELECT p.payload, p.headers FROM unnest($1::int8[]) WITH ORDINALITY AS a("row", 
 """
 
     def _remove_new(self) -> str:
-        """What this very transaction has put."""
+        """Remove messages that this very transaction has put."""
         place = self._words.place
         new = f"""
   SELECT f.place FROM unnest($2::int8[], $3::bytea[]) AS a(bucket, id), {self._place_of("a")}"""
@@ -282,7 +290,7 @@ WITH gone AS (DELETE FROM timeline.message WHERE {place} {self._words.among.form
 """
 
     def _lease_each(self) -> str:
-        """Leases of what is still as it was read; answers which, with their content."""
+        """Lease messages that are still as they were read; return which, with their content."""
         return f"""
 WITH found AS MATERIALIZED (
   SELECT f.place, a.* FROM unnest($2::int8[], $3::bytea[], $4::int8[], $5::int8[], $6::int8[], $7::int8[], $8::bytea[])
@@ -311,16 +319,16 @@ SELECT count(*) FROM gone
     # ── by tag ──
 
     def _by_tag(self, operation: Operation, dry_run: bool, remembers: bool) -> str:
-        """The next messages of the walk over (bucket, id), and the operation on those that nothing refuses: the last
-        one's place, how many there are, how many were done, the earliest due among those, and the ids of the others
-        that were there at the start. No record where the walk is done.
+        """Do the operation on the next messages of the walk over (bucket, id) that nothing refuses. Return the last
+        one's place, how many there are, how many were done, the earliest due time among those, and the ids of the
+        others that were there at the start. No record: the walk is done.
 
-        $2 tag, $3, $4 bucket and id of the last one before, $5 how many, $6 when the operation started, $7 group, $8
-        now. A move: $9 its operation id, $10 and $11 the due or the shift, $12 the latest due. A cancel: $9 whether
-        leased ones too, $10 its operation id.
+        $2 tag; $3, $4 bucket and id of the last one before; $5 how many; $6 when the operation started; $7 group; $8
+        now. A move: $9 its operation id; $10 and $11 the due time or the shift; $12 the latest due time. A cancel: $9
+        whether leased ones too; $10 its operation id.
         """
         words, moves = self._words, operation is Operation.MOVE
-        # Not leased. No partial index serves what is said so; see the module.
+        # Not leased, said so that no partial index serves it.
         free = "(length(m.holder) = 0 OR m.due_ms <= $8::int8)"
         to = "CASE WHEN $10::int8 != 0 THEN $10::int8 ELSE greatest(0, m.scheduled_ms + $11::int8) END"
         of_chunk = f"m.{words.place} = f.place AND m.put_ms <= $6::int8 AND m.grp = $7::bytea AND m.died_ms = 0"
@@ -347,11 +355,7 @@ SELECT count(*) FROM gone
   RETURNING m."row", m.id, m.birth, m.version, m.payload_sum, m.due_ms
 ), content AS ({self._without_content("done")})"""
         if remembers:
-            done += f""", kept AS (
-  INSERT INTO timeline.remembered (topic, id, birth, version, payload_sum, last_op, settled_ms)
-  SELECT {words.topic}, done.id, done.birth, done.version, done.payload_sum, $10::int8, $8::int8 FROM done
-  {OR_REPLACED}
-)"""
+            done += f", kept AS ({self._remember('done', '$10::int8', '$8::int8')})"
         return f"""
 WITH chunk AS MATERIALIZED (
   SELECT m.{words.place} AS place, m.bucket, m.id, m.put_ms FROM timeline.message AS m
@@ -383,8 +387,8 @@ def _eligible(name: str, predicate: str, until: str) -> str:
 
 
 def _onward(name: str, predicate: str, until: str, least: str) -> str:
-    """What lies behind `name`: how many were passed over because somebody else is at them, and the next due that is
-    not before `least`. That is one bound with the end of what was found: of two, an index begins at either."""
+    """Return what lies behind `name`: how many messages were skipped because others have locked them, and the next due
+    time from `least` on. That and the end of `name` make one bound: with two, an index may begin at either."""
     whose = f"m.topic {WORDS.of_topic} AND {predicate} AND {_BUCKETS}"
     return f"""{name}_end AS MATERIALIZED (
   SELECT due_ms, id FROM (SELECT due_ms, id FROM {name} OFFSET $5 - 1 LIMIT 1) AS last
@@ -403,8 +407,8 @@ def _onward(name: str, predicate: str, until: str, least: str) -> str:
 
 
 def _packed() -> str:
-    """The leased as columns: each number column one byte string of big-endian numbers, each column of strings one of
-    all strings after one another and one of their lengths (-1: the content is gone)."""
+    """Return the leased messages as columns. A number column is one byte string of big-endian numbers. A column of
+    strings is all strings in one, and their lengths (-1: the content is gone)."""
     numbers = [f"string_agg(int8send(l.{name}), ''::bytea) AS {name}" for name in PACKED]
     strings = []
     for name in TEXTS:
@@ -417,14 +421,14 @@ def _packed() -> str:
 
 _BYTES = "(e.payload_bytes + e.headers_bytes)::int4"
 _DEALT = {
-    # In one pass, for the only grant.
+    # For a single grant: one pass.
     False: f"""
     SELECT b.* FROM (
       SELECT e.*, 1::int8 AS turn, row_number() OVER due AS n,
         sum({_BYTES}) OVER (due ROWS UNBOUNDED PRECEDING) AS taken
       FROM (SELECT * FROM free UNION ALL SELECT * FROM held) AS e WINDOW due AS (ORDER BY e.due_ms, e.id)
     ) AS b WHERE b.n <= $5""",
-    # Whose turn it is has to be known before its bytes are counted.
+    # The turn of each message must be known before its bytes are counted.
     True: """
     SELECT c.*, sum(c.bytes) OVER (PARTITION BY c.turn ORDER BY c.n ROWS UNBOUNDED PRECEDING) AS taken FROM (
       SELECT b.*, (($11::int4[])[b.n])::int8 AS turn, (b.payload_bytes + b.headers_bytes)::int4 AS bytes FROM (
@@ -436,15 +440,15 @@ _DEALT = {
 
 
 def lease(several: bool) -> str:
-    """`Store.lease_due` in the plain case: what may be leased is found, locked, dealt and leased, its content read,
-    and what comes next looked up. `several` grants: the n-th message is the grant's whose number is the n-th of $11.
-    Nothing is leased (`plain` is false) where a message has expired, or was delivered too often, or where bytes run
-    out among several grants: that is for the rules.
+    """Return the statement of `Store.lease_due` in the plain case. It finds, locks, deals and leases messages, reads
+    their content, and looks up what comes next. `several` grants: the n-th message belongs to the grant whose number is
+    the n-th of $11. The statement leases nothing (`plain` is false) if the rules must decide: a message has expired or
+    was delivered too often, or bytes run out among several grants.
 
-    $2, $3 until when what nobody holds, and what a lease that ran out left, may be leased; $4 buckets or NULL; $5 how
-    many; $6 now; $7 the topic's max_deliveries; $8, $9, $10 lease, holder, bytes of each grant; $11, of a single
-    grant, whether it takes one message of any size; $12 from which due on to look; $13 from where on to look for what
-    runs out next.
+    $2, $3 until which due time messages without a holder, and those whose lease ran out, may be leased; $4 buckets or
+    NULL; $5 how many; $6 now; $7 the topic's max_deliveries; $8, $9, $10 lease, holder, bytes of each grant; $11, of a
+    single grant, whether it takes one message of any size; $12 the due time from which to look; $13 the end from which
+    to look for the lease that runs out next.
     """
     room = "d.taken <= ($10::int8[])[d.turn]"
     fits = room if several else f"({room} OR (d.n = 1 AND $11::bool))"

@@ -18,7 +18,6 @@ from timeline.storage_plugins.contract import (
     Settles,
     StoreUnavailable,
     StoreUnknown,
-    Swept,
     TagMutation,
     TagStep,
 )
@@ -29,11 +28,17 @@ from timeline.storage_plugins.postgresql.connections import (
     Steps,
     refused_rights,
 )
-from timeline.storage_plugins.postgresql.dialect import PostgresqlDialect, RowNumbers
-from timeline.storage_plugins.postgresql.location import PostgresqlLocation
-from timeline.storage_plugins.postgresql.messages import PostgresqlPut, lease_plain, mutate_tag, settle_plain
+from timeline.storage_plugins.postgresql.dialect import (
+    PostgresqlDialect,
+    RowNumbers,
+    lease_plain,
+    mutate_tag,
+    put,
+    settle_plain,
+)
+from timeline.storage_plugins.postgresql.pool import PostgresqlLocation
 from timeline.storage_plugins.postgresql.scan_floors import NEVER_MS, ScanFloors
-from timeline.storage_plugins.sql.changes import mutate, settle, sweep
+from timeline.storage_plugins.sql.changes import mutate, settle
 from timeline.storage_plugins.sql.dialect import Changes, SqlDialect
 from timeline.storage_plugins.sql.leasing import LeaseOutcome, lease_due
 from timeline.storage_plugins.sql.statements import Plan, Result
@@ -41,11 +46,11 @@ from timeline.storage_plugins.sql.store import SqlStore, without_all
 from timeline.storage_plugins.versions import Versions
 
 _MARK = "SELECT pg_logical_emit_message(true, 'timeline', '')"
-"""Commits, and changes nothing."""
+"""A commit that changes nothing."""
 
 
 class PostgresqlStore(SqlStore):
-    """The store of `postgresql://`; see `location.PostgresqlLocation` for the URL."""
+    """The store of `postgresql://`; see `pool.PostgresqlLocation` for the URL."""
 
     capabilities = Capabilities(
         durable=True,
@@ -76,7 +81,7 @@ class PostgresqlStore(SqlStore):
                 try:
                     self._opened = await self._open()
                 except StoreUnknown as lost:
-                    # What may have been made of the schema is found, or made, by the next opening.
+                    # The next opening finds, or makes, whatever is missing of the schema.
                     raise StoreUnavailable(lost.reason) from lost
             return self._opened
 
@@ -89,7 +94,7 @@ class PostgresqlStore(SqlStore):
             raise
 
     async def _prepare(self) -> Opened:
-        """Makes or looks at the schema, and reads the server's settings."""
+        """Create or migrate the schema, and read the server's settings."""
         location = self._location
 
         async def prepare(connection: PostgresqlConnection) -> schema.FoundSchema:
@@ -144,7 +149,7 @@ class PostgresqlStore(SqlStore):
         return await self._connections.transact(lambda connection: connection.run(plan(self.sql)))
 
     async def _read_of(self, topic: Topic, plan: Callable[[int], Plan[Result]], gone: Callable[[], Result]) -> Result:
-        # What a topic's uid finds no key for, has no rows.
+        # A uid without a key finds no rows.
         return await self._read(lambda: plan(topic.uid))
 
     async def _change_of(
@@ -156,9 +161,10 @@ class PostgresqlStore(SqlStore):
     # ── messages ──
 
     async def _answered(self, topic: Topic, now_ms: int, plan: Callable[[Changes], Plan[Answers]]) -> Answers:
-        """What a plan answers, once the standby has what that is about. A change waits for it; what only looks sees,
-        too, what another call committed whose own wait was cut short, and that may be on the primary alone: a commit
-        waits for all that was committed before."""
+        """Run a plan and return its answers once the standby has everything that they rest on.
+
+        A change waits for the standby by itself. A read may see a commit of another call whose wait was cut short, and
+        which may be on the primary alone: a commit of ours waits for all commits before it."""
         steps = Steps(self._connections)
         answers = await steps.run(plan(Changes(self.sql, topic, topic.uid, now_ms)))
         if self._waits_for_standby and (answers.repeat.any() or (answers.status != Status.OK.code).any()):
@@ -169,9 +175,7 @@ class PostgresqlStore(SqlStore):
         if not len(puts):
             return Answers.blank(0)
         try:
-            return await self._answered(
-                topic, now_ms, lambda changes: PostgresqlPut(changes, puts, self._numbers).answers()
-            )
+            return await self._answered(topic, now_ms, lambda changes: put(changes, puts, self._numbers))
         finally:
             self._floors.lower(topic, int(puts.due_ms.min()))
 
@@ -226,7 +230,7 @@ class PostgresqlStore(SqlStore):
         finally:
             if (settles.operation == Operation.RELEASE).any():
                 self._floors.lower(topic, now_ms)
-            # One that had run out may end before those that were known to run.
+            # A lease that had run out may end before those that were known to run.
             ends_ms = settles.time_ms[
                 (settles.operation == Operation.EXTEND) | (settles.operation == Operation.REGRANT)
             ]
@@ -246,12 +250,9 @@ class PostgresqlStore(SqlStore):
         steps, changes = Steps(self._connections), Changes(self.sql, topic, topic.uid, now_ms)
         try:
             found = await steps.run(mutate_tag(changes, mutation, cursor, max(1, limit)))
-            if self._waits_for_standby and not mutation.dry_run:  # some of it may have been done before
+            if self._waits_for_standby and not mutation.dry_run:  # an earlier call may have done some of it
                 await steps.use(lambda connection: connection.execute(_MARK), writes=True)
             return found
         finally:
             if mutation.operation is Operation.MOVE and not mutation.dry_run:
                 self._floors.lower(topic, mutation.due_ms or -1)
-
-    async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
-        return await self._change_of(topic, now_ms, lambda changes: sweep(changes, limit), Swept, limit)

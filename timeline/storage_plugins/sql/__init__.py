@@ -1,14 +1,15 @@
-"""What the SQL family of stores shares: tables, schema versions, rows as columns. The modules beside it have the logic.
+"""The tables of the SQL stores, their schema versions, and the columns that a put writes. The modules beside it have
+the logic.
 
-Tables are SQLAlchemy Core's, so that each dialect writes its own DDL and types; the hot statements are each store's
-own affair. Times are int milliseconds UTC. SQL's integers are signed: the 64-bit unsigned columns (`birth`, `last_op`,
-`payload_sum`) are stored as the signed number with the same bits, see `signed`.
+The tables are SQLAlchemy Core's, so that each dialect writes its own DDL and types. Each store writes its hot
+statements by hand. Times are int milliseconds UTC. SQL's integers are signed: unsigned 64-bit columns (`birth`,
+`last_op`, `payload_sum`) are stored as the signed number with the same bits, see `signed`.
 
     topic      one record each; `key` is the small number that rows carry instead of the random 63-bit uid
-    message    everything about a message but its content; dead letters too, off the due indexes
-    payload    content by the message's row number, never read or written but by put and delivery
-    remembered what is left of settled ids on a topic that remembers
-    dropped    keys of dropped topics whose rows are not all gone yet
+    message    a message without its content; dead letters too, outside the due indexes
+    payload    content by the message's row number; only put and delivery read or write it
+    remembered the remains of settled ids on a topic that remembers
+    dropped    keys of dropped topics that may still have rows
     meta       schema version, the cluster's uid
 """
 
@@ -18,22 +19,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Dialect,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    Table,
-    Text,
-    text,
-)
+import numpy.typing as npt
+from sqlalchemy import BigInteger, Column, Dialect, Index, Integer, LargeBinary, MetaData, Table, Text, text
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from timeline.columns import Int64, Ragged, UInt64
+from timeline.columns import Int64, Ragged
 from timeline.model import ROW_DTYPES, Rows
+from timeline.storage_plugins.contract import PUT_NUMBERS, Puts, StoreRefused
 from timeline.storage_plugins.versions import Step
 
 _NUMBER = BigInteger().with_variant(Integer(), "sqlite")
@@ -43,7 +35,20 @@ HELD = "died_ms = 0 AND holder != x''"
 TAGGED = "tag != x''"
 EXPIRES = "expires_ms != 0 AND died_ms = 0"
 DEAD = "died_ms != 0"
-"""Predicates of the partial indexes. A statement that names one of these indexes must say its predicate just so."""
+"""Predicates of the partial indexes. A statement that names one of these indexes must repeat its predicate exactly."""
+
+NUMBERS = tuple(ROW_DTYPES)
+"""Numeric columns of `message` that are fields of `Rows`, under the same names."""
+STRINGS = {"ids": "id", "groups": "grp", "holders": "holder", "tags": "tag", "dead": "dead"}
+"""Byte-string fields of `Rows` and their columns."""
+UNSIGNED = frozenset(name for name, dtype in ROW_DTYPES.items() if dtype is np.uint64)
+NEW = ("row", "bucket", "id", *PUT_NUMBERS, "payload_bytes", "headers_bytes", "grp", "tag")
+"""Columns of a new message that differ from put to put, in the order of `new_columns`. The due time is `scheduled_ms`
+too, the topic and the times of the put are the same for all, and the other columns have defaults."""
+_STATED = frozenset(
+    ("birth", "due_ms", "scheduled_ms", "put_ms", "asked_ms", "expires_ms", "payload_sum", "payload_bytes")
+)
+"""Numeric columns that puts of every schema version state. All others need a default, for older brokers."""
 
 schema = MetaData()
 
@@ -84,19 +89,8 @@ message = Table(
     _number("topic"),
     _number("bucket"),
     _bytes("id"),
-    _number("birth"),
-    _number("version", "1"),
-    _number("due_ms"),
-    _number("scheduled_ms"),
-    _number("put_ms"),
-    _number("asked_ms"),
-    _number("deliveries", "0"),
-    _number("last_op", "0"),
-    _number("expires_ms"),
-    _number("payload_sum"),
-    _number("payload_bytes"),
+    *(_number(name, None if name in _STATED else "1" if name == "version" else "0") for name in NUMBERS),
     _number("headers_bytes"),
-    _number("died_ms", "0"),
     _bytes("grp"),
     _bytes("holder", empty=True),
     _bytes("tag"),
@@ -109,8 +103,8 @@ message = Table(
     _partial("message_dead", DEAD, "topic", "bucket", "id"),
     _partial("message_died", DEAD, "topic", "died_ms"),
 )
-"""`message_free` and `message_held` split the timeline by whether there is a holder (of a lease that runs or has run
-out): what may be leased is a range of each, and the load ahead is a range of the first, without looking at a row."""
+"""`message_free` and `message_held` split the timeline by whether a message has a holder, of a lease that runs or has
+run out. Messages that may be leased are a range of each. The load ahead is a range of the first, read without a row."""
 
 payload = Table(
     "payload",
@@ -134,32 +128,40 @@ remembered = Table(
     sqlite_with_rowid=False,
 )
 
-NUMBERS = tuple(ROW_DTYPES)
-"""Numeric columns of `message` that are fields of `Rows`, under the same names."""
-STRINGS = {"ids": "id", "groups": "grp", "holders": "holder", "tags": "tag", "dead": "dead"}
-"""Byte-string fields of `Rows` and their columns."""
-UNSIGNED = frozenset(name for name, dtype in ROW_DTYPES.items() if dtype is np.uint64)
 
-
-def signed(column: UInt64) -> list[int]:
-    """Unsigned 64-bit numbers as the signed ones with the same bits, for SQL."""
-    numbers: list[int] = np.ascontiguousarray(column, dtype=np.uint64).view(np.int64).tolist()
+def signed(column: npt.NDArray[Any]) -> list[int]:
+    """Return a column of numbers for SQL: unsigned 64-bit ones as the signed ones with the same bits."""
+    numbers: list[int] = (column.view(np.int64) if column.dtype == np.uint64 else column).tolist()
     return numbers
 
 
 def signed_one(number: int) -> int:
-    """`signed` of one number."""
+    """Return `signed` of one number."""
     return number - (1 << 64) if number >= 1 << 63 else number
 
 
+def new_columns(puts: Puts, rows: Sequence[int], buckets: Sequence[int]) -> list[Sequence[Any]]:
+    """Return the columns of NEW. `rows`: the row number of each put."""
+    numbers = (*(getattr(puts, name) for name in PUT_NUMBERS), puts.sizes, puts.headers.sizes)
+    return [rows, buckets, puts.ids.tolist(), *map(signed, numbers), puts.groups.tolist(), puts.tags.tolist()]
+
+
 def rows_of(numbers: Mapping[str, Sequence[int] | Int64], strings: Mapping[str, Ragged]) -> Rows:
-    """`Rows` from columns as SQL gives them: `numbers` under the names in NUMBERS, `strings` under the fields of
-    STRINGS, and `payloads` and `headers` where they came along."""
+    """Return `Rows` from columns as SQL returns them: `numbers` under the names in NUMBERS, and `strings` under the
+    fields of STRINGS, with `payloads` and `headers` if they were read."""
     columns: dict[str, Any] = dict(strings)
     for name, dtype in ROW_DTYPES.items():
         column = np.asarray(numbers[name], dtype=np.int64)
         columns[name] = column.view(np.uint64) if name in UNSIGNED else column.astype(dtype, copy=False)
     return Rows(**columns)
+
+
+def number_option(name: str, value: str, allowed: tuple[int, int]) -> int:
+    """Return the number that an option of a URL names. Raise StoreRefused if it is not in the range `allowed`."""
+    low, high = allowed
+    if not value.isascii() or not value.isdigit() or not low <= int(value[:9]) <= high:
+        raise StoreRefused(f"{name} must be a whole number from {low} to {high}, not {value!r:.80}")
+    return int(value)
 
 
 # ── schema versions ──
@@ -178,7 +180,7 @@ MIGRATIONS: tuple[Migration, ...] = ()
 
 
 def ddl(dialect: Dialect) -> list[str]:
-    """The statements that create the whole schema, in order."""
+    """Return the statements that create the whole schema, in order."""
     made: list[str] = []
     for table in schema.sorted_tables:
         made.append(str(CreateTable(table).compile(dialect=dialect)).strip())

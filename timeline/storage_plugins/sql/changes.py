@@ -1,6 +1,6 @@
-"""Messages by id: found, decided by the one table of rules, changed by compare-and-set against what was found.
+"""Messages by id: found, decided by the one table of rules, and changed by compare-and-set against what was found.
 
-Where a transaction holds what it has found, nobody comes in between. Elsewhere no transaction spans a read and its
+If a transaction holds what it has found, no other call comes in between. Elsewhere no transaction spans a read and its
 change: a call that loses the race for a message reads it again.
 """
 
@@ -15,33 +15,30 @@ import numpy as np
 from timeline.columns import Bools, Indexes, Int64
 from timeline.leases import Ask, decide
 from timeline.model import Answers, Operation, Status, buckets_of
-from timeline.storage_plugins.asks import fill, mutation_asks, put_asks, settle_asks, tag_ask
+from timeline.storage_plugins.asks import fill, mutation_asks, place_of, put_asks, settle_asks, tag_ask
 from timeline.storage_plugins.contract import Mutations, Puts, Settles, StoreUnknown, Swept, TagMutation, TagStep
 from timeline.storage_plugins.records import dropped
 from timeline.storage_plugins.sql.dialect import Changes, SqlDialect
-from timeline.storage_plugins.sql.rows import (
-    FoundColumns,
-    FoundMessage,
-    cursor_after,
-    place_after,
-    stored_of,
-)
+from timeline.storage_plugins.sql.rows import FoundColumns, FoundMessage, cursor_after, stored_of
 from timeline.storage_plugins.sql.statements import Atomic, Plan
 
 MOST_LOST = 100
-"""Races that one call may lose for the same message. In each of them somebody else has changed it."""
+"""Races that one call may lose for the same message. In each of them another call has changed it."""
 Insert = Callable[[list[int], bool], Plan[list[int]]]
-"""Stores those of the puts whose id is neither taken nor remembered, and answers which. The flag: they take the places
-of messages that this very transaction has removed."""
+"""Stores the puts at these indexes whose id is neither taken nor remembered, and returns which it stored. The flag:
+they take the places of messages that this very transaction has removed."""
+Store = Callable[[Puts, list[int], bool], Plan[Collection[int]]]
+"""The same for all of these puts, with their buckets: what each SQL store writes in its own way."""
 Settle = Callable[["Changes", Settles, list[bytes], list[int], Answers], Plan[Collection[int]]]
-"""Settles what token and holder alone decide: the settles, their ids and buckets; fills the answers, answers which."""
+"""Settles what token and holder alone decide, from the settles, their ids and buckets. Fills the answers, and returns
+which were done."""
 Look = Callable[[list[bytes] | None], Plan[Iterable[FoundColumns]]]
 """Reads the messages under these ids; None: those that were found before."""
 
 
 def too_often() -> StoreUnknown:
-    """The error of a call that lost every race for a message; what it asked of others may have been done."""
-    return StoreUnknown(f"a message was changed by somebody else {MOST_LOST} times between its read and its change")
+    """Return the error of a call that lost every race for a message. Its other messages may have been changed."""
+    return StoreUnknown(f"other calls changed a message {MOST_LOST} times between its read and its change")
 
 
 def decide_each(
@@ -49,8 +46,8 @@ def decide_each(
     places: Sequence[int], insert: Insert | None = None,
 ) -> Plan[list[int]]:  # fmt: skip
     """Decide `asks` in order, each on what the ones before left, write their changes and fill `answers` at `places`.
-    Answer the indexes of the puts that met nothing, and of what comes after new ones under the same id: the caller
-    stores those. A put that takes a message's place is stored here, by `insert`, which is told its place."""
+    Return the indexes of puts that met nothing, and of asks after such a put under the same id: the caller stores
+    those. `insert` stores the puts that take a message's place."""
     settings, now_ms = changes.topic.settings, changes.now_ms
     bucket_of = dict(zip(ids, buckets, strict=True))
     left = list(range(len(ids)))
@@ -91,15 +88,15 @@ def decide_each(
 
 
 def _take_places(removals: Changes, firsts: dict[bytes, int], insert: Insert) -> Plan[tuple[set[bytes], set[int]]]:
-    """Remove messages and store the puts that take their places. Answer the ids that somebody else changed first, and
-    which were stored. It may be done again, so it leaves `removals` as they are."""
+    """Remove messages and store the puts that take their places. Return the ids that another call changed first, and
+    which puts were stored. This may be done again, so it leaves `removals` as they are."""
     lost = yield from removals.sql.change(removals)
     stored = yield from insert(sorted(at for id, at in firsts.items() if id not in lost), True)
     return lost, set(stored)
 
 
 def mutate(changes: Changes, mutations: Mutations) -> Plan[Answers]:
-    """`Store.mutate`."""
+    """Do `Store.mutate`."""
     count = len(mutations)
     answers = Answers.blank(count)
     buckets = buckets_of(mutations.ids, changes.topic.settings.buckets).tolist()
@@ -108,8 +105,8 @@ def mutate(changes: Changes, mutations: Mutations) -> Plan[Answers]:
 
 
 def settle(changes: Changes, settles: Settles, plain: Settle) -> Plan[Answers | None]:
-    """`Store.settle`: what token and holder alone decide by `plain`, everything else by the rules. None where the topic
-    was dropped."""
+    """Do `Store.settle`: what token and holder alone decide by `plain`, all else by the rules. Return None if the
+    topic was dropped."""
     count = len(settles)
     answers = Answers.blank(count)
     ids = settles.ids.tolist()
@@ -129,7 +126,7 @@ def settle(changes: Changes, settles: Settles, plain: Settle) -> Plan[Answers | 
 def settle_by_columns(
     settles: Settles, place: Indexes, ours: Bools, due_ms: Int64, expires_ms: Int64, now_ms: int, answers: Answers
 ) -> tuple[Bools, Bools, Int64]:
-    """Decide acks and extends of messages that somebody holds: those of `ours` that are acknowledged, those that are
+    """Decide acks and extends of messages that have a holder. Return which of `ours` are acknowledged, which are
     extended, and until when. `place`: the settle of each. Fills the answers."""
     late = due_ms <= now_ms
     asks_ack = settles.operation[place] == Operation.ACK
@@ -146,8 +143,8 @@ def settle_by_columns(
 
 
 def likely(puts: Puts, now_ms: int, ids: Sequence[bytes], known: Collection[int] = ()) -> list[int]:
-    """What may just be stored: not what is never deliverable, nor those that are `known` to be remembered, nor another
-    message under such an id, so that each meets what the ones before it left."""
+    """Return the puts that may be stored at once. Not those that are never deliverable or `known` to be remembered, nor
+    others under such an id: each of these must meet what the ones before it left."""
     special = {*np.flatnonzero(puts.never_deliverable(now_ms)).tolist(), *known}
     if not special:
         return list(range(len(ids)))
@@ -155,26 +152,36 @@ def likely(puts: Puts, now_ms: int, ids: Sequence[bytes], known: Collection[int]
     return [at for at, id in enumerate(ids) if id not in doubtful]
 
 
-def put(
-    changes: Changes, puts: Puts, ids: Sequence[bytes], buckets: Sequence[int], chosen: list[int], insert: Insert
-) -> Plan[Answers]:
-    """`Store.put`: the `chosen` are stored at once; what meets a message or a remembered id is for the rules."""
-    count = len(ids)
+def put(changes: Changes, puts: Puts, store: Store, known: Collection[int] = ()) -> Plan[Answers]:
+    """Do `Store.put`: new messages are stored at once. The rules decide on those that meet a message or a remembered
+    id. `known`: puts whose id is known to be remembered."""
+    ids, count = puts.ids.tolist(), len(puts)
+    buckets: list[int] = buckets_of(puts.ids, changes.topic.settings.buckets).tolist()
+
+    def insert(chosen: list[int], in_place: bool) -> Plan[list[int]]:
+        if not chosen:
+            return []
+        some, whose = puts, buckets
+        if len(chosen) < count:
+            some, whose = puts.take(np.array(chosen, dtype=np.intp)), [buckets[at] for at in chosen]
+        stored = yield from store(some, whose, in_place)
+        return chosen if len(stored) == len(chosen) else [chosen[at] for at in stored]
+
     answers = Answers.blank(count)
     answers.version[:] = 1
     answers.due_ms[:] = puts.due_ms
-    stored = yield from insert(chosen, False)
+    stored = yield from insert(likely(puts, changes.now_ms, ids, known), False)
     left = [] if len(stored) == count else sorted(set(range(count)).difference(stored))
     asked, lost = dict(zip(left, put_asks(puts.take(np.array(left, dtype=np.intp))) if left else (), strict=True)), 0
-    while lost < MOST_LOST:
-        if not left:
-            return answers
+    while left:
+        if lost == MOST_LOST:
+            raise StoreUnknown(f"other calls took and freed an id {MOST_LOST} times while it was put")
         waited = len(left)
         asks, places = [asked[at] for at in left], [buckets[at] for at in left]
         absent = yield from decide_each(changes, [ids[at] for at in left], places, asks, answers, left, insert)
         if not absent:
-            return answers
-        # They met nothing: who had the id is gone meanwhile, or one before them in this batch took its place.
+            break
+        # These met nothing: the message with their id is gone by now, or a put before them took its place.
         left = [left[at] for at in absent]
         new = yield from insert(sorted({ids[at]: at for at in reversed(left)}.values()), False)
         for at in new:
@@ -186,15 +193,15 @@ def put(
             gone = dropped(changes.topic, count)
             answers.status[left], answers.version[left], answers.due_ms[left] = gone.status[left], 0, 0
             answers.details |= {at: gone.details[at] for at in left}
-            return answers
-    raise StoreUnknown(f"an id was taken and freed by somebody else {MOST_LOST} times while it was put")
+            break
+    return answers
 
 
 # ── by tag ──
 
 
 class TagCounts:
-    """What became of messages of a tag: how many answered each status, and the earliest due of the moved."""
+    """Counts of a tag operation: how many messages answered each status, and the earliest due time of the moved."""
 
     __slots__ = ("by_status", "earliest_due_ms")
 
@@ -214,9 +221,9 @@ class TagCounts:
 
 
 def mutate_tag(changes: Changes, mutation: TagMutation, cursor: bytes, limit: int) -> Plan[TagStep]:
-    """`Store.mutate_tag`: a chunk of the walk over the tag's index, all of it decided by the rules."""
+    """Do `Store.mutate_tag`: a chunk of the walk over the tag's index, all of it decided by the rules."""
     query = changes.sql.query(changes.key)
-    source, walked = changes.sql.walk(query, mutation.tag, False, place_after(cursor))
+    source, walked = changes.sql.walk(query, mutation.tag, False, place_of(cursor))
     source += f" ORDER BY {walked}.bucket, {walked}.id LIMIT {query(limit)}"
     chunk: FoundColumns = yield changes.sql.messages(query, source, lock=changes.sql.locked)
     onward = cursor_after(changes.topic, chunk.strings["id"][-1]) if chunk.count == limit else None
@@ -231,7 +238,7 @@ def mutate_tag(changes: Changes, mutation: TagMutation, cursor: bytes, limit: in
 
 
 def mutate_tagged(changes: Changes, mutation: TagMutation, look: Look, counts: TagCounts) -> Plan[None]:
-    """Do `mutation` by the rules on the messages that `look` reads, and count what became of them."""
+    """Do `mutation` by the rules on the messages that `look` reads, and count the statuses."""
     left: list[bytes] | None = None
     for _ in range(MOST_LOST):
         decided: list[tuple[bytes, Status, int | None]] = []
@@ -240,7 +247,7 @@ def mutate_tagged(changes: Changes, mutation: TagMutation, look: Look, counts: T
                 stored_of(found), found.numbers["put_ms"], found.strings["tag"].tolist(), strict=True
             ):
                 message = stored.message
-                # Another message may have come under this id.
+                # The id may have another message by now.
                 if tag == mutation.tag and mutation.meets(put_ms, message.asked_ms, message.last_op):
                     decided.append((stored.id, *_decide_tagged(changes, mutation, stored)))
         lost = yield from changes.write()
@@ -255,7 +262,7 @@ def mutate_tagged(changes: Changes, mutation: TagMutation, look: Look, counts: T
 
 
 def _decide_tagged(changes: Changes, mutation: TagMutation, stored: FoundMessage) -> tuple[Status, int | None]:
-    """What becomes of one message, and to when it is moved."""
+    """Return the status of one message, and its new due time if it is moved."""
     ask = tag_ask(mutation, stored.message)
     if ask is None:
         return Status.INVALID, None
@@ -271,7 +278,7 @@ def _decide_tagged(changes: Changes, mutation: TagMutation, stored: FoundMessage
 
 
 def remove_found(changes: Changes, expired: FoundColumns | None, dead: FoundColumns | None) -> Plan[tuple[int, int]]:
-    """Remove messages that have expired, and dead letters past retention; how many of each were removed here."""
+    """Remove expired messages and dead letters past retention; return how many of each this call removed."""
     ids: tuple[list[bytes], list[bytes]] = ([], [])
     for at, found in enumerate((expired, dead)):
         for stored in () if found is None else stored_of(found):
@@ -282,7 +289,7 @@ def remove_found(changes: Changes, expired: FoundColumns | None, dead: FoundColu
 
 
 def sweep(changes: Changes, limit: int) -> Plan[Swept]:
-    """`Store.sweep`, where contents go with their messages, so that there are no orphans."""
+    """Do `Store.sweep`, where contents go with their messages, so that there are no orphans."""
     sql, key, now_ms, settings = changes.sql, changes.key, changes.now_ms, changes.topic.settings
     limit = min(max(1, limit), sql.most_rows)
     query = sql.query(key)
@@ -304,8 +311,8 @@ def sweep(changes: Changes, limit: int) -> Plan[Swept]:
 
 
 def remove_dropped(sql: SqlDialect, limit: int, one_topic: bool = False) -> Plan[int]:
-    """Remove rows of dropped topics, at most `limit`, and say how many; fewer when nothing is left of any. `one_topic`:
-    stop after one, so that a transaction stays short, and answer `limit`."""
+    """Remove at most `limit` rows of dropped topics, and return how many; fewer if no more are left. `one_topic`: stop
+    after one, so that a transaction stays short, and return `limit`."""
     table, key_column = sql.table("dropped"), sql.quoted("key")
     removed = 0
     while removed < limit:

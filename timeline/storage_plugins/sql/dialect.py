@@ -1,12 +1,14 @@
-"""What differs between the SQL stores: fragments of statements, how batches travel, statements tuned by hand; and what
-a call changes, for them to write. The logic that uses both is in the modules beside this one."""
+"""What differs between the SQL stores: fragments of statements, how batches travel, and statements tuned by hand. And
+what a call changes, for them to write. The modules beside this one have the logic that uses both."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+import numpy as np
 
 from timeline.columns import Int64, Ragged, UInt32
 from timeline.leases import Ask, Decision, Message
@@ -14,14 +16,26 @@ from timeline.model import Topic
 from timeline.storage_plugins.asks import removal
 from timeline.storage_plugins.contract import Grant
 from timeline.storage_plugins.sql import DEAD, EXPIRES, FREE, HELD, TAGGED
-from timeline.storage_plugins.sql.rows import FoundColumns, FoundMessage, MessageBatch, remembered_of, stored_of
+from timeline.storage_plugins.sql.rows import (
+    FoundColumns,
+    FoundMessage,
+    MessageBatch,
+    changing_columns,
+    remembered_columns,
+    remembered_of,
+    stored_of,
+)
 from timeline.storage_plugins.sql.statements import Plan, Query, Statement
+
+MANY_GRANTS = 8
+"""Up to so many grants, each is written by a statement of its own. More are written by one with a due time and holder
+for each row."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeasedContent:
-    """Content of what was leased, the indexes of those whose content is gone, and which were leased at all (None:
-    all)."""
+    """Content of the leased messages, and the indexes of those whose content is gone. `done`: which were leased at all
+    (None: all)."""
 
     payloads: Ragged
     headers: Ragged
@@ -38,58 +52,58 @@ class SqlDialect(ABC):
     tagged: ClassVar[str] = TAGGED
     expires: ClassVar[str] = EXPIRES
     due: ClassVar[str] = "due_ms"
-    """Along which column the timeline is indexed."""
+    """The column by which the timeline is indexed."""
     died: ClassVar[str] = "died_ms"
     locked: ClassVar[str] = ""
-    """What locks the rows that a SELECT answers."""
+    """The clause that locks the rows that a SELECT returns."""
     passing: ClassVar[str] = ""
-    """The same, where what others have locked is passed over."""
+    """The same, skipping rows that others have locked."""
     claiming: ClassVar[str] = ""
-    """The same for a dropped topic whose rows are removed."""
+    """The same, for a dropped topic whose rows are removed."""
     unless_named: ClassVar[str] = "ON CONFLICT (name) DO NOTHING"
     most_rows: ClassVar[int] = 1 << 62
-    """Rows of one look, at most."""
+    """The most rows of one look."""
     asks_first: ClassVar[bool] = True
-    """Whether a lease asks when the next lease runs out before it looks among those that have."""
+    """Whether a lease asks when the next lease runs out, before it looks among those that have run out."""
 
     keeps_keys: ClassVar[bool] = False
-    """Whether the key that a call goes by may be the one of a topic that was dropped since."""
+    """Whether a call may use the key of a topic that was dropped since."""
 
     def query(self, key: int = 0) -> Query:
-        """A statement to be made, for rows of the topic `key`."""
+        """Return a statement under construction, for rows of the topic `key`."""
         return Query(key)
 
     def text(self, text: str) -> Any:
-        """A text as a value."""
+        """Return a text as a value."""
         return text
 
     def quoted(self, name: str) -> str:
-        """A column's name that is a word of the grammar."""
+        """Return the name of a column that is a word of the grammar."""
         return name
 
     @abstractmethod
     def table(self, name: str) -> str:
-        """A table of ours."""
+        """Return the name of a table as statements have it."""
 
     @abstractmethod
     def along(self, index: str) -> str:
-        """Table `message` as m, read along an index."""
+        """Return table `message` as m, read along an index."""
 
     def beyond(self, query: Query, columns: tuple[str, str], place: tuple[int, bytes]) -> str:
-        """That two columns are beyond a place in their order."""
+        """Return the condition that two columns are beyond a place in their order."""
         return f"({', '.join(columns)}) > ({query(place[0])}, {query(place[1])})"
 
     def up_to(self, query: Query, columns: tuple[str, str], place: tuple[int, bytes]) -> str:
-        """That two columns are not beyond a place in their order."""
+        """Return the condition that two columns are not beyond a place in their order."""
         return f"({', '.join(columns)}) <= ({query(place[0])}, {query(place[1])})"
 
     @abstractmethod
     def in_buckets(self, query: Query, buckets: Sequence[int] | None) -> str:
-        """` AND` the condition that asks for these buckets."""
+        """Return ` AND` and the condition on these buckets."""
 
     def walk(self, query: Query, tag: bytes, dead: bool, after: tuple[int, bytes]) -> tuple[str, str]:
-        """What a walk over (bucket, id) has still before it, as all that follows FROM, and the table whose `bucket` and
-        `id` say where it is: of one tag, of dead letters, or of all messages."""
+        """Return what is left of a walk over (bucket, id), as all that follows FROM, and the table whose `bucket` and
+        `id` say its place. It walks one tag, dead letters, or all messages."""
         source = f"{self.along('message_tag' if tag else 'message_dead' if dead else 'message_id')} WHERE m.topic "
         source += query.topic
         if tag:
@@ -99,7 +113,7 @@ class SqlDialect(ABC):
         return f"{source} AND {self.beyond(query, ('m.bucket', 'm.id'), after)}", "m"
 
     def expired(self, query: Query, now_ms: int) -> str:
-        """Messages that have expired by now and that nobody holds, as all that follows FROM."""
+        """Return the expired messages without a live lease, as all that follows FROM."""
         return (
             f"{self.along('message_expires')} WHERE m.topic {query.topic} AND {self.expires} "
             f"AND m.expires_ms <= {query(now_ms)} AND (m.holder = {query(b'')} OR m.due_ms <= {query(now_ms)}) "
@@ -108,42 +122,105 @@ class SqlDialect(ABC):
 
     @abstractmethod
     def messages(self, query: Query, source: str, free: bool = False, lock: str = "") -> Statement:
-        """Whole messages from `source`, all that follows FROM; `free`: of messages that nobody holds."""
+        """Return the statement that reads whole messages from `source`, all that follows FROM. `free`: nobody holds
+        them."""
 
     @abstractmethod
     def find(self, key: int, places: Sequence[tuple[int, bytes]], lock: bool) -> Plan[Iterable[FoundColumns]]:
-        """Messages by (bucket, id), in any order. `lock`: they stay so until the transaction ends, where this store has
-        one."""
+        """Return messages by (bucket, id), in any order. `lock`: they stay as they are until the transaction ends, if
+        this store has one."""
 
     @abstractmethod
     def find_remembered(self, key: int, ids: Sequence[bytes], after_ms: int) -> Plan[list[tuple[Any, ...]]]:
-        """Ids settled after `after_ms`: id, birth, version, payload_sum, last_op."""
+        """Return ids settled after `after_ms`: id, birth, version, payload_sum, last_op."""
 
-    @abstractmethod
     def change(self, changes: Changes) -> Plan[set[bytes]]:
-        """Write what was noted; answer the ids of which nothing was written, because somebody else came first."""
+        """Write what was noted; return the ids of which nothing was written, because another call came first.
 
-    @abstractmethod
+        This one is for stores whose transaction holds what it has found. The following four are its parts, and those
+        of `contents` and `lease`."""
+        if changes.updated:
+            numbers = [changes.met[id].row for id in changes.updated]
+            yield from self.update([numbers, *changing_columns(list(changes.updated.values()))])
+        if changes.removed:
+            yield from self.remove(list(changes.removed.values()))
+        if changes.remembered:
+            yield from self.remember(changes, *remembered_columns(changes.remembered))
+        return set()
+
+    def update(self, columns: Sequence[Sequence[Any]]) -> Plan[None]:
+        """Write messages by row: row, then the columns of CHANGING."""
+        raise NotImplementedError
+
+    def remove(self, removed: Sequence[FoundMessage]) -> Plan[None]:
+        """Remove messages with their content."""
+        raise NotImplementedError
+
+    def remember(self, changes: Changes, ids: Sequence[bytes], *columns: Sequence[int]) -> Plan[None]:
+        """Note settled ids. `columns`: birth, version, payload_sum, last_op."""
+        raise NotImplementedError
+
     def contents(self, numbers: Sequence[int], sizes: Sequence[int]) -> Plan[tuple[Ragged, Ragged, list[int]]]:
-        """Payloads and headers by row, of about `sizes` bytes each, in order; the indexes of those that are gone."""
+        """Return payloads and headers by row, of about `sizes` bytes each, in order, and the indexes of those that are
+        gone."""
+        found: list[FoundColumns] = []
+        for statement in self.reading_contents(numbers, sizes):
+            found.append((yield statement))
+        return self.contents_of(numbers, found)
 
-    @abstractmethod
+    def reading_contents(self, numbers: Sequence[int], sizes: Sequence[int]) -> Iterator[Statement]:
+        """Return the statements that read contents by row."""
+        raise NotImplementedError
+
+    def contents_of(self, numbers: Sequence[int], found: Sequence[FoundColumns]) -> tuple[Ragged, Ragged, list[int]]:
+        """Return `contents` from what these statements found."""
+        raise NotImplementedError
+
     def lease(
         self, changes: Changes, batch: MessageBatch, turns: UInt32, until_ms: Int64, grants: Sequence[Grant],
         also: Statement | None,
     ) -> Plan[tuple[LeasedContent, Any]]:  # fmt: skip
-        """Write leases, as dealt, and read what was leased. Answer that, and what `also` answers, asked after them."""
+        """Write leases as dealt, and read what was leased. Return that, and the answer of `also`, asked after them."""
+        if len(grants) > MANY_GRANTS:
+            holders = [grants[turn].holder for turn in turns.tolist()]
+            yield from self.lease_each((batch.numbers, until_ms.tolist(), holders))
+        else:
+            whose = np.array(batch.numbers, dtype=np.int64)
+            for index, grant in enumerate(grants):
+                mine = batch.numbers if len(grants) == 1 else whose[turns == index].tolist()
+                if mine:
+                    yield from self.lease_for(grant, changes.now_ms, mine)
+        first, *others = self.reading_contents(batch.numbers, batch.sizes.tolist())
+        answered = None
+        if also is None:
+            found = [(yield first)]
+        else:  # one exchange with the leases before it and the contents after it
+            answered, columns = yield (also, first)
+            found = [columns]
+        for statement in others:
+            found.append((yield statement))
+        payloads, headers, gone = self.contents_of(batch.numbers, found)
+        return LeasedContent(payloads, headers, tuple(gone)), answered
+
+    def lease_for(self, grant: Grant, now_ms: int, numbers: Sequence[int]) -> Plan[None]:
+        """Lease messages by row, all for one grant."""
+        raise NotImplementedError
+
+    def lease_each(self, columns: tuple[Sequence[int], Sequence[int], Sequence[bytes]]) -> Plan[None]:
+        """Lease messages by row, until when, and for whom."""
+        raise NotImplementedError
 
     @abstractmethod
     def delete_some(self, key: int, limit: int) -> Plan[int]:
-        """Remove messages of a dropped topic, with their content; how many."""
+        """Remove messages of a dropped topic, with their content; return how many."""
 
     @abstractmethod
     def forget(self, key: int, until_ms: int | None, limit: int) -> Plan[int]:
-        """Remove ids that were settled up to `until_ms` (None: whenever), at most `limit`; how many."""
+        """Remove at most `limit` ids that were settled up to `until_ms` (None: whenever); return how many."""
 
     def first_dues(self, key: int, after_ms: int, buckets: Sequence[int] | None) -> Statement:
-        """The earliest due > `after_ms` of what nobody holds, and of what has a holder; whether the topic stands."""
+        """Return the statement that reads the earliest due times after `after_ms`, of messages without and with a
+        holder, and whether the topic stands."""
         query = self.query(key)
         asked = [
             f"(SELECT m.{self.due} FROM {self.along(index)} WHERE m.topic {query.topic} AND {predicate} "
@@ -154,18 +231,18 @@ class SqlDialect(ABC):
         return query.reading(f"SELECT {', '.join(asked)}, {self.stands(key)}", _only)
 
     def still_stands(self, key: int) -> Plan[bool]:
-        """Whether the topic was not dropped."""
+        """Return whether the topic was not dropped."""
         yield from ()
         return True
 
     def stands(self, key: int) -> str:
-        """The condition that the topic was not dropped, where its key alone does not say so."""
+        """Return the condition that the topic was not dropped, if its key alone does not say so."""
         return "1"
 
 
 class Changes:
-    """What a call changes, gathered by id, then written in few statements. `key`: the number that rows carry for the
-    topic. `met`: what was read; a change stands only where the row is still so."""
+    """What a call changes: gathered by id, then written in few statements. `key`: the number that rows carry for the
+    topic. `met`: what was read; a change stands only if the row is still the same."""
 
     __slots__ = ("key", "met", "now_ms", "remembered", "removed", "sql", "topic", "updated")
 
@@ -180,8 +257,8 @@ class Changes:
         self.remembered: dict[bytes, Message] = {}
 
     def load(self, ids: Sequence[bytes], buckets: Sequence[int]) -> Plan[dict[bytes, FoundMessage]]:
-        """What stands under `ids`: messages, and remembered ids within the topic's time. Those are looked for last:
-        whoever settled a message in between has left its id there by then."""
+        """Return what stands under `ids`: messages, and remembered ids within the topic's time. Those are looked for
+        last: a call that settled a message in between has left its id there by then."""
         standing: dict[bytes, FoundMessage] = {}
         for found in (yield from self.sql.find(self.key, list(zip(buckets, ids, strict=True)), True)):
             standing.update((stored.id, stored) for stored in stored_of(found))
@@ -194,7 +271,7 @@ class Changes:
         return standing
 
     def remove(self, stored: FoundMessage, last_op: int = 0, remember: bool = True) -> FoundMessage | None:
-        """Remove a message; answer what is left of it on a topic that remembers."""
+        """Remove a message; return what is left of it on a topic that remembers."""
         self.met.setdefault(stored.id, stored)
         self.updated.pop(stored.id, None)
         self.removed[stored.id] = stored
@@ -206,7 +283,7 @@ class Changes:
         return FoundMessage(stored.id, 0, left)
 
     def apply(self, stored: FoundMessage | None, ask: Ask, decision: Decision) -> FoundMessage | None:
-        """Note what `decision` changes of `stored`; answer what then stands under the id."""
+        """Note what `decision` changes of `stored`; return what then stands under the id."""
         if stored is None or not stored.row:
             return stored
         gone = removal(ask, decision)
@@ -219,7 +296,7 @@ class Changes:
         return stored
 
     def apart(self, ids: Collection[bytes]) -> Changes:
-        """Only the removals under `ids`, which this is without from now on."""
+        """Take the removals under `ids` out of these changes, and return them."""
         taken = Changes(self.sql, self.topic, self.key, self.now_ms)
         for id in ids:
             taken.met[id], taken.removed[id] = self.met[id], self.removed.pop(id)
@@ -227,8 +304,8 @@ class Changes:
         return taken
 
     def write(self) -> Plan[set[bytes]]:
-        """Write all that was noted, and start afresh; answer the ids of which nothing was written, because somebody
-        else came first."""
+        """Write all that was noted, and start afresh. Return the ids of which nothing was written, because another call
+        came first."""
         lost: set[bytes] = set()
         if self.updated or self.removed:
             lost = yield from self.sql.change(self)

@@ -1,51 +1,50 @@
-"""A lease by the rules: what may be leased is looked for along the timeline and dealt over the grants; what has expired
-or was delivered out is put away on the way."""
+"""A lease by the rules: messages are looked for along the timeline and dealt over the grants. Messages that have
+expired, or were delivered too often, are removed or buried on the way."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from timeline.columns import Ragged
-from timeline.leases import Ask, Decision, Message, deal, decide
+from timeline.columns import Ragged, UInt32
+from timeline.leases import Ask, deal, decide
 from timeline.leases.table import DELIVERED_OUT
-from timeline.model import Operation, Rows, Status, TopicSettings
+from timeline.model import Operation, Rows, Status
 from timeline.storage_plugins.contract import Grant, LeasedRows
-from timeline.storage_plugins.sql.dialect import Changes, LeasedContent
+from timeline.storage_plugins.sql.dialect import Changes
 from timeline.storage_plugins.sql.rows import FoundColumns, MessageBatch
 from timeline.storage_plugins.sql.statements import Plan, Statement
 
 MOST_REMOVED = 10_000
-"""Expired and delivered-out messages that one call removes before it stops looking further, so that it does not hold up
-everybody; what is left is due at once (`next_due_ms`)."""
-MANY_GRANTS = 8
-"""Up to so many grants each is written by a statement of its own, beyond by one with a due and holder for each row."""
+"""Expired and delivered-out messages that one call removes before it stops looking further, so that others need not
+wait for it. The rest is due at once (`next_due_ms`)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LeaseOutcome:
-    """What was leased, and the end of the lease that runs out next."""
+    """The leased messages, and the end of the lease that runs out next."""
 
     leased: LeasedRows
     end_ms: int | None = None
 
     @property
     def nothing(self) -> bool:
-        """Whether nothing was leased, nor removed on the way."""
+        """Whether nothing was leased or removed."""
         leased = self.leased
         return not (len(leased.rows) or leased.expired or len(leased.buried))
 
 
 def earliest(times: Iterable[int | None]) -> int | None:
-    """The earliest of the times that there are."""
+    """Return the earliest time; None if there is none."""
     return min((time for time in times if time is not None), default=None)
 
 
 class TimelineSearch:
-    """Looks for what may be leased, and removes or buries what it meets that has expired or was delivered out. `after`:
-    beyond which (due, id) it begins; None: at the beginning."""
+    """Looks for messages that may be leased. Removes or buries those on its way that have expired or were delivered
+    out. `after`: the (due, id) beyond which it begins; None: at the beginning."""
 
     def __init__(
         self, changes: Changes, buckets: Sequence[int] | None, due_before_ms: int, overdue_ms: int,
@@ -65,8 +64,8 @@ class TimelineSearch:
         self.buried: list[Rows] = []
 
     def look(self, held: bool, limit: int) -> Statement:
-        """The first `limit` messages by (due, id) that are still before the search: those nobody holds, or those with a
-        holder."""
+        """Return the statement that reads the next `limit` messages by (due, id): those without a holder, or those
+        with one."""
         sql, changes = self._changes.sql, self._changes
         query = sql.query(changes.key)
         index, predicate = ("message_held", sql.held) if held else ("message_free", sql.free)
@@ -79,9 +78,9 @@ class TimelineSearch:
         return sql.messages(query, source, not held, sql.passing)
 
     def first(self, wanted: int, ran_out: bool, begun: FoundColumns | None) -> Plan[MessageBatch]:
-        """The first `wanted` eligible messages by (due, id). What nobody holds comes from one index, what a lease
-        that ran out left from another; both are read in order and merged. `ran_out`: whether to look at the second at
-        all. `begun`: what the first look has found already."""
+        """Return the first `wanted` eligible messages by (due, id). One index has those without a holder, another one
+        those whose lease ran out; both are read in order and merged. `ran_out`: whether to look at the second at all.
+        `begun`: what the first look has found already."""
         eligible: list[MessageBatch] = []
         left, removed = wanted, 0
         while left and removed < MOST_REMOVED:
@@ -108,12 +107,12 @@ class TimelineSearch:
         return MessageBatch.concat(eligible)
 
     def ran_out(self, end_ms: int | None) -> bool:
-        """Whether a lease that ended so early, as the first one, leaves something to lease. That is seldom, and asking
-        for all of their columns costs more than asking for the first end."""
+        """Return whether there is a message to lease whose lease ran out, if the first lease ends at `end_ms`. There
+        seldom is, and reading all of their columns costs more than reading the first end."""
         return end_ms is not None and end_ms <= self._held_until_ms
 
     def _chosen(self, batch: MessageBatch) -> MessageBatch:
-        """What of `batch` may be leased. Plain messages by a glance at the columns, the others by the rules."""
+        """Return the messages of `batch` that may be leased: plain ones by their columns, the others by the rules."""
         now_ms, most = self._changes.now_ms, self._changes.topic.settings.max_deliveries
         rows = batch.rows
         plain = (rows.expires_ms == 0) | (rows.expires_ms > now_ms)
@@ -126,7 +125,7 @@ class TimelineSearch:
         return batch.take(np.flatnonzero(plain))
 
     def _by_rules(self, one: MessageBatch) -> bool:
-        """Whether one message may be leased; removes it when it expired, buries it when it was delivered out."""
+        """Return whether one message may be leased. Remove it if it expired; bury it if it was delivered out."""
         changes, settings = self._changes, self._changes.topic.settings
         stored = one.only()
         lease = Ask(Operation.LEASE, time_ms=1, holder=b"?", due_before_ms=self._due_before_ms)
@@ -135,7 +134,9 @@ class TimelineSearch:
             changes.remove(stored)
             self._expired.append(stored.id)
         elif status is Status.DEAD:
-            ask, decision = _burial(stored.message, changes.now_ms, settings)
+            was = stored.message
+            ask = Ask(Operation.BURY, 0, was.birth, was.version, was.holder, reason=DELIVERED_OUT)
+            decision = decide(was, ask, changes.now_ms, settings)
             if decision.status is Status.OK and decision.message is not None:
                 changes.apply(stored, ask, decision)
                 died_ms = np.array([decision.message.died_ms], dtype=np.int64)
@@ -144,24 +145,12 @@ class TimelineSearch:
         return status is Status.OK
 
 
-def _burial(message: Message, now_ms: int, settings: TopicSettings) -> tuple[Ask, Decision]:
-    """The burial of a message that was delivered out."""
-    ask = Ask(
-        Operation.BURY,
-        birth=message.birth,
-        version=message.version,
-        holder=message.holder,
-        reason=DELIVERED_OUT,
-    )
-    return ask, decide(message, ask, now_ms, settings)
-
-
 def lease_due(
     changes: Changes, buckets: Sequence[int] | None, due_before_ms: int, grants: Sequence[Grant], overdue_ms: int,
     due_from_ms: int | None = None,
 ) -> Plan[LeaseOutcome | None]:  # fmt: skip
-    """`Store.lease_due`, whatever is met; None where the topic was dropped. `due_from_ms`: nothing is looked for that
-    was due before."""
+    """Return `Store.lease_due`, whatever it meets; None if the topic was dropped. `due_from_ms`: the earliest due time
+    to look for."""
     sql, key, now_ms = changes.sql, changes.key, changes.now_ms
     wanted = sum(grant.count for grant in grants)
     after = None if due_from_ms is None else (due_from_ms, b"")
@@ -184,20 +173,8 @@ def lease_due(
     again = dues if not overdue_ms and (changed or told is None) else None
     if len(turns):
         batch = eligible if len(turns) == len(eligible) else eligible.take(np.arange(len(turns)))
-        lease_ms = np.array([grant.lease_ms for grant in grants], dtype=np.int64)
-        until_ms = np.maximum(batch.rows.due_ms, now_ms) + lease_ms[turns]
-        content, answered = yield from sql.lease(changes, batch, turns, until_ms, grants, again)
-        told = answered if again is not None else told
-        holders = [grant.holder for grant in grants]
-        held = Ragged.repeat(holders[0], len(turns)) if len(grants) == 1 else Ragged.of(holders).take(turns)
-        rows = dataclasses.replace(
-            batch.rows,
-            due_ms=until_ms,
-            version=batch.rows.version + 1,
-            deliveries=batch.rows.deliveries + np.uint32(1),
-            holders=held,
-        )
-        leased = _leased(content, rows, LeasedRows(rows, turns, batch.rows.due_ms, batch.rows.holders, None))
+        leased, answered = yield from _leased(changes, batch, turns, grants, again)
+        told = told if again is None else answered
     else:
         leased = LeasedRows.empty()
         told = told if again is None else (yield again)
@@ -212,18 +189,30 @@ def lease_due(
     )
     all_of_them = len(leased.rows) == len(eligible) < wanted and not search.expired and not search.buried
     if sql.passing and all_of_them and leased.next_due_ms is not None:
-        # Somebody else is at what is due still, and may leave it as it is. Not at once: a lock may last.
+        # Another call has locked due messages, and may leave them as they are. Not at once: a lock may last.
         leased.next_due_ms = max(leased.next_due_ms, now_ms + 1)
     return LeaseOutcome(leased, end_ms)
 
 
-def _leased(content: LeasedContent, rows: Rows, leased: LeasedRows) -> LeasedRows:
-    """`leased` with its content, and without what somebody else was faster at."""
-    if content.done is not None and len(content.done) < len(rows):
-        done = np.array(content.done, dtype=np.intp)
-        leased = LeasedRows(
-            rows.take(done), leased.grant[done], leased.was_due_ms[done], leased.prior_holders.take(done), None
-        )
+def _leased(
+    changes: Changes, batch: MessageBatch, turns: UInt32, grants: Sequence[Grant], also: Statement | None
+) -> Plan[tuple[LeasedRows, Any]]:
+    """Write leases as dealt. Return what was leased, with its content, and the answer of `also`."""
+    was, count = batch.rows, len(turns)
+    lease_ms = np.array([grant.lease_ms for grant in grants], dtype=np.int64)
+    until_ms = np.maximum(was.due_ms, changes.now_ms) + lease_ms[turns]
+    content, answered = yield from changes.sql.lease(changes, batch, turns, until_ms, grants, also)
+    holders = [grant.holder for grant in grants]
+    rows = dataclasses.replace(
+        was,
+        due_ms=until_ms,
+        version=was.version + 1,
+        deliveries=was.deliveries + np.uint32(1),
+        holders=Ragged.repeat(holders[0], count) if len(grants) == 1 else Ragged.of(holders).take(turns),
+    )
+    leased = LeasedRows(rows, turns, was.due_ms, was.holders, None)
+    if content.done is not None and len(content.done) < count:  # another call was faster at the others
+        leased = leased.take(np.array(content.done, dtype=np.intp))
     leased.rows.payloads, leased.rows.headers = content.payloads, content.headers
     leased.damaged = content.gone
-    return leased
+    return leased, answered

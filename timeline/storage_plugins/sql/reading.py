@@ -1,4 +1,4 @@
-"""Reads that lock nothing: scans, what a holder has, counts, the next due."""
+"""Reads that lock nothing: scans, what a holder has, counts, the next due time."""
 
 from __future__ import annotations
 
@@ -8,31 +8,23 @@ from collections.abc import Sequence
 import numpy as np
 
 from timeline.columns import Int64, Ragged
-from timeline.leases.table import state_of
 from timeline.model import Rows, State, Topic, buckets_of
+from timeline.storage_plugins.asks import LIVING, cursor_at, matches, place_of
 from timeline.storage_plugins.contract import Page, ScanFilter
 from timeline.storage_plugins.sql.dialect import SqlDialect
-from timeline.storage_plugins.sql.rows import (
-    LARGEST_ID,
-    FoundMessage,
-    MessageBatch,
-    cursor_after,
-    cursor_at,
-    place_after,
-    stored_of,
-)
+from timeline.storage_plugins.sql.leasing import earliest
+from timeline.storage_plugins.sql.rows import LARGEST_ID, MessageBatch, cursor_after, stored_of
 from timeline.storage_plugins.sql.statements import Plan, Query
 
 LOOKED_AT = 20_000
-"""Rows that one page of a filtered scan looks at, at most: it may be empty and not the last."""
+"""The most rows that one page of a filtered scan looks at. The page may be empty and not the last."""
 PAGE_BYTES = 1024 * 1024
 COUNTS_AT_ONCE = 100
-LIVING = frozenset((State.LEASED, State.WAITING, State.AVAILABLE))
 
 
 def _conditions(query: Query, where: ScanFilter, now_ms: int) -> str:
-    """A scan's filter, but for its ids, on message m. All that it compares with are values: what an index's predicate
-    says word by word would have a planner prefer that index to the one of the walk."""
+    """Return a scan's filter on message m, without its ids. It compares with values only: a text that equals an index's
+    predicate would let the planner prefer that index to the one of the walk."""
 
     def meaning(state: State) -> str:
         if state is State.DEAD:
@@ -59,7 +51,7 @@ def _conditions(query: Query, where: ScanFilter, now_ms: int) -> str:
 
 
 def _page(sql: SqlDialect, batch: MessageBatch, payload: bool) -> Plan[Rows]:
-    """The rows of a page, with their content when asked for."""
+    """Return the rows of a page, with their content if asked for."""
     if payload:
         contents = yield from sql.contents(batch.numbers, batch.sizes.tolist())
         batch.rows.payloads, batch.rows.headers, _ = contents
@@ -69,13 +61,13 @@ def _page(sql: SqlDialect, batch: MessageBatch, payload: bool) -> Plan[Rows]:
 def scan(
     sql: SqlDialect, topic: Topic, key: int, now_ms: int, where: ScanFilter, cursor: bytes, limit: int, payload: bool
 ) -> Plan[Page]:
-    """`Store.scan`: a page of the walk over (bucket, id), along the tag's or the dead letters' index where that
+    """Return a page of `Store.scan`, a walk over (bucket, id), along the index of the tag or of dead letters if that
     serves."""
     limit = min(max(1, limit), sql.most_rows)
     if where.ids is not None:
         return (yield from _scan_ids(sql, topic, key, now_ms, where, where.ids, cursor, limit, payload))
     query = sql.query(key)
-    source, walked = sql.walk(query, where.tag, where.states == {State.DEAD}, place_after(cursor))
+    source, walked = sql.walk(query, where.tag, where.states == {State.DEAD}, place_of(cursor))
     place = (f"{walked}.bucket", f"{walked}.id")
     order = f"ORDER BY {', '.join(place)}"
     edges = yield query.rows(f"SELECT {', '.join(place)} FROM {source} {order} LIMIT 1 OFFSET {LOOKED_AT - 1}")
@@ -95,15 +87,15 @@ def _scan_ids(
     sql: SqlDialect, topic: Topic, key: int, now_ms: int, where: ScanFilter, ids: Ragged, cursor: bytes, limit: int,
     payload: bool,
 ) -> Plan[Page]:  # fmt: skip
-    """The same along the ids asked for: a page looks at `limit` of them."""
+    """Scan the ids asked for: a page looks at `limit` of them."""
     distinct = Ragged.of(list(dict.fromkeys(ids.tolist())))
     places = sorted(zip(buckets_of(distinct, topic.settings.buckets).tolist(), distinct, strict=True))
-    places = [place for place in places if place > place_after(cursor)]
+    places = [place for place in places if place > place_of(cursor)]
     looked = places[:limit]
     parts: list[MessageBatch] = []
     for found in (yield from sql.find(key, looked, False)):
         tags = found.strings["tag"].tolist()
-        matching = [at for at, one in enumerate(stored_of(found)) if _matches(one, tags[at], where, now_ms)]
+        matching = [at for at, one in enumerate(stored_of(found)) if matches(where, one.message, tags[at], now_ms)]
         parts.append(MessageBatch.of(found).take(np.array(matching, dtype=np.intp)))
     whole = MessageBatch.concat([part for part in parts if len(part)])
     at = {id: place for place, (_, id) in enumerate(looked)}
@@ -118,20 +110,9 @@ def _scan_ids(
     return Page((yield from _page(sql, batch, payload)), onward)
 
 
-def _matches(stored: FoundMessage, tag: bytes, where: ScanFilter, now_ms: int) -> bool:
-    """Whether a message matches a filter, but for its ids."""
-    due_ms = stored.message.due_ms
-    return (
-        state_of(stored.message, now_ms) in (where.states or LIVING)
-        and where.tag in (b"", tag)
-        and where.due_from_ms <= due_ms
-        and not 0 < where.due_to_ms <= due_ms
-    )
-
-
 def held_by(sql: SqlDialect, key: int, now_ms: int, holder: bytes, cursor: bytes, limit: int) -> Plan[Page]:
-    """`Store.held_by`: along the leases by their end. An extend only moves a lease on in this order, so that none is
-    passed over."""
+    """Return a page of `Store.held_by`, along the leases by their end. An extend moves a lease forward in this order,
+    so that the walk misses none."""
     if not holder:
         return Page(Rows.empty(payload=True), None)
     after = (now_ms, LARGEST_ID)
@@ -153,7 +134,10 @@ def held_by(sql: SqlDialect, key: int, now_ms: int, holder: bytes, cursor: bytes
 
 
 def count_due(sql: SqlDialect, key: int, edges_ms: Int64) -> Plan[Int64]:
-    """`Store.count_due`: a range of the index for each step."""
+    """Return `Store.count_due`: a range of the index for each step.
+
+    A statement counts COUNTS_AT_ONCE steps. More steps take several statements, each of which sees the store as it is
+    by then: a message that is moved meanwhile may count twice, or not at all."""
     steps = list(itertools.pairwise(edges_ms.tolist()))
     counts: list[int] = []
     for start in range(0, len(steps), COUNTS_AT_ONCE):
@@ -168,6 +152,6 @@ def count_due(sql: SqlDialect, key: int, edges_ms: Int64) -> Plan[Int64]:
 
 
 def next_due(sql: SqlDialect, key: int, after_ms: int, buckets: Sequence[int] | None) -> Plan[int | None]:
-    """`Store.next_due`."""
+    """Return `Store.next_due`."""
     free_ms, held_ms, _ = yield sql.first_dues(key, after_ms, buckets)
-    return min((time for time in (free_ms, held_ms) if time is not None), default=None)
+    return earliest((free_ms, held_ms))

@@ -1,10 +1,11 @@
-"""What statements answer: whole columns, as `Rows` for the broker and as messages for the rules; and the cursors of
-walks over them."""
+"""What statements return: whole columns, as `Rows` for the broker and as messages for the rules."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -12,20 +13,21 @@ import numpy as np
 from timeline.columns import Indexes, Int64, Ragged
 from timeline.leases import Message
 from timeline.model import Rows, Topic, buckets_of
-from timeline.storage_plugins.sql import STRINGS, rows_of, signed_one
+from timeline.storage_plugins.asks import cursor_at
+from timeline.storage_plugins.sql import STRINGS, UNSIGNED, rows_of, signed_one
 
 UNSIGNED_BITS = (1 << 64) - 1
-_FIELDS = (
-    *("row", "headers_bytes", "payload_bytes", "birth", "last_op", "payload_sum", "version", "due_ms"),
-    *("scheduled_ms", "asked_ms", "deliveries", "expires_ms", "died_ms"),
-)
 CHANGING = ("version", "due_ms", "scheduled_ms", "asked_ms", "deliveries", "last_op", "died_ms", "holder", "dead")
 """Columns of `message` that an operation may change."""
 LARGEST_ID = b"\xff" * 256
+_OF_RULES = tuple(field.name for field in fields(Message) if field.name != "remembered")
+_COLUMN_OF = {"group": "grp"}
+_FIELD_OF = {"group": "groups", "holder": "holders"}
+"""A field of `Message` as a column of the table, and as a field of `Rows`, where the name differs."""
 
 
 def changing_columns(messages: Sequence[Message]) -> list[list[Any]]:
-    """The columns of CHANGING as messages have them."""
+    """Return the columns of CHANGING as messages have them."""
     columns: list[list[Any]] = [[getattr(message, name) for message in messages] for name in CHANGING]
     columns[CHANGING.index("last_op")] = [signed_one(message.last_op) for message in messages]
     return columns
@@ -42,7 +44,7 @@ class FoundColumns:
 
 @dataclass(frozen=True, slots=True)
 class FoundMessage:
-    """A message as the rules see it, with its id, its row (0: only its id is remembered), what its content takes, and
+    """A message as the rules see it, with its id, its row (0: only its id is remembered), the size of its content, and
     whether it has a tag."""
 
     id: bytes
@@ -53,32 +55,20 @@ class FoundMessage:
 
 
 def stored_of(found: FoundColumns) -> Iterator[FoundMessage]:
-    """Columns of whole messages as messages."""
+    """Return columns of whole messages as messages."""
     numbers, strings = found.numbers, found.strings
-    columns = (*(numbers[name] for name in _FIELDS), *(strings[name] for name in ("holder", "grp", "dead", "id")))
-    for values in zip(*columns, strings["tag"].sizes.tolist(), strict=True):
-        row, headers_bytes, payload_bytes, birth, last_op, payload_sum, *rest = values
-        version, due_ms, scheduled_ms, asked_ms, deliveries, expires_ms, died_ms, holder, group, dead, id, tag = rest
-        seen = Message(
-            birth=birth & UNSIGNED_BITS,
-            version=version,
-            due_ms=due_ms,
-            scheduled_ms=scheduled_ms,
-            asked_ms=asked_ms,
-            holder=holder,
-            deliveries=deliveries,
-            last_op=last_op & UNSIGNED_BITS,
-            group=group,
-            expires_ms=expires_ms,
-            payload_sum=payload_sum & UNSIGNED_BITS,
-            died_ms=died_ms,
-            dead=dead,
-        )
-        yield FoundMessage(id, row, seen, payload_bytes + headers_bytes, tag > 0)
+    columns: list[Iterable[Any]] = []
+    for name in (_COLUMN_OF.get(field, field) for field in _OF_RULES):
+        column = numbers[name] if name in numbers else strings[name]
+        columns.append([number & UNSIGNED_BITS for number in numbers[name]] if name in UNSIGNED else column)
+    sizes = map(add, numbers["payload_bytes"], numbers["headers_bytes"])
+    others = (strings["id"], numbers["row"], sizes, strings["tag"].sizes.tolist())
+    for id, row, size, tag, *values in zip(*others, *columns, strict=True):
+        yield FoundMessage(id, row, Message(*values), size, tag > 0)
 
 
 def remembered_of(id: bytes, birth: int, version: int, payload_sum: int, last_op: int) -> FoundMessage:
-    """What is left of a settled id, from its columns."""
+    """Return the remains of a settled id, from their columns."""
     left = Message(
         birth & UNSIGNED_BITS,
         version,
@@ -87,6 +77,18 @@ def remembered_of(id: bytes, birth: int, version: int, payload_sum: int, last_op
         remembered=True,
     )
     return FoundMessage(id, 0, left)
+
+
+def remembered_columns(remembered: Mapping[bytes, Message]) -> list[list[Any]]:
+    """Return remains as columns: id, birth, version, payload_sum, last_op."""
+    left = remembered.values()
+    return [
+        list(remembered),
+        [signed_one(message.birth) for message in left],
+        [message.version for message in left],
+        [signed_one(message.payload_sum) for message in left],
+        [signed_one(message.last_op) for message in left],
+    ]
 
 
 @dataclass(slots=True)
@@ -99,7 +101,7 @@ class MessageBatch:
 
     @classmethod
     def of(cls, found: FoundColumns) -> MessageBatch:
-        """Columns of whole messages as a batch."""
+        """Return columns of whole messages as a batch."""
         rows = rows_of(found.numbers, {field: found.strings[name] for field, name in STRINGS.items()})
         headers_bytes = np.array(found.numbers["headers_bytes"], dtype=np.int64)
         return cls(rows, found.numbers["row"], rows.payload_bytes.astype(np.int64) + headers_bytes)
@@ -108,37 +110,25 @@ class MessageBatch:
         return len(self.numbers)
 
     def only(self) -> FoundMessage:
-        """Its only message, for the rules."""
+        """Return its only message, for the rules."""
         rows = self.rows
-        seen = Message(
-            birth=int(rows.birth[0]),
-            version=int(rows.version[0]),
-            due_ms=int(rows.due_ms[0]),
-            scheduled_ms=int(rows.scheduled_ms[0]),
-            asked_ms=int(rows.asked_ms[0]),
-            holder=rows.holders[0],
-            deliveries=int(rows.deliveries[0]),
-            last_op=int(rows.last_op[0]),
-            group=rows.groups[0],
-            expires_ms=int(rows.expires_ms[0]),
-            payload_sum=int(rows.payload_sum[0]),
-            died_ms=int(rows.died_ms[0]),
-            dead=rows.dead[0],
-        )
+        found = [getattr(rows, _FIELD_OF.get(name, name))[0] for name in _OF_RULES]
+        values: list[Any] = [value if isinstance(value, bytes) else int(value) for value in found]
+        seen = Message(*values)
         return FoundMessage(rows.ids[0], self.numbers[0], seen, int(self.sizes[0]), bool(rows.tags[0]))
 
     def take(self, indexes: Indexes) -> MessageBatch:
-        """The messages at `indexes`, in that order."""
+        """Return the messages at `indexes`, in that order."""
         return MessageBatch(self.rows.take(indexes), [self.numbers[at] for at in indexes.tolist()], self.sizes[indexes])
 
     def fitting(self, most_bytes: int) -> MessageBatch:
-        """The first messages whose content stays near `most_bytes`, at least one."""
+        """Return the first messages whose content stays near `most_bytes`, at least one."""
         count = int(np.searchsorted(np.cumsum(self.sizes), most_bytes, "right"))
         return self if count >= len(self) else self.take(np.arange(max(1, count)))
 
     @classmethod
     def concat(cls, parts: list[MessageBatch]) -> MessageBatch:
-        """The parts one after the other."""
+        """Return the parts one after the other."""
         if len(parts) == 1:
             return parts[0]
         if not parts:
@@ -151,7 +141,7 @@ class MessageBatch:
 
     @classmethod
     def merged(cls, parts: list[MessageBatch], limit: int) -> MessageBatch:
-        """The first `limit` of the parts together, by (due, id)."""
+        """Return the first `limit` messages of all parts, by (due, id)."""
         if len(parts) == 1:
             return parts[0]
         joined = cls.concat(parts)
@@ -160,38 +150,55 @@ class MessageBatch:
         return joined.take(np.array(order[:limit], dtype=np.intp))
 
 
-def place_after(cursor: bytes) -> tuple[int, bytes]:
-    """Where a walk over (bucket, id) goes on; before everything for an empty cursor."""
-    return (int.from_bytes(cursor[:4], "big"), cursor[4:]) if cursor else (-1, b"")
-
-
-def cursor_at(bucket: int, id: bytes) -> bytes:
-    """The cursor of a walk that has passed (bucket, id)."""
-    return bucket.to_bytes(4, "big") + id
-
-
 def cursor_after(topic: Topic, id: bytes) -> bytes:
-    """The cursor of a walk that has passed the message with this id."""
+    """Return the cursor of a walk that has passed the message with this id."""
     return cursor_at(int(buckets_of(Ragged.of([id]), topic.settings.buckets)[0]), id)
 
 
-def columns_of(
-    numbers: tuple[str, ...], strings: tuple[str, ...], lists: list[list[int]], joined: Sequence[bytes | None]
-) -> FoundColumns:
-    """Columns from lists of numbers, one for each of `numbers` and one of lengths for each of `strings`, and from each
-    of `strings` back to back."""
-    found: dict[str, Ragged] = {}
-    for name, lengths, data in zip(strings, lists[len(numbers) :], joined, strict=True):
-        sizes = np.array([length or 0 for length in lengths], dtype=np.int64)
-        offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
-        np.cumsum(sizes, out=offsets[1:])
-        found[name] = Ragged(data or b"", offsets)
-    return FoundColumns(dict(zip(numbers, lists, strict=False)), found, len(lists[0]))
+class ColumnsQuery:
+    """A SELECT whose result is one row of whole columns. `numbers`: integer columns. `strings`: byte-string columns.
+
+    Its row has a list of each number column, of the lengths of each string column, and each string column in one."""
+
+    def __init__(self, numbers: Sequence[str], strings: Sequence[str] = ()) -> None:
+        self.numbers, self.strings = tuple(numbers), tuple(strings)
+
+    def read(self, rows: Sequence[Any]) -> FoundColumns:
+        """Return what such a statement found."""
+        (row,) = rows
+        # One text for all: parsing each list by itself costs more than its numbers if there are few.
+        listed = len(self.numbers) + len(self.strings)
+        lists: list[list[int]] = json.loads(f"[{','.join(map(self.listing, row[:listed]))}]")
+        found: dict[str, Ragged] = {}
+        for name, lengths, data in zip(self.strings, lists[len(self.numbers) :], row[listed:], strict=True):
+            sizes = np.array([length or 0 for length in lengths], dtype=np.int64)
+            offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
+            np.cumsum(sizes, out=offsets[1:])
+            found[name] = Ragged(data or b"", offsets)
+        return FoundColumns(dict(zip(self.numbers, lists, strict=False)), found, len(lists[0]))
+
+    def read_free(self, rows: Sequence[Any]) -> FoundColumns:
+        """Return what such a statement found, with the columns that are the same for all living messages that nobody
+        holds."""
+        found = self.read(rows)
+        nothing = Ragged(b"", np.zeros(found.count + 1, dtype=np.int64))
+        found.numbers["died_ms"] = [0] * found.count
+        found.strings |= {"holder": nothing, "dead": nothing}
+        return found
+
+    def listing(self, listed: Any) -> str:
+        """Return a list of the row as a JSON array."""
+        return str(listed)
 
 
-def without_holder(found: FoundColumns) -> FoundColumns:
-    """Columns of living messages that nobody holds, with what is the same for all of them."""
-    nothing = Ragged(b"", np.zeros(found.count + 1, dtype=np.int64))
-    found.numbers["died_ms"] = [0] * found.count
-    found.strings |= {"holder": nothing, "dead": nothing}
-    return found
+def pieces(sizes: Sequence[int], most_bytes: int, most: int = 1 << 62) -> Iterator[slice]:
+    """Return where to cut messages with contents of `sizes` bytes: at most `most` each, and within `most_bytes` unless
+    a single content is larger."""
+    start = 0
+    while start < len(sizes):
+        stop, left = start + 1, most_bytes - sizes[start]
+        while stop < len(sizes) and stop - start < most and sizes[stop] <= left:
+            left -= sizes[stop]
+            stop += 1
+        yield slice(start, stop)
+        start = stop

@@ -1,8 +1,8 @@
-"""What is looked for on a reading connection and done by the writer a few messages at a time, so that leases and
-settles go in between: moves and cancels by tag, and the sweep.
+"""Moves and cancels by tag, and the sweep. A reading connection looks for the messages; the writer changes a few at a
+time, so that leases and settles go in between.
 
-What nothing refuses (free, of the asking group, not expired, not done before) is moved or cancelled by one statement; a
-message at a time is decided by the rules only where something may refuse it.
+One statement moves or cancels the messages that nothing refuses (free, of the asking group, not expired, not done
+before). The rules decide on the others, one at a time.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from timeline.model import Operation, Status, Topic
+from timeline.storage_plugins.asks import cursor_at, place_of
 from timeline.storage_plugins.contract import Swept, TagMutation
 from timeline.storage_plugins.sql import DEAD, EXPIRES, TAGGED, signed_one
 from timeline.storage_plugins.sql.changes import TagCounts, mutate_tagged, remove_found
 from timeline.storage_plugins.sql.dialect import Changes, SqlDialect
-from timeline.storage_plugins.sql.rows import FoundColumns, cursor_at, place_after
+from timeline.storage_plugins.sql.rows import FoundColumns
 from timeline.storage_plugins.sql.statements import Plan, Statement
 from timeline.storage_plugins.sqlite.dialect import BY_ROWS, WHOLE, SqliteColumns, SqliteDialect
 
@@ -33,8 +34,8 @@ _CHUNK = (
 
 
 def search_tag(key: int, tag: bytes, cursor: bytes, limit: int) -> Plan[tuple[list[int], bytes | None]]:
-    """The rows of the next messages of the walk over (bucket, id), and where it goes on (None: it is done)."""
-    found = yield _ROWS.reading(_CHUNK, (key, tag, *place_after(cursor), limit))
+    """Return the rows of the next messages of the walk over (bucket, id), and its cursor (None: it is done)."""
+    found = yield _ROWS.reading(_CHUNK, (key, tag, *place_of(cursor), limit))
     rows: list[int] = found.numbers["row"]
     if len(rows) < limit:
         return rows, None
@@ -47,14 +48,14 @@ _PLAIN = (
     "AND {due} <= ?"
 )
 _TO = "CASE WHEN ? THEN ? ELSE max(0, scheduled_ms + ?) END"
-"""The due that a move asks for: the absolute one, or shifted from the scheduled one."""
+"""The due time that a move asks for: the absolute one, or shifted from the scheduled one."""
 _AGREEING = SqliteColumns(("row", "payload_bytes", "headers_bytes", "plain", "to_ms"))
 _AGREEING_SOURCE = (
     f"(SELECT row, payload_bytes, headers_bytes, {_PLAIN.format(due=_TO)} AS plain, {_TO} AS to_ms FROM message "
     f"WHERE {BY_ROWS} AND +topic = ? AND +tag = ? AND put_ms <= ? "
     "AND (? = 0 OR asked_ms <= ? OR last_op = ?))"
 )
-"""By row: without the signs the planner walks the whole tag instead, again for each work."""
+"""By row: without the signs the planner walks the whole tag, again for each work."""
 _OTHERS = f"(SELECT {WHOLE.inner} FROM message WHERE {BY_ROWS})"
 _MOVE = (
     f"UPDATE message SET version = version + 1, due_ms = {_TO}, scheduled_ms = {_TO}, asked_ms = ?, last_op = ? "
@@ -67,7 +68,7 @@ _REMEMBER = (
 
 
 def change_tagged(changes: Changes, mutation: TagMutation, rows: list[int], counts: TagCounts) -> Plan[None]:
-    """Do `mutation` on those of `rows` that are still there and were at its start."""
+    """Do `mutation` on those of `rows` that are still there and were there at its start."""
     now_ms, moves, sql = changes.now_ms, mutation.operation is Operation.MOVE, changes.sql
     assert isinstance(sql, SqliteDialect)
     to = (mutation.due_ms != 0, mutation.due_ms, mutation.by_ms) if moves else (True, 0, 0)
@@ -89,7 +90,7 @@ def change_tagged(changes: Changes, mutation: TagMutation, rows: list[int], coun
                 yield Statement(_REMEMBER, (op, now_ms, json.dumps(chosen)), writes=True)
             yield from sql.delete(chosen, (columns["payload_bytes"] + columns["headers_bytes"])[plain].tolist())
     others: list[int] = columns["row"][~plain].tolist()
-    if others:  # what something may refuse: by the rules
+    if others:  # something may refuse these
 
         def look(left: list[bytes] | None) -> Plan[Iterable[FoundColumns]]:
             return ((yield WHOLE.reading(_OTHERS, (json.dumps(others),))),)
@@ -104,9 +105,9 @@ PAYLOADS_LOOKED_AT = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Sweepable:
-    """What a search found to be removed: rows of expired messages, of dead letters, of payloads without a message;
-    the row up to which payloads were looked at (None: all were); whether there is more of these; whether there are
-    remembered ids past their time (`faded`), and rows of topics that were dropped."""
+    """Rows to remove, as a search found them: of expired messages, of dead letters, of payloads without a message.
+    `looked_until`: the row up to which payloads were looked at (None: all). `more`: whether there are more of these.
+    `faded`: whether there are remembered ids past their time. `dropped`: whether there are rows of dropped topics."""
 
     expired: list[int]
     dead: list[int]
@@ -120,7 +121,7 @@ class Sweepable:
         return len(self.expired) + len(self.dead) + len(self.orphans)
 
     def parts(self, count: int) -> Iterator[Sweepable]:
-        """The rows in parts of at most `count` of a kind."""
+        """Return the rows in parts of at most `count` of a kind."""
         for start in range(0, max(len(self.expired), len(self.dead), len(self.orphans)), count):
             expired, dead, orphans = (rows[start : start + count] for rows in (self.expired, self.dead, self.orphans))
             yield Sweepable(expired, dead, orphans, looked_until=None, more=False, faded=False, dropped=False)
@@ -144,8 +145,8 @@ _FADED = "SELECT 1 FROM remembered INDEXED BY remembered_settled WHERE topic = ?
 
 
 def search(topic: Topic, key: int, now_ms: int, limit: int, looked_until: int | None) -> Plan[Sweepable]:
-    """Look for up to `limit` of each. `looked_until`: where looking for payloads without a message stopped, None when
-    that is done."""
+    """Look for up to `limit` of each. `looked_until`: where the search for payloads without a message stopped; None: it
+    is done."""
     settings = topic.settings
     expired = yield from _rows(_EXPIRED, (key, now_ms, now_ms, limit))
     dead: list[int] = []
@@ -173,7 +174,7 @@ _REMOVE_ORPHANS = (
 
 
 def remove(changes: Changes, found: Sweepable) -> Plan[Swept]:
-    """Remove what was found, as far as it still is so."""
+    """Remove the rows that were found, if they still are as they were."""
     now_ms, expired, dead, orphans = changes.now_ms, None, None, 0
     if found.expired:
         expired = yield WHOLE.reading(_STILL_EXPIRED, (json.dumps(found.expired), now_ms, now_ms))
@@ -187,5 +188,5 @@ def remove(changes: Changes, found: Sweepable) -> Plan[Swept]:
 
 
 def forget(key: int, until_ms: int, sql: SqlDialect, limit: int) -> Plan[int]:
-    """Remove ids that were settled up to `until_ms`, at most `limit`; how many."""
+    """Remove at most `limit` ids that were settled up to `until_ms`; return how many."""
     return sql.forget(key, until_ms, limit)

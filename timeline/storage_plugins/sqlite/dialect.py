@@ -1,9 +1,10 @@
-"""SQLite's dialect: batches in, columns out, each in one step.
+"""SQLite's dialect: batches in, columns out, each in one step. And puts and settles in the plain case, by columns: a
+free id, or token and holder, decide.
 
-The interpreter's lock is handed over at every step of a statement, and taken back only when the event loop's thread
-lets it go. Measured with a busy main thread: 1,000 messages by `executemany` and a row fetched each cycle at 200
-messages/s, the same through the statements here at 4,400. So a batch goes in as one `VALUES` list and comes out as one
-row, whose fields are whole columns: a JSON array of numbers, or all byte strings back to back with their lengths.
+The interpreter's lock is released at every step of a statement, and taken back only when the event loop's thread
+releases it. Measured with a busy main thread: 1,000 messages by `executemany` and a row fetched for each cycle at 200
+messages/s, and by the statements here at 4,400. So a batch goes in as one `VALUES` list and comes out as one row, whose
+fields are whole columns: a JSON array of numbers, or all byte strings back to back with their lengths.
 
 `VALUES` lists have 2^k rows, padded with NULL, so that few statements are prepared and kept.
 """
@@ -12,31 +13,26 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
-from timeline.columns import Int64, Ragged, UInt32
-from timeline.storage_plugins.contract import Grant
-from timeline.storage_plugins.sql import NUMBERS, STRINGS, signed_one
-from timeline.storage_plugins.sql.dialect import Changes, LeasedContent, SqlDialect
-from timeline.storage_plugins.sql.leasing import MANY_GRANTS
-from timeline.storage_plugins.sql.rows import (
-    CHANGING,
-    FoundColumns,
-    MessageBatch,
-    changing_columns,
-    columns_of,
-    without_holder,
-)
+from timeline.columns import Ragged
+from timeline.model import Answers, Operation
+from timeline.storage_plugins.contract import Grant, Puts, Settles
+from timeline.storage_plugins.sql import NEW, NUMBERS, STRINGS, new_columns, signed
+from timeline.storage_plugins.sql import changes as sql
+from timeline.storage_plugins.sql.changes import settle_by_columns
+from timeline.storage_plugins.sql.dialect import Changes, SqlDialect
+from timeline.storage_plugins.sql.rows import CHANGING, ColumnsQuery, FoundColumns, FoundMessage, pieces
 from timeline.storage_plugins.sql.statements import Plan, Query, Result, Statement, drive
 
 MOST_ROWS = 1024
-"""Rows of one VALUES list: 15 columns each stay below SQLite's 32,766 variables."""
+"""Rows of one VALUES list. With up to 31 columns they stay below SQLite's 32,766 variables."""
 MOST_BYTES = 64 * 1024 * 1024
-"""Content read by one statement, but for a single larger one."""
+"""Content that one statement reads, unless a single one is larger."""
 
 
 @lru_cache(maxsize=512)
@@ -46,7 +42,7 @@ def _values(width: int, rows: int) -> str:
 
 
 def batches(columns: Sequence[Sequence[Any]]) -> Iterator[tuple[str, list[Any]]]:
-    """Equally long columns as VALUES lists and their parameters, MOST_ROWS at a time."""
+    """Return equally long columns as VALUES lists with their parameters, MOST_ROWS at a time."""
     width, count = len(columns), len(columns[0])
     for start in range(0, count, MOST_ROWS):
         size = min(count - start, MOST_ROWS)
@@ -57,38 +53,28 @@ def batches(columns: Sequence[Sequence[Any]]) -> Iterator[tuple[str, list[Any]]]
         yield _values(width, rows), parameters
 
 
-class SqliteColumns:
-    """A SELECT whose result is one row of whole columns. `numbers`: integer columns, NULL reads as None. `strings`:
-    byte-string columns."""
+class SqliteColumns(ColumnsQuery):
+    """A SELECT whose result is one row of whole columns. NULL in a number column reads as None."""
 
     def __init__(self, numbers: Sequence[str], strings: Sequence[str] = ()) -> None:
-        self._numbers = tuple(numbers)
-        self._strings = tuple(strings)
+        super().__init__(numbers, strings)
         self.inner = ", ".join((*numbers, *strings))
         self.outer = ", ".join(
             (
-                *(f"json_group_array({name})" for name in self._numbers),
-                *(f"json_group_array(length({name}))" for name in self._strings),
+                *(f"json_group_array({name})" for name in numbers),
+                *(f"json_group_array(length({name}))" for name in strings),
                 # Bytes pass through group_concat as they are, NUL included: it only knows lengths.
-                *(f"CAST(group_concat({name}, '') AS BLOB)" for name in self._strings),
+                *(f"CAST(group_concat({name}, '') AS BLOB)" for name in strings),
             )
         )
 
     def over(self, source: str) -> str:
-        """The statement for `source`: all that may follow FROM, which yields the columns in the wanted order."""
+        """Return the statement for `source`: all that may follow FROM, which has the columns in the wanted order."""
         return f"SELECT {self.outer} FROM {source}"
 
     def reading(self, source: str, values: Sequence[Any]) -> Statement:
-        """The statement that reads these columns of `source`, all that may follow FROM."""
+        """Return the statement that reads these columns of `source`, all that may follow FROM."""
         return Statement(self.over(source), values, self.read)
-
-    def read(self, rows: Sequence[Any]) -> FoundColumns:
-        """What a statement made by `over` found."""
-        row = rows[0]
-        listed = len(self._numbers) + len(self._strings)
-        # One text for all: parsing each by itself costs more than its numbers where there are few.
-        lists: list[list[int]] = json.loads(f"[{','.join(row[:listed])}]")
-        return columns_of(self._numbers, self._strings, lists, row[listed:])
 
 
 WHOLE = SqliteColumns(("row", "headers_bytes", *NUMBERS), tuple(STRINGS.values()))
@@ -101,7 +87,7 @@ _FREE_ROWS = SqliteColumns(
 BY_ID = (
     " AS a CROSS JOIN message AS m INDEXED BY message_id ON m.topic = ? AND m.bucket = a.column{} AND m.id = a.column{}"
 )
-"""Messages by id; a VALUES list says in which of its columns bucket and id are."""
+"""Messages by id. In the braces: the columns of a VALUES list that have bucket and id."""
 _FOUND = ", ".join(f"m.{name} AS {name}" for name in WHOLE.inner.split(", "))
 _REMEMBERED = SqliteColumns(("n", "birth", "version", "payload_sum", "last_op"))
 _REMEMBERED_SOURCE = (
@@ -124,7 +110,7 @@ _LEASE = (
 
 
 def answers(connection: sqlite3.Connection, asked: Sequence[Statement]) -> list[Any]:
-    """What statements answer."""
+    """Return what statements answer."""
     return [_answer(connection, statement) for statement in asked]
 
 
@@ -137,11 +123,11 @@ def _answer(connection: sqlite3.Connection, asked: Statement) -> Any:
 
 def read(connection: sqlite3.Connection, plan: Plan[Result]) -> Result:
     """Run a plan that only reads."""
-    return drive(plan, lambda asked: answers(connection, asked))
+    return drive(plan, partial(answers, connection))
 
 
 class SqliteDialect(SqlDialect):
-    """The dialect. `orphan` is told of payloads, by row, and of their sizes, whose messages are gone."""
+    """The dialect. `orphan` takes the rows and sizes of payloads whose messages are gone."""
 
     __slots__ = ("_orphan",)
 
@@ -161,8 +147,8 @@ class SqliteDialect(SqlDialect):
 
     def messages(self, query: Query, source: str, free: bool = False, lock: str = "") -> Statement:
         columns = _FREE_ROWS if free else WHOLE
-        read = _read_free if free else WHOLE.read
-        return query.reading(columns.over(f"(SELECT {columns.inner} FROM {source})"), read)
+        text = columns.over(f"(SELECT {columns.inner} FROM {source})")
+        return query.reading(text, columns.read_free if free else columns.read)
 
     def find(self, key: int, places: Sequence[tuple[int, bytes]], lock: bool) -> Plan[Iterable[FoundColumns]]:
         found: list[FoundColumns] = []
@@ -179,37 +165,22 @@ class SqliteDialect(SqlDialect):
             left += zip([ids[n] for n in at], *columns, strict=True)
         return left
 
-    def change(self, changes: Changes) -> Plan[set[bytes]]:
-        if changes.updated:
-            columns = [[changes.met[id].row for id in changes.updated]]
-            columns += changing_columns(list(changes.updated.values()))
-            for listed, parameters in batches(columns):
-                text = f"UPDATE message SET {_SET} FROM {listed} AS a WHERE message.row = a.column1"
-                yield Statement(text, parameters, writes=True)
-        if changes.removed:
-            removed = changes.removed.values()
-            yield from self.delete([stored.row for stored in removed], [stored.size_bytes for stored in removed])
-        if changes.remembered:
-            left = changes.remembered.values()
-            yield from self.remember(
-                changes,
-                list(changes.remembered),
-                [signed_one(message.birth) for message in left],
-                [message.version for message in left],
-                [signed_one(message.payload_sum) for message in left],
-                [signed_one(message.last_op) for message in left],
-            )
-        return set()
+    def update(self, columns: Sequence[Sequence[Any]]) -> Plan[None]:
+        for listed, parameters in batches(columns):
+            text = f"UPDATE message SET {_SET} FROM {listed} AS a WHERE message.row = a.column1"
+            yield Statement(text, parameters, writes=True)
+
+    def remove(self, removed: Sequence[FoundMessage]) -> Plan[None]:
+        return self.delete([stored.row for stored in removed], [stored.size_bytes for stored in removed])
 
     def delete(self, numbers: list[int], sizes: list[int]) -> Plan[None]:
-        """Remove messages by row; their payloads, of `sizes` bytes, stay for an idle moment."""
+        """Remove messages by row. Their payloads, of `sizes` bytes, are removed in an idle moment."""
         if numbers:
             yield Statement(f"DELETE FROM message WHERE {BY_ROWS}", (json.dumps(numbers),), writes=True)
             if self._orphan is not None:
                 self._orphan(numbers, sizes)
 
-    def remember(self, changes: Changes, ids: list[bytes], *columns: list[int]) -> Plan[None]:
-        """Note settled ids; columns birth, version, payload_sum, last_op."""
+    def remember(self, changes: Changes, ids: Sequence[bytes], *columns: Sequence[int]) -> Plan[None]:
         count = len(ids)
         for values, parameters in batches(([changes.key] * count, ids, *columns, [changes.now_ms] * count)):
             text = (
@@ -218,47 +189,27 @@ class SqliteDialect(SqlDialect):
             )
             yield Statement(text, parameters, writes=True)
 
-    def contents(self, numbers: Sequence[int], sizes: Sequence[int]) -> Plan[tuple[Ragged, Ragged, list[int]]]:
-        parts: list[FoundColumns] = []
-        gone: list[int] = []
-        start = 0
-        while start < len(numbers):
-            stop, room = start + 1, MOST_BYTES - sizes[start]
-            while stop < len(numbers) and sizes[stop] <= room:
-                room -= sizes[stop]
-                stop += 1
-            found = yield _CONTENT.reading(_CONTENT_SOURCE, (json.dumps(numbers[start:stop]),))
-            parts.append(found)
-            gone += [start + at for at, there in enumerate(found.numbers["there"]) if not there]
-            start = stop
-        if not parts:
-            return Ragged.of([]), Ragged.of([]), gone
-        payloads, headers = (Ragged.concat([part.strings[name] for part in parts]) for name in ("payload", "headers"))
-        return payloads, headers, gone
+    def reading_contents(self, numbers: Sequence[int], sizes: Sequence[int]) -> Iterator[Statement]:
+        for piece in pieces(sizes, MOST_BYTES):
+            yield _CONTENT.reading(_CONTENT_SOURCE, (json.dumps(numbers[piece]),))
 
-    def lease(
-        self, changes: Changes, batch: MessageBatch, turns: UInt32, until_ms: Int64, grants: Sequence[Grant],
-        also: Statement | None,
-    ) -> Plan[tuple[LeasedContent, Any]]:  # fmt: skip
-        numbers = batch.numbers
-        if len(grants) > MANY_GRANTS:
-            holders = [grants[turn].holder for turn in turns.tolist()]
-            for values, parameters in batches((numbers, until_ms.tolist(), holders)):
-                text = (
-                    "UPDATE message SET due_ms = a.column2, holder = a.column3, version = version + 1, "
-                    f"deliveries = deliveries + 1 FROM {values} AS a WHERE message.row = a.column1"
-                )
-                yield Statement(text, parameters, writes=True)
-        else:
-            whose = np.array(numbers, dtype=np.int64)
-            for index, grant in enumerate(grants):
-                mine = numbers if len(grants) == 1 else whose[turns == index].tolist()
-                if mine:
-                    leases = (changes.now_ms, grant.lease_ms, grant.holder, json.dumps(mine))
-                    yield Statement(_LEASE, leases, writes=True)
-        answered = None if also is None else (yield also)
-        payloads, headers, gone = yield from self.contents(numbers, batch.sizes.tolist())
-        return LeasedContent(payloads, headers, tuple(gone)), answered
+    def contents_of(self, numbers: Sequence[int], found: Sequence[FoundColumns]) -> tuple[Ragged, Ragged, list[int]]:
+        if not found:
+            return Ragged.of([]), Ragged.of([]), []
+        payloads, headers = (Ragged.concat([part.strings[name] for part in found]) for name in ("payload", "headers"))
+        there = (there for part in found for there in part.numbers["there"])
+        return payloads, headers, [at for at, one in enumerate(there) if not one]
+
+    def lease_for(self, grant: Grant, now_ms: int, numbers: Sequence[int]) -> Plan[None]:
+        yield Statement(_LEASE, (now_ms, grant.lease_ms, grant.holder, json.dumps(numbers)), writes=True)
+
+    def lease_each(self, columns: tuple[Sequence[int], Sequence[int], Sequence[bytes]]) -> Plan[None]:
+        for values, parameters in batches(columns):
+            text = (
+                "UPDATE message SET due_ms = a.column2, holder = a.column3, version = version + 1, "
+                f"deliveries = deliveries + 1 FROM {values} AS a WHERE message.row = a.column1"
+            )
+            yield Statement(text, parameters, writes=True)
 
     def delete_some(self, key: int, limit: int) -> Plan[int]:
         sized = "row, payload_bytes + headers_bytes AS size"
@@ -277,5 +228,119 @@ class SqliteDialect(SqlDialect):
         return removed
 
 
-def _read_free(rows: Sequence[Any]) -> FoundColumns:
-    return without_holder(_FREE_ROWS.read(rows))
+# ── put ──
+
+_ROWS = SqliteColumns(("row",))
+_PUT = {name: f"column{at}" for at, name in enumerate(NEW, 1)}
+_PUT |= {"scheduled_ms": _PUT["due_ms"], "topic": "?", "put_ms": "?", "asked_ms": "?"}
+_INSERT = (
+    f"INSERT INTO message ({','.join(_PUT)}) SELECT {','.join(_PUT.values())} FROM {{}} WHERE column1 IS NOT NULL "
+    "ON CONFLICT (topic, bucket, id) DO NOTHING"
+)
+"""A value that is the same for all is no column of the list: each one costs 50 ns to bind."""
+
+
+def put(reserve: Callable[[int], int], changes: Changes, puts: Puts) -> Plan[Answers]:
+    """Do `Store.put`: new messages are inserted at once. `reserve`: returns the first of so many new row numbers."""
+    remember_ms = changes.topic.settings.remember_ms
+    known: list[int] = []
+    if remember_ms:
+        ids = puts.ids.tolist()
+        left = yield from changes.sql.find_remembered(changes.key, ids, changes.now_ms - remember_ms)
+        remembered = {id for id, *_ in left}
+        known = [at for at, id in enumerate(ids) if id in remembered]
+    return (yield from sql.put(changes, puts, partial(_insert, reserve, changes), known))
+
+
+def _insert(
+    reserve: Callable[[int], int], changes: Changes, puts: Puts, buckets: list[int], in_place: bool
+) -> Plan[Collection[int]]:
+    """Insert puts with their contents; return those whose id was not taken."""
+    first = reserve(len(puts))
+    rows = range(first, first + len(puts))
+    stored = 0
+    for values, parameters in batches(new_columns(puts, rows, buckets)):
+        same = (changes.key, changes.now_ms, changes.now_ms)
+        stored += yield Statement(_INSERT.format(values), [*same, *parameters], counts=True, writes=True)
+    kept: Sequence[int] = range(len(puts))
+    contents: list[Sequence[Any]] = [rows, puts.payloads.tolist(), puts.headers.tolist()]
+    if stored < len(puts):
+        found = yield _ROWS.reading("message WHERE row >= ? AND row < ?", (first, rows.stop))
+        kept = [row - first for row in sorted(found.numbers["row"])]
+        contents = [[column[at] for at in kept] for column in contents]
+    for values, parameters in batches(contents):
+        text = f"INSERT INTO payload (row, payload, headers) SELECT * FROM {values} WHERE column1 IS NOT NULL"
+        yield Statement(text, parameters, writes=True)
+    return kept
+
+
+# ── settle ──
+
+_BY_TOKEN = (
+    f"{BY_ID.format(2, 3)} AND m.birth = a.column4 AND m.version = a.column5 AND m.holder = a.column6 "
+    "AND m.died_ms = 0 AND m.holder != x''"
+)
+_MATCHED = "a.column1 AS n, m.row AS row, m.payload_bytes + m.headers_bytes AS size"
+_HOLDING = SqliteColumns(("n", "row", "size", "due_ms", "payload_sum", "expires_ms"))
+_HOLDING_INNER = f"{_MATCHED}, m.due_ms AS due_ms, m.payload_sum AS payload_sum, m.expires_ms AS expires_ms"
+_ACKED = SqliteColumns(("n", "row", "size", "late"))
+_ACKED_INNER = f"{_MATCHED}, m.due_ms <= ? AS late"
+
+
+def settle_plain(
+    changes: Changes, settles: Settles, ids: list[bytes], buckets: list[int], answers: Answers
+) -> Plan[Collection[int]]:
+    """Do acks and extends of living messages whose token and holder match; return which were done."""
+    chosen = np.flatnonzero((settles.operation == Operation.ACK) | (settles.operation == Operation.EXTEND))
+    if not len(chosen):
+        return ()
+    whole = len(chosen) == len(ids)
+    at = chosen.tolist()
+    columns = (
+        at,
+        buckets if whole else [buckets[index] for index in at],
+        ids if whole else [ids[index] for index in at],
+        signed(settles.birth[chosen]),
+        settles.version[chosen].tolist(),
+        (settles.holders if whole else settles.holders.take(chosen)).tolist(),
+    )
+    dialect = changes.sql
+    assert isinstance(dialect, SqliteDialect)
+    done: list[int] = []
+    if bool((settles.operation[chosen] == Operation.ACK).all()) and not changes.topic.settings.remember_ms:
+        # Acks alone, on a topic that remembers nothing, need the fewest columns.
+        for values, parameters in batches(columns):
+            source = f"(SELECT {_ACKED_INNER} FROM {values}{_BY_TOKEN})"
+            numbers = (yield _ACKED.reading(source, [changes.now_ms, *parameters, changes.key])).numbers
+            answers.late[numbers["n"]] = numbers["late"]
+            yield from dialect.delete(numbers["row"], numbers["size"])
+            done += numbers["n"]
+        return done
+    for values, parameters in batches(columns):
+        source = f"(SELECT {_HOLDING_INNER} FROM {values}{_BY_TOKEN})"
+        found = yield _HOLDING.reading(source, [*parameters, changes.key])
+        done += yield from _settle_holding(changes, dialect, settles, ids, found, answers)
+    return done
+
+
+def _settle_holding(
+    changes: Changes, dialect: SqliteDialect, settles: Settles, ids: list[bytes], found: FoundColumns, answers: Answers
+) -> Plan[list[int]]:
+    """Settle messages whose token and holder match; return which settles were done."""
+    columns = {name: np.array(values, dtype=np.int64) for name, values in found.numbers.items()}
+    place, ours = columns["n"].astype(np.intp), np.ones(found.count, dtype=np.bool_)
+    acks, extends, until_ms = settle_by_columns(
+        settles, place, ours, columns["due_ms"], columns["expires_ms"], changes.now_ms, answers
+    )
+    if acks.any():
+        yield from dialect.delete(columns["row"][acks].tolist(), columns["size"][acks].tolist())
+        if changes.topic.settings.remember_ms:
+            at = place[acks]
+            tokens = signed(settles.birth[at]), signed(settles.version[at])
+            acked, sums = [ids[index] for index in at.tolist()], signed(columns["payload_sum"][acks])
+            yield from dialect.remember(changes, acked, *tokens, sums, [0] * len(acked))
+    for values, parameters in batches((columns["row"][extends].tolist(), until_ms.tolist())):
+        text = f"UPDATE message SET due_ms = a.column2 FROM {values} AS a WHERE message.row = a.column1"
+        yield Statement(text, parameters, writes=True)
+    done: list[int] = place[acks | extends].tolist()
+    return done

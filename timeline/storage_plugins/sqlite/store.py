@@ -1,6 +1,6 @@
 """`sqlite:///file`: the embedded store. One process, one file, durable when answered.
 
-Changes go to the one writer, which commits them by groups; reads that may be long go to connections of their own.
+Changes go to the one writer, which commits them in groups. Reads that may be long have connections of their own.
 """
 
 from __future__ import annotations
@@ -32,27 +32,25 @@ from timeline.storage_plugins.contract import (
     disk_space_of,
 )
 from timeline.storage_plugins.records import dropped
-from timeline.storage_plugins.sql import records
 from timeline.storage_plugins.sql.changes import TagCounts, remove_dropped, settle
 from timeline.storage_plugins.sql.dialect import Changes, SqlDialect
 from timeline.storage_plugins.sql.leasing import lease_due
 from timeline.storage_plugins.sql.statements import Plan, Result
-from timeline.storage_plugins.sql.store import SqlStore, cut, whole, without_all
-from timeline.storage_plugins.sqlite import bulk, messages
-from timeline.storage_plugins.sqlite.checkpoints import Checkpointer
-from timeline.storage_plugins.sqlite.database import Database, SqliteLocation, contracted
-from timeline.storage_plugins.sqlite.dialect import SqliteDialect, read
+from timeline.storage_plugins.sql.store import SqlStore, created, cut, removed, whole, without_all
+from timeline.storage_plugins.sqlite import bulk
+from timeline.storage_plugins.sqlite.database import Checkpointer, Database, SqliteLocation, contracted
+from timeline.storage_plugins.sqlite.dialect import SqliteDialect, put, read, settle_plain
 from timeline.storage_plugins.sqlite.writer import LATER, LEASES, SETTLES, SqliteWriter, Transaction, unavailable
 from timeline.storage_plugins.versions import Versions
 
 READERS = 2
 ROWS_AT_ONCE = 150
 ROW_WEIGHT = 27
-"""Messages of one work of a tag operation or a sweep, and what each weighs in a transaction: it dirties two pages and
-more of its own. One work is as much as leases and settles may have to wait for: what is leased ahead by then is not
+"""Messages of one work of a tag operation or a sweep, and the weight of each in a transaction: it dirties at least two
+pages of its own. Leases and settles may have to wait for one work: messages that are leased ahead by then are not
 late."""
 WORKS_IN_LINE = 16
-"""Such works that wait at once: a transaction of one each."""
+"""The most such works that wait at once, for a transaction each."""
 
 
 class SqliteStore(SqlStore):
@@ -78,7 +76,7 @@ class SqliteStore(SqlStore):
         self._reading = threading.local()
         self._connections: list[sqlite3.Connection] = []
         self._keys: dict[int, int] = {}
-        """Of the topics that stand, by uid. Changed by the writer, read on the event loop, each in one step."""
+        """The keys of topics by uid. The writer changes them, the event loop reads them, each in one step."""
         self._sweeping = asyncio.Lock()
         self._looked_until: int | None = None
 
@@ -96,7 +94,7 @@ class SqliteStore(SqlStore):
         return Opened(self._database.cluster_uid, self._database.server)
 
     async def _started(self, starting: asyncio.Future[SqliteWriter]) -> None:
-        """Waits for an opening. Who waits may be cancelled: it goes on, and is there for the next `open` or `close`."""
+        """Wait for an opening. A waiter may be cancelled: the opening goes on, for the next `open` or `close`."""
         try:
             writer = await asyncio.shield(starting)
         except BaseException:
@@ -149,7 +147,7 @@ class SqliteStore(SqlStore):
         self._close_files()
 
     def _close_files(self) -> None:
-        """All connections are closed by now."""
+        """Close the files; all connections are closed by now."""
         if self._checkpointer is not None:
             self._checkpointer.close()
             self._checkpointer = None
@@ -212,7 +210,7 @@ class SqliteStore(SqlStore):
         return await self._write(act, priority, weight)
 
     def _changes(self, transaction: Transaction, topic: Topic, now_ms: int) -> Changes | None:
-        """What a call may change; None where the topic was dropped."""
+        """Return the changes of a call; None if the topic was dropped."""
         key = self._keys.get(topic.uid)
         return None if key is None else Changes(SqliteDialect(transaction.orphan), topic, key, now_ms)
 
@@ -220,8 +218,8 @@ class SqliteStore(SqlStore):
 
     async def create_topic(self, topic: Topic) -> Topic:
         def act(transaction: Transaction) -> Topic:
-            made = transaction.run(records.create(self.sql, topic))
-            # From now on the key is known, whether or not the creator still waits.
+            made = transaction.run(created(self.sql, topic))
+            # The key is known from now on, whether or not the creator still waits.
             (key,) = transaction.connection.execute("SELECT key FROM topic WHERE uid = ?", (made.uid,)).fetchone()
             self._know(transaction, made.uid, int(key))
             return made
@@ -230,7 +228,7 @@ class SqliteStore(SqlStore):
 
     async def drop_topic(self, topic: Topic) -> bool:
         def act(transaction: Transaction) -> bool:
-            gone = transaction.run(records.drop(self.sql, topic))
+            gone = transaction.run(removed(self.sql, topic))
             if gone:
                 # Now, not after the commit: a put behind this one in the same transaction must not find the topic.
                 self._know(transaction, topic.uid, None)
@@ -239,7 +237,7 @@ class SqliteStore(SqlStore):
         return await self._write(act, LATER, 1)
 
     def _know(self, transaction: Transaction, uid: int, key: int | None) -> None:
-        """Take down a topic's key (None: it has none any more), as long as the transaction is not undone."""
+        """Note a topic's key (None: it has none any more), unless the transaction is undone."""
         before = self._keys.get(uid)
         self._set_key(uid, key)
         transaction.undo.append(lambda: self._set_key(uid, before))
@@ -254,13 +252,13 @@ class SqliteStore(SqlStore):
 
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         if why := self._running().trouble.get("full"):
-            raise StoreFull(why)  # what little is left is for leases, settles and cancels
+            raise StoreFull(why)  # the last space is for leases, settles and cancels
         parts = cut(puts)
         if len(parts) == 1:
             return await self._put(topic, now_ms, puts)
         done = await asyncio.gather(*(self._put(topic, now_ms, part) for part in parts), return_exceptions=True)
         answers = Answers.concat(parted := whole(done))
-        answers.commit_seq = max(part.commit_seq for part in parted)  # a lease between them has not seen the later ones
+        answers.commit_seq = max(part.commit_seq for part in parted)  # a lease in between has not seen the later parts
         return answers
 
     async def _put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
@@ -268,7 +266,7 @@ class SqliteStore(SqlStore):
             changes = self._changes(transaction, topic, now_ms)
             if changes is None:
                 return dropped(topic, len(puts))
-            answers = transaction.run(messages.put(transaction, changes, puts))
+            answers = transaction.run(put(transaction.writer.reserve, changes, puts))
             answers.commit_seq = transaction.commit_seq
             return answers
 
@@ -301,7 +299,7 @@ class SqliteStore(SqlStore):
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
         count = len(settles)
         answers = await self._change_of(
-            topic, now_ms, lambda changes: settle(changes, settles, messages.settle_plain),
+            topic, now_ms, lambda changes: settle(changes, settles, settle_plain),
             lambda: dropped(topic, count), count, SETTLES,
         )  # fmt: skip
         assert answers is not None, "the topic stands"
@@ -328,7 +326,7 @@ class SqliteStore(SqlStore):
         self, topic: Topic, now_ms: int, works: Sequence[tuple[int, Callable[[Changes], Plan[Result]]]],
         gone: Callable[[], Result],
     ) -> list[Result]:  # fmt: skip
-        """Do `works`, each with how many rows it changes, in order; leases and settles may go between any two."""
+        """Do `works` in order, each with its number of rows. Leases and settles may go between any two."""
         done: list[Result] = []
         for start in range(0, len(works), WORKS_IN_LINE):
             line = works[start : start + WORKS_IN_LINE]
@@ -347,13 +345,13 @@ class SqliteStore(SqlStore):
         key, limit = self._keys.get(topic.uid), max(1, limit)
         if key is None:
             return Swept()
-        # One at a time, whatever the topic: they share one walk over the file's payloads.
+        # One at a time, whatever the topic: sweeps share one walk over the file's payloads.
         async with self._sweeping:
             looked_until = self._looked_until
             found = await self._read(lambda: bulk.search(topic, key, now_ms, limit, looked_until))
             works = [(len(part), partial(bulk.remove, found=part)) for part in found.parts(ROWS_AT_ONCE)]
             swept = await self._in_small_works(topic, now_ms, works, Swept)
-            if topic.uid in self._keys:  # dropped meanwhile, it left the payloads that were found where they are
+            if topic.uid in self._keys:  # the sweep of a topic dropped meanwhile removed no payloads
                 self._looked_until = found.looked_until
             forgotten = dropped_rows = 0
             if found.faded:
@@ -370,7 +368,7 @@ class SqliteStore(SqlStore):
         )
 
     async def _up_to(self, limit: int, remove: Callable[[SqlDialect, int], Plan[int]]) -> int:
-        """Repeat `remove` until less is left than it may remove, or `limit` is reached; how many were removed."""
+        """Repeat `remove` until nothing is left or `limit` is reached; return how many were removed."""
         removed = 0
         while True:
             most = min(ROWS_AT_ONCE, limit - removed)

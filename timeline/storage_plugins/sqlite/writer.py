@@ -1,11 +1,11 @@
-"""The one writer: a thread that commits, in one transaction, all that waits for it.
+"""The one writer: a thread that commits, in one transaction, all the work that waits for it.
 
-While one transaction is on its way to the disk the next one's work gathers: group commit by pressure, no timer. Leases
-and settles go ahead of puts and mutations, of which each transaction has one all the same, or, if that is heavy, every
-other transaction: however many topics lease and settle, puts go on; when leases or settles wait, it is just that one.
-Leases come last in a transaction, those too that were not there when it began: what is put as due is leased at once,
-with one commit for both. Nothing is answered before the commit. When the transaction fails it is rolled back and its
-works run again one by one, so that only the guilty one fails.
+While one transaction is on its way to the disk, the work of the next one gathers: group commit by pressure, no timer.
+Leases and settles go ahead of puts and mutations. Each transaction has at least one put or mutation, or every other
+transaction if that one is heavy: puts go on, however many topics lease and settle. If leases or settles wait, it has
+just that one. Leases come last in a transaction, also those that came after it began: a message that is put as due is
+leased at once, with one commit for both. Nothing is answered before the commit. If the transaction fails, it is rolled
+back and its works run again one by one, so that only the faulty one fails.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from timeline.storage_plugins.sqlite.dialect import BY_ROWS, answers
 Result = TypeVar("Result")
 
 SETTLES, LATER, LEASES = 0, 1, 2
-"""The lines, as a transaction takes them; LATER is everything else."""
+"""The lines, in the order in which a transaction takes them. LATER is everything else."""
 MOST_WEIGHT = 8_000
-"""Messages in one transaction, but for a single larger work and the first put."""
+"""The most messages in one transaction, unless a single work or the first put is larger."""
 ENOUGH_WEIGHT = 1_000
-"""A transaction of more ends early where leases or settles wait again: so long may they have to wait for puts."""
+"""A transaction of more ends early if leases or settles wait again: the longest that they wait for puts."""
 ROWS_RESERVED = 1_000_000
 ORPHANS_WORTHWHILE = 1_000
-"""Fewer payloads without a message wait until nobody has had anything to do for REST_S: removing them is a commit, and
-one after each ack would hold up every second lease."""
+"""Fewer payloads without a message wait until no work has come for REST_S. Removing them is a commit, and one after
+each ack would delay every second lease."""
 REST_S = 0.05
 ORPHANS_AT_ONCE = 4_000
 ORPHANS_A_STEP = 500
 ORPHANS_BYTES_AT_ONCE = 8 * 1024 * 1024
 ORPHANS_PRESSING = 40_000
 """So many payloads without a message may wait for an idle moment. Beyond twice as many, leases and settles wait for
-their removal, not the other way round."""
+their removal."""
 PROBE_BYTES = 256 * 1024
 
 
 def unavailable(error: sqlite3.Error) -> StoreUnavailable:
-    """What the contract says of an SQLite error before the commit."""
+    """Return the contract's error for an SQLite error before the commit."""
     name = getattr(error, "sqlite_errorname", "") or type(error).__name__
     if name == "SQLITE_FULL":
         return StoreFull(f"{error} ({name}): free some space")
@@ -56,34 +56,30 @@ def unavailable(error: sqlite3.Error) -> StoreUnavailable:
 
 @dataclass(slots=True)
 class Transaction:
-    """What a work may use: the connection, row numbers, and notes that count only once it is committed."""
+    """What a work may use: the connection, the writer, and notes that count only once it is committed."""
 
     connection: sqlite3.Connection
     writer: SqliteWriter
     orphans: list[tuple[int, int]] = field(default_factory=list)
     undo: list[Callable[[], None]] = field(default_factory=list)
-    """What puts memory right when the transaction is rolled back."""
+    """Calls that restore memory if the transaction is rolled back."""
     weight: int = 0
-    """The weight of the work under way, which lowers it where it turns out to touch fewer messages."""
+    """The weight of the work under way. The work lowers it if it touches fewer messages."""
     commit_seq: int = 0
-    """Of the work under way, counted from when the writer started."""
+    """The number of the work under way, counted from when the writer started."""
 
     def run(self, plan: Plan[Result]) -> Result:
         """Run a plan in this transaction."""
         return drive(plan, partial(answers, self.connection))
 
-    def reserve(self, count: int) -> int:
-        """The first of `count` row numbers that were never used and never will be."""
-        return self.writer.reserve(count)
-
     def orphan(self, rows: list[int], sizes: list[int]) -> None:
-        """Notes payloads (by row, with their sizes in bytes) whose messages are gone: removed in an idle moment."""
+        """Note payloads (by row, with their sizes in bytes) whose messages are gone. An idle moment removes them."""
         self.orphans += zip(rows, sizes, strict=True)
 
 
 @dataclass(slots=True, eq=False)
 class Work(Generic[Result]):
-    """A piece of a transaction and who waits for it."""
+    """A piece of a transaction, and the future that waits for it."""
 
     act: Callable[[Transaction], Result]
     loop: asyncio.AbstractEventLoop
@@ -99,7 +95,7 @@ class Work(Generic[Result]):
         self.weight = transaction.weight
 
     def settle(self) -> None:
-        """On the event loop: hands the outcome to who waits, if anybody still does."""
+        """Set the outcome, on the event loop, if a caller still waits."""
         if self.answer.done():
             return
         if self.error is not None:
@@ -109,10 +105,10 @@ class Work(Generic[Result]):
 
 
 class SqliteWriter:
-    """Owns the writing connection from `start` to `stop`. `trouble` names what makes writing impossible until
-    proven otherwise: a full disk (until a probe as large as a batch is written), a malformed page (until reopened).
-    `committed` is told after each commit how many rows were changed. `lost` answers why what
-    is written would be lost, `cramped` why nothing more is to be put: one is asked before each commit, one after it."""
+    """Owns the writing connection from `start` to `stop`. `trouble` names what makes writing impossible: a full disk
+    (until a probe as large as a batch is written) or a malformed page (until reopened). `committed` takes the number
+    of changed rows after each commit. `lost`, asked before each commit, returns why it would be lost. `cramped`, asked
+    after it, returns why puts are refused."""
 
     def __init__(
         self, connection: sqlite3.Connection, committed: Callable[[int], None], lost: Callable[[], str],
@@ -135,15 +131,15 @@ class SqliteWriter:
         self._thread = threading.Thread(target=self._run, name="timeline-sqlite-writer", daemon=True)
 
     def start(self) -> None:
-        """Begins to work; the connection belongs to the thread from here on."""
+        """Begin to work. The connection belongs to the thread from here on."""
         mark = self._connection.execute("SELECT value FROM meta WHERE name = 'reserved_rows'").fetchone()
         last = self._connection.execute("SELECT max(row) FROM message").fetchone()
         self._next_row = self._reserved = max(int(mark[0]) if mark else 0, int(last[0] or 0))
         self._thread.start()
 
     def stop(self, clean: bool) -> None:
-        """Finishes what waits, payloads without a message included, and closes the connection. Blocks until then.
-        `clean`: no others are known of, so that the next process need not look for any."""
+        """Finish all work, remove payloads without a message, and close the connection. Block until then. `clean`: no
+        other such payloads are possible, so that the next process need not look for any."""
         with self._ready:
             self._stopping = True
             self._clean = clean
@@ -151,7 +147,7 @@ class SqliteWriter:
         self._thread.join()
 
     def submit(self, act: Callable[[Transaction], Result], priority: int, weight: int) -> asyncio.Future[Result]:
-        """Puts a work in line; its result, or StoreUnavailable or StoreUnknown, comes after the commit."""
+        """Put a work in line. Its result, StoreUnavailable or StoreUnknown comes after the commit."""
         loop = asyncio.get_running_loop()
         work: Work[Result] = Work(act, loop, loop.create_future(), priority, weight)
         with self._ready:
@@ -162,7 +158,8 @@ class SqliteWriter:
         return work.answer
 
     def reserve(self, count: int) -> int:
-        """Row numbers for the running transaction; the mark beyond them is written with it. Gaps are harmless."""
+        """Return the first of `count` new row numbers. The mark beyond them is written with the running transaction.
+        Gaps are harmless."""
         first = self._next_row + 1
         self._next_row += count
         if self._next_row > self._reserved:
@@ -173,8 +170,7 @@ class SqliteWriter:
         return first
 
     def carry_rest(self) -> None:
-        """Asks that what little is left in the log be carried to its place before the next transaction, which may then
-        start the log anew."""
+        """Ask the writer to carry the rest of the log before the next transaction, which may then restart the log."""
         with self._ready:
             self._rest = True
             self._ready.notify()
@@ -203,8 +199,8 @@ class SqliteWriter:
             self._refuse(works)
 
     def _refuse(self, begun: list[Work[Any]]) -> None:
-        """Nobody writes any more. Where that is by a mistake of ours, nobody may wait for it for ever: not who comes
-        later, nor who is in line, nor those `begun` and not answered."""
+        """Refuse all work, since the thread ends. If it ends by a bug, no caller may wait for ever: not later ones,
+        those in line, or those `begun` and not answered."""
         with self._ready:
             self._stopping = True
             left = [work for line in self._waiting for work in line]
@@ -215,7 +211,7 @@ class SqliteWriter:
         self._answer([*begun, *left])
 
     def _wait(self) -> bool:
-        """Returns when there are works, or time for chores; False when it is over."""
+        """Wait for works, or for time for chores; return False at the end."""
         with self._ready:
             rested = False
             while not any(self._waiting) and not self._rest:
@@ -230,8 +226,8 @@ class SqliteWriter:
             return True
 
     def _commit_all(self, works: list[Work[Any]]) -> None:
-        """Commits together what waits, or as much of it as makes a transaction; where that fails, one by one. Fills
-        `works` with what it took off the lines."""
+        """Commit the waiting works together, as many as fit into a transaction; if that fails, one by one. Fills
+        `works` with those that it took off the lines."""
         error = self._transact(self._in_turn(works))
         if error is None:
             self._chores_wait = False
@@ -246,9 +242,9 @@ class SqliteWriter:
             work.error = self._transact([work])
 
     def _in_turn(self, works: list[Work[Any]]) -> Iterator[Work[Any]]:
-        """Takes what waits now off its line into `works`, one after the other: at least one of each line, and on as
-        long as nobody else has to wait too long for it. What is heavier than that takes turns with leases and settles
-        instead: in one transaction with it, they would wait for it twice, behind it and beside it."""
+        """Take the waiting works off their lines into `works`: at least one of each line, and more while no other has
+        to wait too long. A heavy put takes turns with leases and settles instead: in one transaction with it, they
+        would wait for it twice, behind it and beside it."""
         weight, counts = 0, [len(line) for line in self._waiting]
         leases = True
         if self._hurried() and counts[LATER] and self._waiting[LATER][0].weight > ENOUGH_WEIGHT:
@@ -268,11 +264,11 @@ class SqliteWriter:
                 weight += work.weight
 
     def _hurried(self) -> bool:
-        """Whether leases or settles wait."""
+        """Return whether leases or settles wait."""
         return bool(self._waiting[SETTLES] or self._waiting[LEASES])
 
     def _transact(self, acts: Iterable[Callable[[Transaction], None]]) -> Exception | None:
-        """One transaction; None, or why nothing of it happened (StoreUnknown: why that cannot be told)."""
+        """Do one transaction. Return None, or why nothing of it happened (StoreUnknown: why that is not known)."""
         transaction = Transaction(self._connection, self)
         reserved, changes = self._reserved, self._connection.total_changes
         try:
@@ -302,7 +298,7 @@ class SqliteWriter:
         return None
 
     def judged(self, error: Exception) -> Exception:
-        """The error as the contract has it. A work may refuse with an error of its own."""
+        """Return the error as the contract has it. A work may raise an error of its own."""
         if not isinstance(error, sqlite3.Error):
             return error
         judged = unavailable(error)
@@ -321,22 +317,22 @@ class SqliteWriter:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
         except sqlite3.Error as error:
-            # SQLite rolls back by itself where it could not go on; otherwise nothing can be written any more.
+            # SQLite rolls back by itself after some errors. Otherwise nothing can be written any more.
             if self._connection.in_transaction:
                 self.trouble["damaged"] = f"a transaction could not be rolled back: {error}"
 
     def _reuse_log(self) -> None:
-        """Carries what the log has to its place, so that the next transaction writes over it instead of behind it: once
-        little is left of it, and while the disk is, or was just now, full, so that settles, which make room, go on."""
+        """Carry the log to its place, so that the next transaction overwrites it instead of appending: when little is
+        left of it, and around a full disk, so that settles, which free space, go on."""
         try:
             if not self._connection.in_transaction:
                 self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         except sqlite3.Error:
-            return  # Not even that fits: it is tried again with the next failure.
+            return  # not even that fits; the next failure tries again
 
     def _surely_undone(self, error: sqlite3.Error) -> bool:
-        """Whether a failed commit surely did not happen. After an I/O error its frames may lie in the log, complete
-        but not known to be on disk, and a recovery after a crash would read them; the next commit overwrites them."""
+        """Return whether a failed commit surely did not happen. After an I/O error its frames may lie in the log,
+        complete but perhaps not on disk, and a recovery would read them. The next commit overwrites them."""
         if not getattr(error, "sqlite_errorname", "").startswith("SQLITE_IOERR"):
             return True
         try:
@@ -353,11 +349,11 @@ class SqliteWriter:
             try:
                 loop.call_soon_threadsafe(_settle_all, answered)
             except RuntimeError:
-                continue  # That loop was closed: nobody waits there any more.
+                continue  # that loop was closed, with all that waited there
 
     def _remove_orphans(self) -> bool:
-        """Removes some payloads whose messages are gone, in row order, so that they share pages. False when that
-        failed: they wait until something else could be written."""
+        """Remove some payloads whose messages are gone, in row order, so that they share pages. Return False if that
+        failed: they wait until another transaction succeeds."""
         taken: list[tuple[int, int]] = []
         room = ORPHANS_BYTES_AT_ONCE
         while self._orphans and len(taken) < ORPHANS_AT_ONCE and (not taken or self._orphans[0][1] <= room):
@@ -373,7 +369,7 @@ class SqliteWriter:
         return False
 
     def _removals(self, left: list[tuple[int, int]]) -> Iterator[Callable[[Transaction], None]]:
-        """Removes `left` step by step, all of it or until somebody else has waited for a step of it."""
+        """Remove `left` step by step, all of it or until a lease or settle has waited for a step."""
         pressed = len(self._orphans) > 2 * ORPHANS_PRESSING
         while left:
             rows = [row for row, _ in left[:ORPHANS_A_STEP]]
@@ -383,14 +379,14 @@ class SqliteWriter:
                 return
 
     def probe(self, transaction: Transaction) -> None:
-        """A work that proves that writing works: small while all is well, as large as a batch after a full disk."""
+        """Prove, as a work, that writing works: small normally, as large as a batch after a full disk."""
         size = PROBE_BYTES if "full" in self.trouble else 8
         transaction.connection.execute(
             "INSERT OR REPLACE INTO meta (name, value) VALUES ('probe', hex(randomblob(?)))", (size // 2,)
         )
 
     def proven(self) -> None:
-        """After a committed probe. Raises StoreFull while the disk has no room for more."""
+        """Note a committed probe. Raise StoreFull while the disk has no space for more."""
         if not self._room_left:
             raise StoreFull(self.trouble["full"])
         self.trouble.pop("full", None)
