@@ -11,7 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.servers.fixture import Running
+from tests.servers.mysql import MysqlServer
+from tests.servers.postgresql import PostgresqlServer
+from tests.servers.process import Server
 from timeline.model import Topic, TopicSettings
+from timeline.storage_plugins import make_store
 from timeline.storage_plugins.cassandra.changes import news_of
 from timeline.storage_plugins.cassandra.rows import CassandraRow
 from timeline.storage_plugins.contract import Puts
@@ -19,6 +24,7 @@ from timeline.storage_plugins.redis.records import pack, pack_puts, unpack
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_MODULES = 12
+SERVERS: dict[str, type[Server]] = {"postgresql": PostgresqlServer, "mysql": MysqlServer}
 
 _KEYWORD = ("tag: str | None = None,", "tag: str | None = None, priority: int = 0,")
 CHANGES: dict[str, list[tuple[str, str]]] = {
@@ -35,6 +41,14 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
     # What a store is given, and what it gives back.
     "timeline/storage_plugins/contract.py": [
         ("    payload_bytes: Int64 | None = None\n", "    priority: Int64\n    payload_bytes: Int64 | None = None\n")
+    ],
+    # What a database that is there already is told. Its tables and statements follow from the two above.
+    "timeline/storage_plugins/sql/__init__.py": [
+        (
+            "MIGRATIONS: tuple[Migration, ...] = ()",
+            "MIGRATIONS = (Step(lambda run: run('ALTER TABLE message ADD COLUMN priority BIGINT DEFAULT 0 NOT NULL'), "
+            "lambda run: None),)",
+        )
     ],
     "timeline/model.py": [("    died_ms: Times\n", "    died_ms: Times\n    priority: Int64\n")],
     # What users say and see.
@@ -65,8 +79,8 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
         )
     ],
 }
-"""The modules that change until the memory store delivers it, and how. Redis and Cassandra need no change.
-CONTRIBUTING.md names those of other stores, and what this copy leaves out: the range, and what else makes `Puts`."""
+"""The modules that change until every store delivers it, and how. Memory, Redis and Cassandra need no change.
+CONTRIBUTING.md names what this copy leaves out: the range, the reference store, and what else makes `Puts`."""
 
 PACKED = """
 import sys
@@ -108,11 +122,11 @@ print(leased.hex(), news[0].fields().hex())
 """What Redis and Cassandra pack of a message, read by this version and the one before."""
 
 JOURNEY = """
-import asyncio, timeline
+import asyncio, sys, timeline
 from tests.driver.broker import Broker
 
 async def journey():
-    broker = Broker("memory://")
+    broker = Broker(sys.argv[1])
     await broker.start()
     async with timeline.connect(broker.address) as tl:
         await tl.create_topic("t")
@@ -163,8 +177,26 @@ def run(folder: Path, code: str, *arguments: str) -> str:
 
 
 def test_a_field_of_a_put_is_declared_in_few_modules(changed: Path) -> None:
-    assert run(changed, JOURNEY).startswith(str(changed))
+    assert run(changed, JOURNEY, "memory://").startswith(str(changed))
     assert len(CHANGES) <= MOST_MODULES
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+@pytest.mark.parametrize("name", ["sqlite", *(pytest.param(one, marks=pytest.mark.servers) for one in SERVERS)])
+async def test_a_sql_store_delivers_it(
+    name: str, earlier: bool, changed: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """In a database that is new, and in one of the version before."""
+    url = f"sqlite:///{tmp_path}/one.db"
+    if name != "sqlite":
+        servers: Running = request.getfixturevalue("servers")
+        url = servers.server(SERVERS[name]).url
+        url += f"?schema=one_more_{earlier:d}" if name == "postgresql" else ""
+    if earlier:
+        store = make_store(url)
+        await store.open()
+        await store.close()
+    assert run(changed, JOURNEY, url).startswith(str(changed))
 
 
 def test_redis_and_cassandra_pack_a_later_field_without_a_change(changed: Path) -> None:
