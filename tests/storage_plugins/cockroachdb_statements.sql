@@ -35,8 +35,8 @@ CREATE TABLE IF NOT EXISTS timeline.message (
     expires_ms BIGINT NOT NULL,
     payload_sum BIGINT NOT NULL,
     payload_bytes BIGINT NOT NULL,
-    headers_bytes BIGINT NOT NULL,
     died_ms BIGINT DEFAULT 0 NOT NULL,
+    headers_bytes BIGINT NOT NULL,
     grp BYTEA NOT NULL,
     holder BYTEA DEFAULT ''::bytea NOT NULL,
     tag BYTEA NOT NULL,
@@ -191,7 +191,8 @@ WITH chunk AS MATERIALIZED (
   RETURNING m."row", m.id, m.birth, m.version, m.payload_sum, m.due_ms
 ), content AS (DELETE FROM timeline.payload WHERE "row" IN (SELECT done."row" FROM done)), kept AS (
   INSERT INTO timeline.remembered (topic, id, birth, version, payload_sum, last_op, settled_ms)
-  SELECT $1::int8, done.id, done.birth, done.version, done.payload_sum, $10::int8, $8::int8 FROM done
+  SELECT $1::int8, done.id, done.birth, done.version, done.payload_sum, $10::int8, $8::int8
+  FROM done
   ON CONFLICT (topic, id) DO UPDATE SET birth = excluded.birth, version = excluded.version,
     payload_sum = excluded.payload_sum, last_op = excluded.last_op, settled_ms = excluded.settled_ms
 )
@@ -256,8 +257,9 @@ WITH found AS MATERIALIZED (
   RETURNING f.n, m."row", m.id, m.birth, m.version, m.payload_sum, f.remembered, f.left_op
 ), content AS (DELETE FROM timeline.payload WHERE "row" IN (SELECT gone."row" FROM gone)), kept AS (
   INSERT INTO timeline.remembered (topic, id, birth, version, payload_sum, last_op, settled_ms)
-  SELECT $1::int8, gone.id, gone.birth, gone.version, gone.payload_sum, gone.left_op, $9::int8 FROM gone
-  WHERE gone.remembered ON CONFLICT (topic, id) DO UPDATE SET birth = excluded.birth, version = excluded.version,
+  SELECT $1::int8, gone.id, gone.birth, gone.version, gone.payload_sum, gone.left_op, $9::int8
+  FROM gone WHERE gone.remembered
+  ON CONFLICT (topic, id) DO UPDATE SET birth = excluded.birth, version = excluded.version,
     payload_sum = excluded.payload_sum, last_op = excluded.last_op, settled_ms = excluded.settled_ms
 ) SELECT array_agg(done.n - 1) FROM (SELECT n FROM gone) AS done;
 
@@ -288,8 +290,8 @@ SELECT l.n - 1, p.payload, p.headers FROM leased AS l LEFT JOIN LATERAL (
 WITH found AS MATERIALIZED (SELECT f.place, a.birth, a.version, a.holder, a.n
   FROM unnest($2::int8[], $3::bytea[], $4::int8[], $5::int8[], $6::bytea[]) WITH ORDINALITY
     AS a(bucket, id, birth, version, holder, n), LATERAL (
-    SELECT m."row" AS place FROM timeline.message AS m
-    WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND m.bucket = a.bucket AND m.id = a.id) AS f
+    SELECT x."row" AS place FROM timeline.message AS x
+    WHERE x.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND x.bucket = a.bucket AND x.id = a.id) AS f
   WHERE a.holder != ''::bytea
 )
 UPDATE timeline.message AS m SET due_ms = greatest(m.due_ms, ($7::int8[])[f.n])
@@ -299,8 +301,8 @@ RETURNING f.n - 1, m.due_ms;
 WITH found AS MATERIALIZED (SELECT f.place, a.birth, a.version, a.holder, a.n
   FROM unnest($2::int8[], $3::bytea[], $4::int8[], $5::int8[], $6::bytea[]) WITH ORDINALITY
     AS a(bucket, id, birth, version, holder, n), LATERAL (
-    SELECT m."row" AS place FROM timeline.message AS m
-    WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND m.bucket = a.bucket AND m.id = a.id) AS f
+    SELECT x."row" AS place FROM timeline.message AS x
+    WHERE x.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND x.bucket = a.bucket AND x.id = a.id) AS f
   WHERE a.holder != ''::bytea
 )
 UPDATE timeline.message AS m SET version = m.version + 1, holder = ''::bytea, last_op = ($8::int8[])[f.n],
@@ -314,8 +316,8 @@ RETURNING f.n - 1, m.due_ms;
 WITH found AS MATERIALIZED (SELECT f.place, a.birth, a.version, a.holder, a.n
   FROM unnest($2::int8[], $3::bytea[], $4::int8[], $5::int8[], $6::bytea[]) WITH ORDINALITY
     AS a(bucket, id, birth, version, holder, n), LATERAL (
-    SELECT m."row" AS place FROM timeline.message AS m
-    WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND m.bucket = a.bucket AND m.id = a.id) AS f
+    SELECT x."row" AS place FROM timeline.message AS x
+    WHERE x.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND x.bucket = a.bucket AND x.id = a.id) AS f
   WHERE a.holder != ''::bytea
 ), gone AS (
   DELETE FROM timeline.message AS m USING found AS f WHERE m."row" = f.place AND m.birth = f.birth AND m.version = f.version AND m.holder = f.holder AND m.died_ms = 0
@@ -326,15 +328,16 @@ SELECT array_agg(gone.n - 1), array_agg(gone.due_ms) FROM gone;
 WITH found AS MATERIALIZED (SELECT f.place, a.birth, a.version, a.holder, a.n
   FROM unnest($2::int8[], $3::bytea[], $4::int8[], $5::int8[], $6::bytea[]) WITH ORDINALITY
     AS a(bucket, id, birth, version, holder, n), LATERAL (
-    SELECT m."row" AS place FROM timeline.message AS m
-    WHERE m.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND m.bucket = a.bucket AND m.id = a.id) AS f
+    SELECT x."row" AS place FROM timeline.message AS x
+    WHERE x.topic = $1 AND EXISTS (SELECT 1 FROM timeline.topic AS t WHERE t.uid = $1) AND x.bucket = a.bucket AND x.id = a.id) AS f
   WHERE a.holder != ''::bytea
 ), gone AS (
   DELETE FROM timeline.message AS m USING found AS f WHERE m."row" = f.place AND m.birth = f.birth AND m.version = f.version AND m.holder = f.holder AND m.died_ms = 0
   RETURNING f.n, m."row", m.due_ms, m.id, m.birth, m.version, m.payload_sum
 ), content AS (DELETE FROM timeline.payload WHERE "row" IN (SELECT gone."row" FROM gone)), kept AS (
   INSERT INTO timeline.remembered (topic, id, birth, version, payload_sum, last_op, settled_ms)
-  SELECT $1::int8, gone.id, gone.birth, gone.version, gone.payload_sum, 0, $7::int8 FROM gone
+  SELECT $1::int8, gone.id, gone.birth, gone.version, gone.payload_sum, 0, $7::int8
+  FROM gone
   ON CONFLICT (topic, id) DO UPDATE SET birth = excluded.birth, version = excluded.version,
     payload_sum = excluded.payload_sum, last_op = excluded.last_op, settled_ms = excluded.settled_ms
 )
@@ -353,17 +356,15 @@ WITH gone AS (DELETE FROM timeline.message WHERE "row" IN (
 ) DELETE FROM timeline.payload WHERE "row" IN (SELECT gone."row" FROM gone);
 
 WITH standing AS MATERIALIZED (SELECT key FROM timeline.topic WHERE uid = $1), stored AS (
-  INSERT INTO timeline.message ("row", topic, bucket, id, birth, due_ms, scheduled_ms, put_ms, asked_ms, expires_ms,
-    payload_sum, payload_bytes, headers_bytes, grp, tag)
-  SELECT a."row", standing.key, a.bucket, a.id, a.birth, a.due_ms, a.due_ms, $2::int8, $2::int8, a.expires_ms,
-    a.payload_sum, a.size, length(a.headers), a.grp, a.tag
-  FROM standing, unnest($3::int8[], $4::int8[], $5::bytea[], $6::int8[], $7::int8[], $8::int8[], $9::int8[],
-    $10::int8[], $12::bytea[], $13::bytea[], $14::bytea[])
-    AS a("row", bucket, id, birth, due_ms, expires_ms, payload_sum, size, headers, grp, tag)
+  INSERT INTO timeline.message ("row", bucket, id, birth, due_ms, expires_ms, payload_sum, payload_bytes, grp, tag, topic, headers_bytes, scheduled_ms, put_ms, asked_ms)
+  SELECT a."row", a.bucket, a.id, a.birth, a.due_ms, a.expires_ms, a.payload_sum, a.payload_bytes, a.grp, a.tag, standing.key, length(a.headers), a.due_ms, $2::int8, $2::int8
+  FROM standing, unnest($3::int8[], $4::int8[], $5::bytea[], $6::int8[], $7::int8[], $8::int8[], $9::int8[], $10::int8[], $11::bytea[], $12::bytea[], $14::bytea[])
+    AS a("row", bucket, id, birth, due_ms, expires_ms, payload_sum, payload_bytes, grp, tag, headers)
   ON CONFLICT (topic, bucket, id) DO NOTHING RETURNING "row"
 ), kept AS (
   INSERT INTO timeline.payload ("row", payload, headers)
-  SELECT b."row", b.payload, b.headers FROM unnest($3::int8[], $11::bytea[], $12::bytea[]) AS b("row", payload, headers)
+  SELECT b."row", b.payload, b.headers
+  FROM unnest($3::int8[], $13::bytea[], $14::bytea[]) AS b("row", payload, headers)
   WHERE b."row" IN (SELECT stored."row" FROM stored)
 )
 SELECT count(*), CASE WHEN count(*) < cardinality($3) THEN array_agg(stored."row") END FROM stored;

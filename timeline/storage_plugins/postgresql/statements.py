@@ -159,7 +159,7 @@ SELECT count(*), CASE WHEN count(*) < cardinality($3) THEN array_agg(stored."row
         return f"""
   INSERT INTO timeline.remembered (topic, id, birth, version, payload_sum, last_op, settled_ms)
   SELECT {self._words.topic}, {table}.id, {table}.birth, {table}.version, {table}.payload_sum, {last_op}, {settled_ms}
-  FROM {table} {where}
+  FROM {table}{where}
   ON CONFLICT (topic, id) DO UPDATE SET birth = excluded.birth, version = excluded.version,
     payload_sum = excluded.payload_sum, last_op = excluded.last_op, settled_ms = excluded.settled_ms
 """
@@ -269,7 +269,7 @@ SELECT f.* FROM unnest($2::bytea[]) AS a(id), LATERAL (
   RETURNING f.n, m."row", m.id, m.birth, m.version, m.payload_sum{kept}
 ), content AS ({self._without_content("gone")})""")
         if remembers:
-            left = self._remember("gone", "gone.left_op", f"${now}::int8", "WHERE gone.remembered")
+            left = self._remember("gone", "gone.left_op", f"${now}::int8", " WHERE gone.remembered")
             parts.append(f"kept AS ({left})")
         done = [f"SELECT n FROM {name}" for name, on in (("changed", updates), ("gone", removes)) if on]
         return f"WITH {', '.join(parts)} SELECT array_agg(done.n - 1) FROM ({' UNION ALL '.join(done)}) AS done"
