@@ -163,9 +163,12 @@ def test_a_board_needs_a_terminal_with_room() -> None:
     terminal = Console(file=io.StringIO(), force_terminal=True, width=100, height=30)
     small = Console(file=io.StringIO(), force_terminal=True, width=60, height=30)
     pipe = Console(file=io.StringIO(), width=200, height=60)
-    assert isinstance(watcher(True, terminal, print), BoardWatcher)
-    for console, board in ((terminal, False), (small, True), (pipe, True)):
-        assert isinstance(watcher(board, console, print), LineWatcher)
+    for console, board, kind in (
+        (terminal, True, BoardWatcher), (terminal, False, LineWatcher), (small, True, LineWatcher),
+        (pipe, True, LineWatcher),
+    ):  # fmt: skip
+        with watcher(board, console, print) as viewer:
+            assert isinstance(viewer, kind)
 
 
 def test_the_terminal_is_itself_again_after_the_board(plan: DayPlan, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from rich.align import Align
 from rich.console import Console, Group, RenderableType
@@ -317,12 +318,6 @@ class LineWatcher:
         self._said_ms = 0.0
         self._happened = 0
 
-    def __enter__(self) -> LineWatcher:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Leave nothing behind."""
-
     def say(self, text: str) -> None:
         self._write(text)
 
@@ -343,6 +338,8 @@ class LineWatcher:
             )
 
 
-def watcher(board: bool, console: Console, write: Callable[[str], None]) -> BoardWatcher | LineWatcher:
-    """Return the board if it is wanted and the terminal has room for it, else plain lines."""
-    return BoardWatcher(console) if board and fits(console) else LineWatcher(write)
+def watcher(
+    board: bool, console: Console, write: Callable[[str], None]
+) -> AbstractContextManager[BoardWatcher | LineWatcher]:
+    """Return the context of the board if it is wanted and the terminal has room for it, else of plain lines."""
+    return BoardWatcher(console) if board and fits(console) else nullcontext(LineWatcher(write))

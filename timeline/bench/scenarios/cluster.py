@@ -27,6 +27,7 @@ from timeline.bench.processes import TICKS_PER_S, CannotMeasure, Profile, cpu_s,
 from timeline.bench.scenario import Scenario, Stopwatch, cpu_s_of_self, setting
 from timeline.bench.stores import OwnTopic, own_topic
 from timeline.clock import Clock
+from timeline.driver.consumer import Consumer
 from timeline.driver.delivery import DeliveryBatch
 from timeline.driver.producer import Producer
 from timeline.driver.tasks import end
@@ -80,26 +81,16 @@ class Brokers:
                     return
                 await asyncio.sleep(LOOK_S)
 
+    @asynccontextmanager
+    async def consumers(self, topic: str, credit: int = BATCH) -> AsyncIterator[list[Consumer]]:
+        """Open a consumer at each broker."""
+        async with AsyncExitStack() as stack:
+            yield [await stack.enter_async_context(client.consumer(topic, credit=credit)) for client in self.clients]
+
     async def through(self, topic: str, ledger: Ledger, *work: Awaitable[Any]) -> None:
         """Run a consumer at each broker, until all is settled."""
-        async with AsyncExitStack() as stack:
-            takes = []
-            for client in self.clients:
-                credit = max(BATCH, ledger.window // len(self.clients))
-                consumer = await stack.enter_async_context(client.consumer(topic, credit=credit))
-                takes.append(ledger.take(consumer, self.clock.now))
-            await ledger.through(*takes, *work)
-
-    @asynccontextmanager
-    async def waiting(self, topic: str) -> AsyncIterator[None]:
-        """Run a consumer at each broker that waits for messages that do not come."""
-        async with AsyncExitStack() as stack:
-            consumers = [await stack.enter_async_context(client.consumer(topic)) for client in self.clients]
-            waits = [asyncio.create_task(consumer.take()) for consumer in consumers]
-            try:
-                yield
-            finally:
-                await end(*waits)
+        async with self.consumers(topic, max(BATCH, ledger.window // len(self.clients))) as consumers:
+            await ledger.through(*(ledger.take(consumer, self.clock.now) for consumer in consumers), *work)
 
 
 @asynccontextmanager
@@ -194,8 +185,12 @@ class ClusterScenario(Scenario):
                 figures |= found
                 wrong += ledger.verdict()
             if self.sync and self.rest_seconds:
-                async with group.waiting(topic):
-                    figures |= await etcd_at_rest(self.sync, self.rest_seconds)
+                async with group.consumers(topic) as consumers:
+                    waits = [asyncio.create_task(consumer.take()) for consumer in consumers]
+                    try:
+                        figures |= await etcd_at_rest(self.sync, self.rest_seconds)
+                    finally:
+                        await end(*waits)
             figures["broker_resident_mib"] = max(map(resident_bytes, group.pids)) / 2**20
             return self.report(group.own, figures, wrong)
 

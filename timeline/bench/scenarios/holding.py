@@ -83,8 +83,13 @@ class PayloadScenario(Scenario):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Return the sizes by name; operations take them in turn."""
+        """Return the sizes by name."""
         return {"small": self.small_bytes, "large": self.large_bytes}
+
+    @property
+    def turns(self) -> list[tuple[int, str]]:
+        """Return number and size of each message, sizes in turn."""
+        return [(number, size) for number in range(self.messages + WARM_UPS) for size in self.sizes]
 
     async def run(self, folder: Path, told: Told | None = None, profile: Profile | None = None) -> BenchReport:
         """Take the median of each operation, one call at a time.
@@ -94,17 +99,13 @@ class PayloadScenario(Scenario):
         timer = _Timer()
         async with set_up(self, folder, max_payload_bytes=MAX_PAYLOAD_BYTES, lease="10m") as setup:
             producer = setup.producer()
-            numbers = range(self.messages + WARM_UPS)
             later_ms = setup.clock.now_ms() + LATER_MS
-            for number in numbers:
-                for size, size_bytes in self.sizes.items():
-                    await producer.produce(os.urandom(size_bytes), at=later_ms, id=f"{size}-{number}")
-            for number in numbers:
-                for size in self.sizes:
-                    await timer.timed("move", size, producer.move(f"{size}-0", at=later_ms + number + 1))
-            for number in numbers:
-                for size in self.sizes:
-                    await timer.timed("cancel", size, producer.cancel(f"{size}-{number}"))
+            for number, size in self.turns:
+                await producer.produce(os.urandom(self.sizes[size]), at=later_ms, id=f"{size}-{number}")
+            for number, size in self.turns:
+                await timer.timed("move", size, producer.move(f"{size}-0", at=later_ms + number + 1))
+            for number, size in self.turns:
+                await timer.timed("cancel", size, producer.cancel(f"{size}-{number}"))
             await self._settles(setup, producer, timer)
         figures = {f"{what}_{size}_ms": median(times[WARM_UPS:]) for (what, size), times in timer.took_ms.items()}
         for what in OPERATIONS:
@@ -113,24 +114,21 @@ class PayloadScenario(Scenario):
 
     async def _settles(self, setup: Setup, producer: timeline.Producer, timer: _Timer) -> None:
         """Deliver all messages of both sizes; then extend and acknowledge them."""
-        each = self.messages + WARM_UPS
-        for number in range(each):
-            for size, size_bytes in self.sizes.items():
-                await producer.produce(os.urandom(size_bytes), in_=0, id=f"{size}-due-{number}")
+        count = len(self.turns)
+        for number, size in self.turns:
+            await producer.produce(os.urandom(self.sizes[size]), in_=0, id=f"{size}-due-{number}")
         taken: dict[str, list[timeline.Delivery]] = {size: [] for size in self.sizes}
-        credit_bytes = 2 * each * (self.large_bytes + 1_000)
-        async with setup.client.consumer(producer.topic, credit=2 * each, credit_bytes=credit_bytes) as consumer:
-            for _ in range(2 * each):
+        credit_bytes = count * (self.large_bytes + 1_000)
+        async with setup.client.consumer(producer.topic, credit=count, credit_bytes=credit_bytes) as consumer:
+            for _ in range(count):
                 async with within(DELIVERY_PATIENCE_S, "a delivery"):
                     delivery = await consumer.take()
                 assert delivery is not None
                 taken[delivery.id.partition("-")[0]].append(delivery)
-            for number in range(each):
-                for size in self.sizes:
-                    await timer.timed("extend", size, taken[size][number].extend("20m"))
-            for number in range(each):
-                for size in self.sizes:
-                    await timer.timed("ack", size, taken[size][number].ack())
+            for number, size in self.turns:
+                await timer.timed("extend", size, taken[size][number].extend("20m"))
+            for number, size in self.turns:
+                await timer.timed("ack", size, taken[size][number].ack())
 
 
 class _Timer:
