@@ -1,4 +1,4 @@
-"""Many messages to put, as columns, without an object a message: lists, numpy and Arrow arrays are read as they lie."""
+"""Many messages to put, as columns: lists, numpy and Arrow arrays, read without an object per message."""
 
 from __future__ import annotations
 
@@ -22,25 +22,28 @@ _OR_ONE = dict.fromkeys(("at", "in_", "expires", "tags", "headers"), ", or one f
 
 
 class Batch:
-    """Many messages as columns, without an object a message.
+    """Many messages as columns, without an object per message.
 
         Batch(payloads=[b"a", b"b"], at=[t1, t2])
         Batch(payloads=column, in_="15m", ids=ids)
 
-    `payloads`: a list of bytes, a `Ragged`, a numpy array of dtype object or `V…`, or an Arrow array of binary. Arrays
-    of dtype `S…` are refused: numpy drops NULs at the end of each item. Ids and tags have no NULs, and may be such
-    arrays. `at`: one time for all, or one each: a list, or an integer array of milliseconds UTC.
-    `in_`: one duration for all, or one each: a list, or a numpy array of seconds. `ids`, `tags`: texts (or bytes) one
-    each, or None; `tags` may be one text for all. `headers`: one mapping for all, or a list of one each. `expires`: one
-    for all, or one each, as `at`; from now as a timedelta or a text. A data frame's column serves where a list does,
-    and so do the columns of a batch of deliveries, `b.tags` and `b.headers`. None in a list of tags, headers or
-    expiries is none, and so is a null tag; other nulls, and masked times, are refused.
+    - `payloads`: a list of bytes, a `Ragged`, a numpy array of dtype object or `V…`, or an Arrow array of binary.
+      Arrays of dtype `S…` are refused, because numpy drops NULs at the end of an item.
+    - `at`: one due time for all, or one each: a list, or an integer array of milliseconds UTC.
+    - `in_`: instead, one duration for all, or one each: a list, or a numpy array of seconds.
+    - `ids`, `tags`: texts or bytes, one each; arrays of dtype `S…` are allowed. `tags` may be one text for all.
+    - `headers`: one mapping for all, or a list of one each.
+    - `expires`: one for all, or one each, as for `at`; or from now, as a timedelta or a text.
 
-    Ids that are not given are made when the batch is first sent, and stay: the same batch sent again doubles nothing.
-    `births` may be set (64 bits each, none of them 0; an array, or a list of ints) by whoever makes the very same batch
-    again, elsewhere, after a crash, and wants it recognised; else each sending draws its own.
-    A message that is out of range is refused alone: `refused` has its status and sentence, by its index, and so has its
-    receipt; the others are put. Raises Invalid for what concerns all of them.
+    A data frame's column may stand for a list, and so may `b.tags` and `b.headers` of a batch of deliveries. In lists
+    of tags, headers and expiries, None is none, and so is a null tag. Other nulls and masked times are refused.
+
+    Missing ids are made when the batch is first sent, and stay, so that sending it again doubles nothing. Set `births`
+    (64 bits each, not 0; an array, or a list of ints) to make the same batch again after a crash and have it
+    recognised. By default each call draws new ones.
+
+    A message out of range is refused alone: `refused` has its status and sentence by its index, and its receipt has
+    them, too. Raise Invalid for an error that concerns all messages.
     """
 
     refused: Judgement
@@ -90,7 +93,7 @@ class Batch:
 
     @property
     def births(self) -> UInt64 | None:
-        """What makes each message the same when it is put again; None: drawn when it is sent."""
+        """The births by which a repeated put is recognised. None: drawn when the batch is sent."""
         return self._births
 
     @births.setter
@@ -99,7 +102,7 @@ class Batch:
 
     @classmethod
     def of(cls, messages: Iterable[Message]) -> Batch:
-        """The columns of `messages`."""
+        """Return the columns of `messages`."""
         try:
             each = iter(messages)
         except TypeError:
@@ -154,7 +157,7 @@ def _check_length(items: Any, count: int, name: str) -> None:
 
 
 def _bytes_column(items: Any, name: str, bad: Judgement) -> Ragged:
-    """Byte strings of any shape that is allowed as a column."""
+    """Return byte strings in any allowed form as a column."""
     if isinstance(items, Ragged):
         return items
     if isinstance(items, np.ndarray):
@@ -190,8 +193,8 @@ def _from_numpy(items: npt.NDArray[Any], name: str, bad: Judgement) -> Ragged:
 
 
 def arrow_column(items: Any, name: str, bad: Judgement | None = None) -> Ragged:
-    """An Arrow array of binary or text, its bytes taken as they lie. Null is bad, but for tags: no tag. `bad` (here and
-    below): what is wrong with single items, by index; None: the first of them is raised."""
+    """Return an Arrow array of binary or text as a column, without a copy. A null is bad, but a null tag is no tag.
+    `bad` (here and below) collects the errors of single items by index. None: raise the first one."""
     array = items.combine_chunks() if hasattr(items, "combine_chunks") else items
     wide = {"binary": np.int32, "string": np.int32, "large_binary": np.int64, "large_string": np.int64}
     if str(array.type) not in wide:
@@ -215,7 +218,7 @@ def _note_nulls(nulls: Bools, name: str, bad: Judgement | None) -> None:
 
 
 def _note(bad: Judgement | None, place: int, error: Invalid | TooLarge) -> None:
-    """What is wrong with one item: noted where there is nothing yet, raised where nobody takes notes."""
+    """Note the error of one item, if it is its first. Raise it if `bad` is None."""
     if bad is None:
         raise error
     bad.setdefault(place, (Status(error.code), error.reason))
@@ -245,23 +248,23 @@ def _texts_column(items: Any, count: int, name: str, read: Any, bad: Judgement |
 
 
 def _shown(item: object) -> bytes:
-    """What stands in a receipt for an id that is none."""
+    """Return the text that a receipt shows for a wrong id."""
     if isinstance(item, bytes):
         item = item.decode(errors="replace")
     return (item if isinstance(item, str) else f"{item!r:.80}").encode(errors="replace")
 
 
 def ids_column(ids: Any, count: int, bad: Judgement | None = None) -> Ragged:
-    """Ids as a column: texts or bytes, a list, a `Ragged`, a numpy or an Arrow array. Raises Invalid."""
+    """Return ids as a column: texts or bytes in a list, a `Ragged`, a numpy or an Arrow array. Raise Invalid."""
     if isinstance(ids, str | bytes):
         raise Invalid("ids must be one id each, not one for all: an id is unique in its topic")
     if isinstance(ids, list) and set(map(type, ids)) == {bytes}:
-        ids = Ragged.of(ids)  # judged as a column, without a text each
+        ids = Ragged.of(ids)  # checked as a column
     return _sound(_texts_column(ids, count, "ids", encode_id, bad), "ids", ID_TEXT, bad)
 
 
 def _sound(column: Ragged, name: str, text: Text, bad: Judgement | None) -> Ragged:
-    """`column`, judged as a whole; what is no text is shown instead."""
+    """Return `column` after a check of all items. Wrong ones are replaced by a readable text."""
     wrong = validate_texts(column, text)
     for place, why in wrong.items():
         _note(bad, place, Invalid(f"{name}[{place}]: {why}"))
@@ -289,7 +292,7 @@ def _headers_column(headers: Any, count: int, bad: Judgement) -> Ragged:
 
 
 def encode_ids(ids: Any, bad: Judgement | None = None) -> Ragged:
-    """Ids in any shape that a batch takes, a column of them (`receipts.ids`, `b.ids`) as it is. Raises Invalid."""
+    """Return ids in any form that a batch takes as a column. Raise Invalid."""
     if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
         raise Invalid(f"ids must be a list of ids, not {ids!r:.60}")
     listed: Any = ids if hasattr(ids, "__len__") else list(ids)
@@ -297,7 +300,7 @@ def encode_ids(ids: Any, bad: Judgement | None = None) -> Ragged:
 
 
 def _is_column(values: Any) -> bool:
-    """Whether `values` is a numpy or Arrow array."""
+    """Return whether `values` is a numpy or Arrow array."""
     return values.ndim > 0 if isinstance(values, np.ndarray) else _is_arrow(values)
 
 
@@ -306,8 +309,8 @@ def _is_arrow(values: Any) -> bool:
 
 
 def _one_each(values: Any, count: int, name: str, bad: Judgement | None) -> Any:
-    """`values` where they are one a message, a list, a numpy or an Arrow array without nulls; None: one for all.
-    A data frame's column is its array, an array of objects their list."""
+    """Return `values` if there is one per message: a list, a numpy or an Arrow array without nulls. None: one for all.
+    A data frame's column becomes its array, and an array of objects a list."""
     if not _is_column(values) and hasattr(values, "to_numpy") and hasattr(values, "__len__"):
         values = values.to_numpy()
     if not isinstance(values, list | tuple) and not _is_column(values):
@@ -324,7 +327,7 @@ def _one_each(values: Any, count: int, name: str, bad: Judgement | None) -> Any:
 
 
 def instants(at: Any, count: int, name: str = "at", bad: Judgement | None = None) -> Int64:
-    """`at=` as milliseconds UTC: one time for all, or one each, in a list, a numpy or an Arrow array."""
+    """Return `at=` as milliseconds UTC: one time for all, or one each in a list, a numpy or an Arrow array."""
     each = _one_each(at, count, name, bad)
     if each is None:
         return np.full(count, instant_ms(at, name), dtype=np.int64)
@@ -339,7 +342,7 @@ def _instant(name: str, place: int, value: Any, bad: Judgement | None) -> int:
 
 
 def _instants_column(at: Any, name: str, bad: Judgement | None) -> Int64:
-    """The same of an array, of numpy or Arrow."""
+    """Return a numpy or Arrow array of times as milliseconds UTC."""
     if not isinstance(at, np.ndarray):
         if str(at.type).startswith("timestamp["):
             return _of_timestamps(at, name, bad)
@@ -356,8 +359,8 @@ def _instants_column(at: Any, name: str, bad: Judgement | None) -> Int64:
 
 
 def _of_timestamps(at: Any, name: str, bad: Judgement | None) -> Int64:
-    """Arrow timestamps as milliseconds UTC, rounded up. Times outside of 1970 to 9999 are refused before anything is
-    multiplied: 64 bits would wrap, to any time at all."""
+    """Return Arrow timestamps as milliseconds UTC, rounded up. Times outside of 1970 to 9999 are refused before the
+    multiplication, in which 64 bits could wrap to any time."""
     kind = str(at.type)
     if ", tz=" not in kind:
         raise Invalid(f"{name} is {kind} without a time zone: cast it to one with tz='UTC' if that is what it means")
@@ -376,12 +379,12 @@ def _of_timestamps(at: Any, name: str, bad: Judgement | None) -> Int64:
 
 
 def durations(in_: Any, count: int, bad: Judgement | None = None) -> Int64:
-    """`in_=` in milliseconds: one duration for all, or one each, in a list, or a numpy array of seconds."""
+    """Return `in_=` in milliseconds: one duration for all, or one each in a list or a numpy array of seconds."""
     each = None if _is_arrow(in_) else _one_each(in_, count, "in_", bad)
     if isinstance(each, np.ndarray):
         if each.dtype.kind not in "iuf":
             raise Invalid(f"in_ as an array is seconds, not {each.dtype}")
-        seconds = each.astype(np.float64)  # a narrower type would round the microseconds below to whole seconds
+        seconds = each.astype(np.float64)  # a narrower type would round microseconds to whole seconds
         wrong = ~((seconds >= 0) & (seconds <= MAX_DURATION_MS / 1000))
         for place in np.flatnonzero(wrong).tolist():
             said = f"in_ is 0 seconds to 36600 days from now, not {each[place]} seconds; for points in time use at="

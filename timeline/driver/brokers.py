@@ -1,4 +1,4 @@
-"""How brokers stand: what each is bearing, how late it was, and who is connected to it."""
+"""The status of brokers: the load of each, its lateness, and its consumers."""
 
 from __future__ import annotations
 
@@ -7,21 +7,17 @@ from datetime import timedelta
 
 from timeline.columns import Int64
 from timeline.model import MAX_TIME_MS
-from timeline.wire import (
-    BrokerStatus,
-    Consumers,
-    Health,
-    LatenessCounts,
-    TopicLoads,
-)
+from timeline.wire import BrokerStatus, Consumers, Health, LatenessCounts, TopicLoads
 
 
 @dataclass(frozen=True, slots=True)
 class TopicLoad:
-    """What a broker knows of a topic. `available`, `waiting`, `next_due_ms` (0: nothing is pending): as counted at
-    `counted_ms`, every few seconds; 0: not yet. `consumers`, `in_flight`, `credit`: of those connected to it.
-    `delivered`, `redelivered`: since it started. `buckets`: of the topic; `dealt`: how many of them it deals (both 0
-    where the broker is too old to say)."""
+    """A broker's view of a topic.
+
+    `available`, `waiting`, `next_due_ms` (0: nothing is pending): as counted at `counted_ms`, every few seconds; 0: not
+    yet. `consumers`, `in_flight`, `credit`: of the consumers connected to it. `delivered`, `redelivered`: since it
+    started. `buckets`: of the topic. `dealt`: how many of them it dispatches. Both are 0 from an older broker.
+    """
 
     topic: str
     available: int
@@ -39,7 +35,7 @@ class TopicLoad:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStatus:
-    """A consumer that is connected: its room for more, and what it has in hand."""
+    """A connected consumer: its free credit, and its messages in flight."""
 
     topic: str
     id: str
@@ -51,7 +47,7 @@ class ConsumerStatus:
 
 @dataclass(frozen=True, slots=True)
 class LatenessHistogram:
-    """How late deliveries were. `counts[k]` were at most `up_to_ms[k]` late and later than the bound before; the last
+    """How late deliveries were. `counts[k]` were at most `up_to_ms[k]` late, and later than the bound before. The last
     has no bound (None)."""
 
     up_to_ms: tuple[int | None, ...]
@@ -59,26 +55,26 @@ class LatenessHistogram:
 
     @property
     def total(self) -> int:
-        """Deliveries in all."""
+        """The number of deliveries."""
         return sum(self.counts)
 
     def since(self, before: LatenessHistogram) -> LatenessHistogram:
-        """What came after `before`, an earlier answer of the same broker."""
+        """Return the deliveries after `before`, an earlier answer of the same broker."""
         if before.up_to_ms != self.up_to_ms or any(
             now < then for now, then in zip(self.counts, before.counts, strict=True)
         ):
-            return self  # it has started anew since
+            return self  # the broker has restarted since
         counts = (now - then for now, then in zip(self.counts, before.counts, strict=True))
         return LatenessHistogram(self.up_to_ms, tuple(counts))
 
     def plus(self, other: LatenessHistogram) -> LatenessHistogram:
-        """Both together, of brokers that have the same bounds."""
+        """Return the sum of two brokers with the same bounds."""
         counts = (one + more for one, more in zip(self.counts, other.counts, strict=True))
         return LatenessHistogram(self.up_to_ms, tuple(counts))
 
     def at_most(self, share: float) -> timedelta | None:
-        """The bound that `share` (0 to 1) of the deliveries kept; None without deliveries, timedelta.max when it lies
-        above all bounds."""
+        """Return the bound that `share` (0 to 1) of the deliveries kept. None: no deliveries. timedelta.max: above all
+        bounds."""
         if not self.total:
             return None
         left = share * self.total
@@ -91,10 +87,12 @@ class LatenessHistogram:
 
 @dataclass(frozen=True, slots=True)
 class BrokerStanding:
-    """How one broker stands. `trouble`: why it does not serve; empty while it does. `store`: where it keeps messages;
-    `store_ms`: the p99 of its leases there, 0 when not known. `lateness`: by topic, since it started. `sync`: how it
-    stands among the brokers of its cluster. `warnings`: a sentence for each setting of the store's server that weakens
-    what it promises; none from a broker that is too old to say."""
+    """The status of one broker.
+
+    `trouble`: why it does not serve; empty while it does. `store`: where it keeps messages. `store_ms`: the p99 of its
+    lease calls there, 0 if not known. `lateness`: by topic, since it started. `sync`: its place in the cluster.
+    `warnings`: a sentence per setting of the store's server that weakens its promises; none from an older broker.
+    """
 
     address: str
     broker: str
@@ -113,30 +111,25 @@ class BrokerStanding:
 
 @dataclass(frozen=True, slots=True)
 class Standings:
-    """How all known brokers stand. `unreachable`: those that did not answer, with the reason. `found`: what is at
-    their addresses, where no connection could be made: see `TimelineError.found`."""
+    """The status of all known brokers. `unreachable`: addresses that did not answer, with the reason. `found`: what is
+    there, if no connection could be made; see `TimelineError.found`."""
 
     brokers: tuple[BrokerStanding, ...]
     unreachable: dict[str, str]
     found: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
+_ALIKE = ("broker", "version", "now_ms", "started_ms", "trouble", "store", "store_ms", "sync", "warnings")
+
+
 def standing_of(address: str, told: BrokerStatus) -> BrokerStanding:
     """Return what the broker at `address` said."""
     return BrokerStanding(
         address=address,
-        broker=told.broker,
-        version=told.version,
-        now_ms=told.now_ms,
-        started_ms=told.started_ms,
-        trouble=told.trouble,
-        store=told.store,
-        store_ms=told.store_ms,
+        **{name: getattr(told, name) for name in _ALIKE},
         topics=_loads(told.topics),
         lateness=_lateness(told.lateness),
         consumers=_connected(told.consumers),
-        sync=told.sync,
-        warnings=told.warnings,
     )
 
 

@@ -1,4 +1,4 @@
-"""The client: where everything begins."""
+"""The client, which makes everything else."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ def connect(
     token: Name | None = None,
     as_operator: bool = False,
 ) -> Timeline:
-    """A client of the brokers at `addresses` ("host:port", several comma-separated). Opens on first use.
+    """Return a client of the brokers at `addresses` ("host:port", several separated by commas). It opens on first use.
 
-    `timeout`: how long each call may take unless it says otherwise. Raises Invalid for what is no address.
+    `timeout`: how long a call may take by default. `tls=True`: encrypt connections, and require a certificate that this
+    machine trusts. `ca`: a PEM file of the authorities to trust instead. `cert`, `key`: PEM files of the client's own
+    certificate and key, if brokers ask for one. `token`: the token, if brokers ask for one; a `Path` is a file with it.
+    Files are read again for each connection.
 
-    `tls=True`: connections are encrypted, and brokers show a certificate that this machine trusts; `ca`: a PEM file
-    with the authorities that signed it, instead. `cert`, `key`: PEM files with a certificate of our own and its key,
-    for brokers that ask for one. `token`: who we are to brokers that ask for a token; a `Path` is a file that has it.
-    Files are read again for each connection. `as_operator`: move, cancel, revive and purge whatever group's messages,
-    which takes the right `operator` and is logged. Raises Invalid for files that cannot be used.
+    `as_operator`: move, cancel, revive and purge messages of all groups. This takes the right `operator`, and is
+    logged. Raise Invalid for a wrong address and for files that cannot be used.
 
         async with timeline.connect("localhost:9000") as tl:
             await tl.create_topic("departures", lease="30s")
@@ -62,18 +62,18 @@ def connect(
 def _grpc(credentials: Credentials, address: str) -> Transport:
     if relay.needed():
         return relay.RelayTransport(address, credentials)
-    # Imported on first use: `import timeline` stays quick, and a process that forks before it need not relay.
+    # Imported on first use: `import timeline` stays quick, and a process that forks before needs no relay.
     from timeline.driver.transport.grpc_transport import GrpcTransport
 
     return GrpcTransport(address, credentials)
 
 
 class Timeline(Queries):
-    """A client: makes producers and consumers, creates topics, reads. For one event loop; after a fork, or in a new
-    loop once its own has ended, it connects anew. Close it with `async with` or `await tl.aclose()`.
+    """A client: it makes producers and consumers, manages topics, and reads. Close it with `async with` or
+    `await tl.aclose()`.
 
-    `credentials`: see `connect`. `transport_factory`, `clock` and `random` are for those who carry frames another way,
-    or own the time.
+    It belongs to one event loop. It connects again after a fork, and in a new loop once its own has ended.
+    `credentials`: see `connect`. `transport_factory`, `clock` and `random`: for another transport, and for simulations.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Timeline(Queries):
         random: Randomness | None = None,
     ) -> None:
         clock = clock or Clock()
-        # The system's randomness: a forked child does not draw what its parent draws.
+        # The system's randomness: a forked child must not draw the same as its parent.
         random = random or randomness.SystemRandom()
         channel = Channel(parse_addresses(addresses), transport_factory or partial(_grpc, credentials), clock, random)
         self._context = ClientContext(channel, clock, random, float(duration_ms(timeout, "timeout", least_ms=1)))
@@ -105,10 +105,10 @@ class Timeline(Queries):
         raise TypeError("this client is for `async with`; timeline.connect_sync makes the one for `with`")
 
     def __exit__(self, *_: object) -> None:
-        """There for `__enter__`, which tells."""
+        """Needed, so that `with` calls `__enter__`, which raises."""
 
     async def aclose(self) -> None:
-        """Closes its producers and consumers, which flush, all at once; then all connections."""
+        """Close its producers and consumers at once, which flush, and then all connections."""
         if self._context.closed:
             return
         try:
@@ -118,7 +118,7 @@ class Timeline(Queries):
             await self._context.channel.close()
 
     def producer(self, topic: str, group: str = DEFAULT_GROUP) -> Producer:
-        """A producer for `topic` in the name of `group`, which owns what it puts. See `Producer`."""
+        """Return a producer for `topic`. `group` owns its messages. See `Producer`."""
         group = encode_text(group, "a group", MAX_GROUP_BYTES)
         made = Producer(self._context, check_topic_name(topic), group)
         self._children.add(made)
@@ -132,11 +132,11 @@ class Timeline(Queries):
         credit: int | None = None,
         credit_bytes: int = CREDIT_BYTES,
     ) -> Consumer:
-        """A consumer of `topic`. See `Consumer`.
+        """Return a consumer of `topic`. See `Consumer`.
 
-        `id`: its own name, kept across restarts: what it still holds comes back to it (None: one is made). `lease`: how
-        long it has for each message (None: the topic's). `credit`: how many messages it may have in hand (None: 100, or
-        twice the concurrency of `run`), `credit_bytes`: how many bytes of them.
+        `id`: its name (default: one is made). If you keep it across restarts, its leased messages come back to it.
+        `lease`: the time for each message (default: the topic's). `credit`: the most messages in flight (default: 100,
+        or twice the concurrency of `run`). `credit_bytes`: the most bytes of them.
         """
         made = Consumer(
             self._context,
@@ -150,8 +150,8 @@ class Timeline(Queries):
         return made
 
     def holding(self, topic: str, holder: str, lease: Duration | None = None) -> Holding:
-        """A holder that takes and settles in bulk on behalf of something else. See `Holding`. `lease`: how long it has
-        (None: the topic's)."""
+        """Return a holder, which leases and settles in bulk for another system. See `Holding`. `lease`: the time for
+        each message (default: the topic's)."""
         name = encode_text(holder, "a holder", MAX_HOLDER_BYTES)
         lease_ms = 0 if lease is None else duration_ms(lease, "lease", least_ms=1)
         return Holding(self._context, check_topic_name(topic), name, lease_ms)

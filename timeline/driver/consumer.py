@@ -1,4 +1,4 @@
-"""The consumer: deliveries of one topic, pushed to it when they are due, one by one or in batches."""
+"""The consumer: deliveries of one topic, pushed when they are due, one by one or in batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from timeline.driver.consume.handlers import Backoff, Handler, run_handlers
 from timeline.driver.consume.in_flight import DeliveredFrame, check_credit
 from timeline.driver.delivery import Delivered, Delivery, DeliveryBatch, LeaseHolder
 from timeline.driver.times import Duration, duration_ms
-from timeline.driver.transport.client_context import ClientContext
 from timeline.errors import Closed, Invalid, TimelineError
 from timeline.model import MAX_BATCH
 
@@ -19,9 +18,9 @@ log = logging.getLogger("timeline.driver")
 
 CREDIT_BYTES = 16 * 1024 * 1024
 MAX_CREDIT = MAX_BATCH
-"""What is in hand must fit into one Hello."""
+"""All messages in flight must fit into one Hello."""
 YIELD_EVERY = 128
-"""Deliveries handed out of a full buffer without letting other tasks run."""
+"""Deliveries handed out of a full buffer before other tasks may run."""
 
 
 class Consumer(LeaseHolder):
@@ -31,27 +30,18 @@ class Consumer(LeaseHolder):
             async for d in c:
                 await d.ack()
 
-    At most `credit` messages and `credit_bytes` are in hand: in its buffer, or with your code and not settled. What
-    waits in the buffer is extended, and handed back when the consumer closes; what your code has stays leased. It
-    reconnects by itself, keeping what it has in hand. Iteration raises Unavailable when no broker
-    was ever reached, Superseded when another consumer took its id, NotFound when there is no such topic (any more); it
-    ends when the consumer is closed.
+    At most `credit` messages and `credit_bytes` are in flight: in its buffer, or with your code and not settled. It
+    extends the leases of buffered messages, and returns them when it closes. Messages with your code stay leased. It
+    reconnects by itself, and keeps its messages.
 
-    `on_settle_error(delivery, error)` is called for what `ack_soon` could not settle. `stats` counts.
+    Iteration ends when the consumer is closed. It raises Unavailable if no broker was ever reached, Superseded if
+    another consumer took its id, and NotFound if the topic does not exist (any more).
+
+    `on_settle_error(delivery, error)` is called if `ack_soon` could not settle a message. `stats` counts.
     """
 
-    def __init__(
-        self,
-        context: ClientContext,
-        topic: str,
-        id: str | None,
-        lease_ms: int,
-        credit: int | None,
-        credit_bytes: int,
-    ) -> None:
-        self.on_settle_error: Callable[[Delivery, TimelineError], object] | None = None
-        self._since_yield = 0
-        super().__init__(context, topic, id, lease_ms, credit, credit_bytes)
+    on_settle_error: Callable[[Delivery, TimelineError], object] | None = None
+    _since_yield = 0
 
     def __aiter__(self) -> AsyncIterator[Delivery]:
         return self._each()
@@ -70,14 +60,13 @@ class Consumer(LeaseHolder):
             for d in await c.take(max=10, timeout="20s"):
                 await d.ack()
 
-        With `max`, return a list as soon as at least one delivery is there: all that wait, up to `max`. The list is
-        empty when none came within `timeout`. As with `queue.get`, None waits without a bound, and 0 takes only what is
-        there already. `max` bounds one call, `credit` what the consumer leases ahead of it. A cancelled call takes
-        nothing.
-        Raises Closed when the consumer is closed or takes nothing more, Invalid, and what iteration raises.
+        With `max`, return a list as soon as there is a delivery: all buffered ones, up to `max`. The list is empty if
+        none came within `timeout`. As with `queue.get`, None waits without a bound, and 0 takes only buffered ones.
+        `max` bounds one call; `credit` bounds the messages that the consumer leases ahead of it. A cancelled call takes
+        nothing. Raise Closed once the consumer is closed or takes nothing more, Invalid, and the errors of iteration.
 
-        Without `max`, return one delivery, without a bound on the wait, or None once the consumer is closed or takes
-        nothing more.
+        Without `max`, return one delivery, without a bound on the wait. Return None once the consumer is closed or
+        takes nothing more.
         """
         if self._since_yield >= YIELD_EVERY:
             self._since_yield = 0
@@ -108,15 +97,15 @@ class Consumer(LeaseHolder):
         return taken
 
     def _waiting(self, most: int) -> list[Delivery]:
-        """Hand out what waits, `most` at most. Nothing awaits between here and the caller, or a cancelled call would
-        lose it."""
+        """Hand out at most `most` buffered messages. There is no await between here and the caller, or a cancelled call
+        would lose them."""
         taken: list[Delivery] = []
         while len(taken) < most and self._ours and (found := self._in_flight.next(self.monotonic_ms())) is not None:
             taken.append(Delivery(self, *found, self._context.clock.now()))
         return taken
 
     def put_back(self, deliveries: Sequence[Delivered]) -> None:
-        """Return deliveries to the buffer that were taken, and never reached a person's code."""
+        """Put deliveries back into the buffer that never reached the user's code."""
         if self._epoch != self._context.epoch:
             return
         for d in reversed(deliveries):
@@ -126,19 +115,19 @@ class Consumer(LeaseHolder):
         self._event.set()
 
     async def batches(self) -> AsyncIterator[DeliveryBatch]:
-        """Deliveries in the batches that they arrived in, as columns.
+        """Yield deliveries in the batches that they arrived in, as columns.
 
             async for b in c.batches():
                 work(b.ids, b.payloads)
                 await b.ack()
 
-        Ends when the consumer is closed or takes nothing more; raises as iteration does.
+        It ends when the consumer is closed or takes nothing more, and raises the errors of iteration.
         """
         while (batch := await self.take_batch()) is not None:
             yield batch
 
     async def take_batch(self) -> DeliveryBatch | None:
-        """The next batch, when there is one; None once the consumer is closed or takes nothing more."""
+        """Wait for the next batch. Return None once the consumer is closed or takes nothing more."""
         while True:
             taken = self._in_flight.next_batch(self.monotonic_ms()) if self._ours else None
             if taken is not None:
@@ -148,15 +137,15 @@ class Consumer(LeaseHolder):
 
     @property
     def _ours(self) -> bool:
-        """Whether what is in hand is this process's, and this loop's: a forked child leaves it to its parent."""
+        """Whether the messages are this process's and this loop's. A forked child leaves them to its parent."""
         if self.closed:
             return False
         self._context.check()
         return self._epoch == self._context.epoch
 
     async def _more(self) -> bool:
-        """Waits until something may be there; False when nothing will be. Raises why nothing will. Whatever happens
-        wakes all who wait; they do not wake each other, or idle handlers would do so for ever."""
+        """Wait until there may be a message. Return False if there will be none, or raise the reason. Every event wakes
+        all callers. They do not wake each other, or idle handlers would do so for ever."""
         if self.closed:
             return False
         self.open()
@@ -164,7 +153,7 @@ class Consumer(LeaseHolder):
             return False
         self._event.clear()
         if not self._in_flight.ready and self._session.failure is None:
-            self._settler.queue.work.set()  # credit may have come back: let it be sent before waiting
+            self._settler.queue.work.set()  # send credit that came back before waiting
             in_flight = self._in_flight
             in_flight.awaited += 1
             try:
@@ -184,15 +173,15 @@ class Consumer(LeaseHolder):
         timeout: Duration | None = None,
         grace: Duration = "30s",
     ) -> None:
-        """Calls `handler(delivery)` for each delivery, `concurrency` at once, until the consumer is closed, the task is
-        cancelled, or SIGTERM comes: then it takes nothing more and lets handlers finish within `grace`.
+        """Call `handler(delivery)` for each delivery, `concurrency` at once. After a close, a cancelled task or
+        SIGTERM, take nothing more, and let handlers finish within `grace`.
 
-        When the handler returns, the message is acknowledged; while it works, the lease is extended; when it raises,
+        While the handler works, the lease is extended. When it returns, the message is acknowledged. When it raises,
         the message is released with `backoff` by its deliveries. `raise timeline.Retry(in_=…)` or
-        `timeline.Bury(reason)` says it otherwise. Plain functions run in threads and get a delivery whose methods need
-        no await; one that returns a coroutine has failed. When the lease is lost, `d.lost` is set and an async handler
-        is cancelled. `timeout`: how long one call may take.
-        """
+        `timeline.Bury(reason)` decides otherwise. `timeout`: how long one call may take.
+
+        Plain functions run in threads. They get a delivery whose methods need no await, and fail if they return a
+        coroutine. When the lease is lost, `d.lost` is set and an async handler is cancelled."""
         await run_handlers(self, self.take, handler, concurrency, backoff, timeout, grace)
 
     def _settle_failed(self, frame: DeliveredFrame, index: int, error: TimelineError) -> None:

@@ -189,12 +189,7 @@ class Delivery(Delivered):
         return as_datetime((await self._consumer.settle_one(self._frame, self._index, asked, timeout)).due_ms)
 
     async def release(
-        self,
-        *,
-        in_: Duration | None = None,
-        at: When | None = None,
-        reason: str = "",
-        timeout: Duration | None = None,
+        self, *, in_: Duration | None = None, at: When | None = None, reason: str = "", timeout: Duration | None = None
     ) -> None:
         """Return the message to the timeline: due at once, after `in_` from the broker's now, or at the time `at`."""
         with about(self.id):
@@ -341,11 +336,7 @@ class DeliveryBatch(Deliveries, Sequence[Delivery]):
         self._consumer.ack_all_soon(self._frame, self.indexes(only))
 
     async def extend(
-        self,
-        more: Duration | None = None,
-        only: Only = None,
-        *,
-        timeout: Duration | None = None,
+        self, more: Duration | None = None, only: Only = None, *, timeout: Duration | None = None
     ) -> Receipts:
         """Extend the leases to at least `more` from now (default: the consumer's lease)."""
         at, asked = self.indexes(only), self._consumer.extension(more)
@@ -379,13 +370,7 @@ class LeaseHolder:
     """Until `__init__` is done: a consumer that could not be made has nothing to end."""
 
     def __init__(
-        self,
-        context: ClientContext,
-        topic: str,
-        id: str | None,
-        lease_ms: int,
-        credit: int | None,
-        credit_bytes: int,
+        self, context: ClientContext, topic: str, id: str | None, lease_ms: int, credit: int | None, credit_bytes: int
     ) -> None:
         self.topic, self._id_asked = topic, id
         self._id_made, self._id_pid = "", 0
@@ -502,11 +487,7 @@ class LeaseHolder:
         self._session.start()
 
     async def settle_one(
-        self,
-        frame: DeliveredFrame,
-        index: int,
-        asked: SettleRequest,
-        timeout: Duration | None,
+        self, frame: DeliveredFrame, index: int, asked: SettleRequest, timeout: Duration | None
     ) -> MessageAnswer:
         """Settle or extend one message. Raise the broker's refusal."""
         self._check_open()
@@ -516,11 +497,7 @@ class LeaseHolder:
         return answer
 
     async def settle_many(
-        self,
-        frame: DeliveredFrame,
-        at: Indexes,
-        asked: SettleRequest,
-        timeout: Duration | None,
+        self, frame: DeliveredFrame, at: Indexes, asked: SettleRequest, timeout: Duration | None
     ) -> Receipts:
         """Settle or extend the messages `at` of a frame."""
         self._check_open()

@@ -1,4 +1,4 @@
-"""Late deliveries with their causes, and why one message is late or not delivered: as values, and in words."""
+"""Late deliveries with their causes, and why one message is late or not delivered, as values and in words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from timeline.wording import printable, shown_lateness
 
 
 class Cause(StrEnum):
-    """Why a delivery was late, or a message that is due is not delivered."""
+    """Why a delivery was late, or why a due message is not delivered."""
 
     UNEXPLAINED = "UNEXPLAINED"
     NO_CONSUMER = "NO_CONSUMER"
@@ -45,7 +45,7 @@ HAPPENED: dict[Cause, str] = {
     Cause.PRODUCED_LATE: "it was put or moved too late",
     Cause.LEASE_RAN_OUT: "a consumer let its lease run out",
 }
-"""What happened, short enough for a table."""
+"""The causes in words, short enough for a table."""
 
 ADVICE: dict[Cause, str] = {
     Cause.UNEXPLAINED: "if many are so, look at the broker's processor time and its log",
@@ -61,10 +61,10 @@ ADVICE: dict[Cause, str] = {
     Cause.PRODUCED_LATE: "its due was past, or nearly so, when the broker got it: nothing was slow here",
     Cause.LEASE_RAN_OUT: "it was delivered before and not settled in time: a longer --lease, or extend while it works",
 }
-"""What to do about it."""
+"""Advice for each cause."""
 
 LEARNT: dict[Cause, str] = ADVICE | {Cause.PAUSED: "it was delivered once the topic was resumed"}
-"""The same of a delivery that is over."""
+"""Advice about a delivery that is over."""
 
 KEEPS: dict[Cause, str] = HAPPENED | {
     Cause.UNEXPLAINED: "nothing that the broker knows of keeps it; it should go at once",
@@ -75,13 +75,15 @@ KEEPS: dict[Cause, str] = HAPPENED | {
     Cause.PAUSED: "the topic is paused",
     Cause.RATE_LIMITED: "the topic's rate limit holds it back",
 }
-"""What keeps a message that is due from being delivered."""
+"""The causes in words while a due message is not delivered."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LateDelivery:
-    """A delivery that was more than 50 ms late, and its cause. Or, with an empty `consumer`, a message that is due and
-    not delivered: then `delivered_ms` is when the broker was asked. Times on the broker's clock, milliseconds UTC."""
+    """A delivery that was more than 50 ms late, and its cause. Times are milliseconds UTC on the broker's clock.
+
+    Without a `consumer`: a message that is due and not delivered. Then `delivered_ms` is when the broker was asked.
+    """
 
     topic: str
     id: str
@@ -102,7 +104,7 @@ class LateDelivery:
 
     @property
     def lateness(self) -> timedelta:
-        """By how much it was late."""
+        """How late it was."""
         return timedelta(milliseconds=self.delivered_ms - self.due_ms)
 
     @property
@@ -112,7 +114,7 @@ class LateDelivery:
 
     @property
     def advice(self) -> str:
-        """What to do about the cause."""
+        """Advice about the cause."""
         return (LEARNT if self.consumer else ADVICE)[self.cause].replace("TOPIC", self.topic)
 
     def __repr__(self) -> str:
@@ -123,7 +125,7 @@ class LateDelivery:
         return shown_lateness(self.delivered_ms - self.due_ms)
 
     def lines(self, zone: tzinfo | None) -> list[str]:
-        """Return what happened and what to do about it, a line each."""
+        """Return the cause and the advice, a line each."""
         if self.consumer:
             when = shown_time(self.delivered_ms, zone)
             said = f"{when}  delivered to {self.consumer}, {self._by} late: {self.why}"
@@ -134,8 +136,8 @@ class LateDelivery:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LateReport:
-    """Late deliveries from all brokers, oldest first. `dropped`: how many the brokers had to forget. `unreachable`:
-    addresses that did not answer, so that their deliveries are missing here."""
+    """Late deliveries from all brokers, the oldest first. `dropped`: how many the brokers have forgotten.
+    `unreachable`: addresses that did not answer; their deliveries are missing."""
 
     deliveries: tuple[LateDelivery, ...]
     dropped: int
@@ -143,7 +145,7 @@ class LateReport:
 
     @property
     def causes(self) -> dict[Cause, int]:
-        """How many were late by each cause, the most frequent first."""
+        """The number of late deliveries by cause, the most frequent first."""
         return dict(Counter(one.cause for one in self.deliveries).most_common())
 
     def __repr__(self) -> str:
@@ -155,12 +157,11 @@ class LateReport:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Why:
-    """Why a message was late, or is due and not delivered. `print(why)` is what `timeline why` says.
+    """Why a message was late, or is due and not delivered. `print(why)` prints the text of `timeline why`.
 
-    `late`: its deliveries that were late, oldest first, as far as brokers remember. `kept`: what keeps it now, None
-    when nothing does. `message`: how it stands at `asked_ms`, None when it is on the timeline no more. `paused`: the
-    topic is paused, and something else kept the message first. `unreachable`: brokers that did not answer, so that
-    their part is missing here.
+    `late`: its late deliveries that brokers remember, the oldest first. `kept`: why it is not delivered now, or None.
+    `message`: the message at `asked_ms`; None if it is not on the timeline any more. `paused`: the topic is paused, and
+    `kept` has another cause. `unreachable`: brokers that did not answer; their part is missing.
     """
 
     topic: str
@@ -174,14 +175,14 @@ class Why:
 
     @property
     def cause(self) -> Cause | None:
-        """Return the cause that keeps it now, or else that of its last late delivery; None when neither is known."""
+        """The cause of `kept`, or else of its last late delivery. None if neither is known."""
         if self.kept is not None:
             return self.kept.cause
         return self.late[-1].cause if self.late else None
 
     def lines(self, zone: tzinfo | None = None) -> list[str]:
-        """Return what became of it, a sentence a line, each cause with what to do about it. Times are in `zone` (this
-        machine's by default)."""
+        """Return what happened to the message, one sentence per line, with advice. Times are in `zone` (default: this
+        machine's)."""
         told = [line for one in self.late for line in one.lines(zone)]
         if self.kept is not None:
             told += self.kept.lines(zone)
@@ -225,7 +226,7 @@ _CAUSES = [Cause(cause.name) for cause in wire.LateCause]
 
 
 def late_of(told: wire.LateList, since_ms: int) -> list[LateDelivery]:
-    """Return what a broker remembers since `since_ms`."""
+    """Return the late deliveries since `since_ms` that a broker remembers."""
     return [
         LateDelivery(
             told.topics[at].decode(),

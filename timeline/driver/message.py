@@ -1,12 +1,12 @@
-"""One message: as a producer hands it in, and as it lies in the store. What a producer hands in is checked when it is
-made, so that a mistake is reported where it was written. `batch.py` has many of them."""
+"""One message, to put and as stored. A message to put is checked when it is made, so that a mistake is reported where
+it was written. `batch.py` has many messages."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
 from typing import Protocol, TypeAlias, overload
 
 import numpy as np
@@ -33,8 +33,8 @@ Payload: TypeAlias = bytes | bytearray | memoryview
 
 
 class Randomness(Protocol):
-    """What the driver needs of a `random.Random`. By default `random.SystemRandom`: a forked child does not repeat
-    what its parent draws."""
+    """The part of `random.Random` that the driver uses. Default: `random.SystemRandom`, so that a forked child does not
+    repeat its parent's numbers."""
 
     def getrandbits(self, k: int, /) -> int: ...
     def random(self) -> float: ...
@@ -42,8 +42,8 @@ class Randomness(Protocol):
 
 
 class Ids:
-    """Makes ids that sort by time of making: UUIDs of version 7 (RFC 9562), 48 bits of milliseconds, then 12 bits that
-    count within the millisecond, then 62 random bits. More than fit into a millisecond run ahead into the next."""
+    """Makes ids that sort by their time: UUIDs of version 7 (RFC 9562). They have 48 bits of milliseconds, 12 bits that
+    count within the millisecond, and 62 random bits. If a millisecond is full, ids take the next one."""
 
     def __init__(self, clock: Clock, random: Randomness) -> None:
         self._clock = clock
@@ -51,11 +51,11 @@ class Ids:
         self._last = 0
 
     def make(self) -> bytes:
-        """One new id, 36 bytes of text."""
+        """Return a new id, 36 bytes of text."""
         return self.make_many(1)[0]
 
     def make_many(self, count: int) -> list[bytes]:
-        """`count` new ids in ascending order."""
+        """Return `count` new ids in ascending order."""
         first = max(self._last + 1, self._clock.now_ms() << _COUNTER_BITS | self._random.getrandbits(_COUNTER_BITS - 1))
         self._last = first + count - 1
         random = self._random.randbytes(8 * count).hex()
@@ -68,22 +68,22 @@ class Ids:
         return made
 
     def make_column(self, count: int) -> Ragged:
-        """`count` new ids as a column."""
+        """Return `count` new ids as a column."""
         return Ragged.of(self.make_many(count))
 
     def number(self) -> int:
-        """A random number of 64 bits, never 0: a birth, an operation's or a session's id."""
+        """Return a random number of 64 bits, never 0: a birth, or the id of an operation or session."""
         return self._random.getrandbits(64) or 1
 
     def numbers(self, count: int) -> UInt64:
-        """`count` of them as a column."""
+        """Return `count` such numbers as a column."""
         drawn = np.frombuffer(self._random.randbytes(8 * count), dtype="<u8").astype(np.uint64)
         drawn[drawn == 0] = 1
         return drawn
 
 
 def encode_id(id: object) -> bytes:
-    """An id as bytes. Raises Invalid unless it is text of 1 to 255 bytes of UTF-8 without NUL."""
+    """Return an id as bytes. Raise Invalid unless it is text of 1 to 255 bytes of UTF-8 without NUL."""
     if not isinstance(id, str):
         raise Invalid(f"an id is text, not {type(id).__name__}: {id!r:.80}")
     encoded = _utf8(id, "an id", about=id)
@@ -93,33 +93,24 @@ def encode_id(id: object) -> bytes:
     return encoded
 
 
-class about:
-    """A `with` block whose refusals are about the message `id`: they carry it, where it is a text."""
-
-    __slots__ = ("_id",)
-
-    def __init__(self, id: object) -> None:
-        self._id = id
-
-    def __enter__(self) -> None:
-        """Nothing to do."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, Invalid | TooLarge):
-            raise of_message(error, self._id) from None
+@contextmanager
+def about(id: object) -> Iterator[None]:
+    """Make refusals in a `with` block errors about the message `id`."""
+    try:
+        yield
+    except (Invalid, TooLarge) as wrong:
+        raise of_message(wrong, id) from None
 
 
 def of_message(error: Invalid | TooLarge, id: object) -> Invalid | TooLarge:
-    """Return `error` as one about the message `id`, where that is a text and the error names none."""
+    """Return `error` as one about the message `id`, if that is text and the error names no message."""
     if error.id is not None or not isinstance(id, str):
         return error
     return type(error)(error.reason, id=id, advice=error.advice)
 
 
 def encode_tag(tag: object) -> bytes:
-    """A tag as bytes; None or empty is no tag. Raises Invalid for more than 64 bytes."""
+    """Return a tag as bytes. None or empty: no tag. Raise Invalid for more than 64 bytes."""
     if tag is None:
         return b""
     if not isinstance(tag, str):
@@ -131,7 +122,7 @@ def encode_tag(tag: object) -> bytes:
 
 
 def encode_text(text: object, name: str, most_bytes: int, least_bytes: int = 1) -> str:
-    """`text` itself when it is text of so many bytes of UTF-8 without NUL, else Invalid."""
+    """Return `text` if it has the allowed length in UTF-8 and no NUL. Raise Invalid otherwise."""
     if not isinstance(text, str):
         raise Invalid(f"{name} is text, not {type(text).__name__}: {text!r:.80}")
     size = len(_utf8(text, name))
@@ -149,7 +140,7 @@ def _utf8(text: str, name: str, about: str | None = None) -> bytes:
 
 
 def check_payload(payload: object) -> bytes:
-    """A payload as bytes. Raises Invalid for what is none, TooLarge above 64 MiB."""
+    """Return a payload as bytes. Raise Invalid for other types, and TooLarge above 64 MiB."""
     if isinstance(payload, str):
         raise Invalid("the payload must be bytes, not str: say which encoding is meant, as in payload.encode()")
     if not isinstance(payload, bytes | bytearray | memoryview):
@@ -170,7 +161,7 @@ def check_payload(payload: object) -> bytes:
 
 
 def check_headers(headers: Mapping[str, str] | None) -> bytes:
-    """Headers encoded. Raises Invalid for what is no text by text, TooLarge above 8 KiB."""
+    """Return encoded headers. Raise Invalid unless they map text to text, and TooLarge above 8 KiB."""
     if headers is None:
         return b""
     if not isinstance(headers, Mapping):
@@ -184,8 +175,8 @@ def check_headers(headers: Mapping[str, str] | None) -> bytes:
 
 
 class Headers(Sequence[dict[str, str]]):
-    """The headers of many messages: a sequence of dicts, each decoded when it is asked for. `encoded` is the column as
-    it crossed the wire."""
+    """The headers of many messages: a sequence of dicts, each decoded on access. `encoded`: the column as it crossed
+    the wire."""
 
     __slots__ = ("encoded",)
 
@@ -207,7 +198,7 @@ class Headers(Sequence[dict[str, str]]):
 
 
 def carried(headers: bytes, trace: Mapping[str, str]) -> bytes:
-    """Encoded headers with the context of a trace, unless they have one, or have no room for it."""
+    """Return encoded headers with the context of a trace, unless they have one or have no room for it."""
     if not trace or TRACEPARENT in headers:
         return headers
     encoded = encode_headers({**decode_headers(headers), **trace})
@@ -215,7 +206,7 @@ def carried(headers: bytes, trace: Mapping[str, str]) -> bytes:
 
 
 def asked_time(at: When | None, in_: Duration | None) -> tuple[int, bool]:
-    """What `at=` or `in_=` asks for: (milliseconds, whether they count from the broker's now)."""
+    """Return `at=` or `in_=` as (milliseconds, whether they count from the broker's now)."""
     if (at is None) == (in_ is None):
         raise Invalid("say either at= (a point in time) or in_= (how long from now), one of the two")
     if at is not None:
@@ -225,7 +216,7 @@ def asked_time(at: When | None, in_: Duration | None) -> tuple[int, bool]:
 
 
 def move_flag(if_exists: str | None) -> int:
-    """The put flag for `if_exists=`."""
+    """Return the put flag for `if_exists=`."""
     if if_exists is None:
         return 0
     if isinstance(if_exists, str) and if_exists in _IF_EXISTS:
@@ -239,12 +230,12 @@ _IF_EXISTS = {"move": PutFlag.MOVE, "replace": PutFlag.REPLACE}
 class Message:
     """One message to put: `Message(b"gate closes", at=when, id="UA1545")`.
 
-    `payload`: bytes. `at`, an aware datetime or int milliseconds UTC, or `in_`, a duration from the broker's now.
-    `id`: 1..255 bytes of UTF-8, unique in its topic; None: the driver makes a UUIDv7. `tag`: ≤ 64 bytes.
-    `headers`: text to text, ≤ 8 KiB. `expires`: a point in time as for `at`, or from now as a
-    timedelta or a text like "2h"; not delivered at or after it.
+    `payload`: bytes. `at`: the due time, an aware datetime or int milliseconds UTC. `in_`: instead, a duration from the
+    broker's now. `id`: 1..255 bytes of UTF-8, unique in its topic (default: the driver makes a UUIDv7). `tag`: ≤ 64
+    bytes. `headers`: text to text, ≤ 8 KiB. `expires`: a point in time as for `at`, or from now as a timedelta or text
+    like "2h"; the message is not delivered at or after it.
 
-    Raises Invalid or TooLarge for what is out of range, with its `id`.
+    Raise Invalid or TooLarge for a value out of range, with the message's `id`.
     """
 
     __slots__ = ("at", "encoded", "expires", "headers", "id", "in_", "payload", "tag")
@@ -288,8 +279,8 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A message as it lies in the store. Times are milliseconds UTC, 0 where there is none; `payload` and `headers` are
-    None unless they were asked for. `state` is derived at the broker's time of reading."""
+    """A message as stored. Times are milliseconds UTC, 0 if there is none. `payload` and `headers` are None unless they
+    were asked for. `state`: at the broker's time of reading."""
 
     id: str
     state: State
@@ -314,7 +305,7 @@ class StoredMessage:
 
     @property
     def due(self) -> datetime:
-        """Its position on the timeline; under a lease, the lease's end."""
+        """Its position on the timeline. If it is leased: the end of the lease."""
         return as_datetime(self.due_ms)
 
     @property
@@ -324,10 +315,10 @@ class StoredMessage:
 
     @property
     def expires(self) -> datetime | None:
-        """When it expires, None: never."""
+        """When it expires. None: never."""
         return as_datetime(self.expires_ms) if self.expires_ms else None
 
     @property
     def died(self) -> datetime | None:
-        """When it became a dead letter, None: it is none."""
+        """When it became a dead letter. None: it is none."""
         return as_datetime(self.died_ms) if self.died_ms else None

@@ -9,7 +9,7 @@ import json
 import logging
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -148,17 +148,7 @@ class TagProgress:
     @property
     def resume(self) -> str:
         """A token to continue from here, on one line. It works in another process, at another broker, hours later."""
-        told = {
-            "is": TOKEN_OF,
-            "asked": self.asked,
-            "counts": {str(status): many for status, many in self.counts.items()},
-            "finished": self.finished,
-            "op": self.op,
-            "cursor": self.cursor.hex(),
-            "started_ms": self.started_ms,
-            "at_ms": self.at_ms,
-            "total": self.total,
-        }
+        told = asdict(self) | {"is": TOKEN_OF, "cursor": self.cursor.hex()}
         packed = zlib.compress(json.dumps(told, separators=(",", ":")).encode(), 9)  # ends with a checksum
         return base64.urlsafe_b64encode(packed).decode().rstrip("=")
 

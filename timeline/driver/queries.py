@@ -1,4 +1,4 @@
-"""Reading: what lies on a timeline, what will come due, what was late."""
+"""A client's questions: topics and their settings, messages, forecasts, lateness, and the status of brokers."""
 
 from __future__ import annotations
 
@@ -52,14 +52,15 @@ from timeline.wire import (
 )
 
 DURATIONS = {name.removesuffix("_ms"): name for name in SETTING_RANGES if name.endswith("_ms")}
-"""Settings that are durations, by the name they are given under: `lease="30s"` is `lease_ms`."""
+"""Settings that are durations, by their argument: `lease="30s"` is `lease_ms`."""
 NUMBERS = ("buckets", "max_payload_bytes", "max_deliveries", "max_rate_per_s")
 NAMES = (*DURATIONS, *NUMBERS, "paused", "kind")
 
 
 def settings_of(given: dict[str, Any]) -> dict[str, int | str | bool]:
-    """Settings for the wire. Durations as `lease="30s"`, or in ms under their full name, `lease_ms=30_000`;
-    `lease_ahead="auto"`; None is the default. Raises Invalid for a name that is none, with the nearest that is."""
+    """Return settings for the wire. Durations are given as `lease="30s"`, or in ms by their full name,
+    `lease_ms=30_000`. `lease_ahead="auto"` is allowed, and None is the default. Raise Invalid for an unknown name, with
+    the nearest one."""
     settings: dict[str, int | str | bool] = {}
     for name, value in given.items():
         if value is None:
@@ -73,7 +74,7 @@ def settings_of(given: dict[str, Any]) -> dict[str, int | str | bool]:
         elif name in SETTING_RANGES:
             if isinstance(value, bool) or not isinstance(value, int):
                 raise Invalid(f"{name} must be a whole number, not {value!r:.60}")
-            if value.bit_length() > 63:  # more than the wire can carry; for the rest the broker knows the range
+            if value.bit_length() > 63:  # more than the wire can carry; the broker checks the range
                 low, high = SETTING_RANGES[name]
                 raise Invalid(f"{name} must be a whole number from {low} to {high}, not {str(value)[:12]}…")
             settings[name] = value
@@ -95,7 +96,7 @@ STATES = (State.WAITING, State.AVAILABLE, State.LEASED, State.DEAD)
 
 
 def wanted_states(state: str | Iterable[str] | None) -> tuple[State, ...]:
-    """The states of a scan, none for all that live. Raises Invalid, as all of these do."""
+    """Return the states of a scan; empty: all but dead letters. Raise Invalid."""
     if state is None:
         return ()
     allowed = {one.value: one for one in STATES}
@@ -107,7 +108,7 @@ def wanted_states(state: str | Iterable[str] | None) -> tuple[State, ...]:
 
 
 def wanted_due(due: tuple[When | None, When | None] | None) -> tuple[int, int]:
-    """From when, and to before when, in milliseconds; 0: no bound."""
+    """Return `due=` as (first, end) in milliseconds, end excluded. 0: no bound. Raise Invalid."""
     if due is None:
         return 0, 0
     if not isinstance(due, tuple) or len(due) != 2:
@@ -121,7 +122,7 @@ def wanted_due(due: tuple[When | None, When | None] | None) -> tuple[int, int]:
 
 
 def wanted_buckets(buckets: tuple[int, int] | None) -> tuple[int, int]:
-    """The first bucket, and the one behind the last; 0, 0: all."""
+    """Return `buckets=` as (first, end), end excluded. (0, 0): all. Raise Invalid."""
     if buckets is None:
         return 0, 0
     whole = isinstance(buckets, tuple) and len(buckets) == 2 and all(type(one) is int for one in buckets)
@@ -131,7 +132,7 @@ def wanted_buckets(buckets: tuple[int, int] | None) -> tuple[int, int]:
 
 
 def check_limit(limit: int) -> None:
-    """Refuses what is no number of messages, 0 for all."""
+    """Raise Invalid unless `limit` is a number of messages, or 0 for all."""
     if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit <= MAX_LIMIT:
         raise Invalid(f"limit must be a whole number from 0 (all) to {MAX_LIMIT}, not {shown(limit)}")
 
@@ -142,7 +143,7 @@ EVER = timedelta(days=36_500)
 
 @dataclass(frozen=True, slots=True)
 class OutlookStep:
-    """One step of a forecast: `count` messages come due from `start_ms` until `end_ms` (excluded)."""
+    """One step of a forecast: `count` messages come due from `start_ms` to `end_ms` (excluded)."""
 
     start_ms: int
     end_ms: int
@@ -150,13 +151,13 @@ class OutlookStep:
 
     @property
     def start(self) -> datetime:
-        """Its start, an aware datetime in UTC."""
+        """The start, an aware datetime in UTC."""
         return as_datetime(self.start_ms)
 
 
 class Outlook(Sequence[OutlookStep]):
-    """A forecast: its steps in order. `overdue`: how many were due before it. `exact`: False when the store estimates.
-    `edges_ms` (n + 1) and `counts` (n) are numpy columns."""
+    """A forecast: its steps in order. `overdue`: messages due before it. `exact`: False if the store estimates.
+    `edges_ms` (n + 1) and `counts` (n): numpy columns."""
 
     def __init__(self, edges_ms: Int64, counts: Int64, overdue: int, exact: bool) -> None:
         self.edges_ms, self.counts, self.overdue, self.exact = edges_ms, counts, overdue, exact
@@ -182,8 +183,7 @@ class Outlook(Sequence[OutlookStep]):
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many messages of a topic are in each state. `exact`: False where the store estimates what waits or is
-    due."""
+    """The number of a topic's messages by state. `exact`: False if the store estimates `waiting` and `available`."""
 
     waiting: int
     available: int
@@ -194,7 +194,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class PingAnswer:
-    """A broker, the time there and back, and its clock's offset from ours, known to within half the round trip."""
+    """A broker, the round trip, and its clock's offset from ours, known to within half the round trip."""
 
     broker: str
     version: str
@@ -205,7 +205,7 @@ class PingAnswer:
 
 
 def messages_of(page: ScanPage) -> list[StoredMessage]:
-    """The rows of a page as messages."""
+    """Return the rows of a page as messages."""
     rows, now_ms = page.rows, page.now_ms
     return [_message(rows, place, now_ms) for place in range(len(rows))]
 
@@ -249,7 +249,7 @@ class Queries:
         self._context = context
 
     async def create_topic(self, /, name: str, *, timeout: Duration | None = None, **settings: Any) -> Topic:
-        """Creates a topic; one that stands with these very settings is answered as it is, with others raises Exists.
+        """Create a topic. An existing topic with the same settings is returned. Raise Exists if its settings differ.
 
         Settings: `buckets lease max_lease max_payload_bytes horizon max_deliveries redelivery_backoff dead_retention
         remember lease_ahead paused max_rate_per_s kind`; durations like "30s".
@@ -257,25 +257,25 @@ class Queries:
         return (await self._topics(TopicAction.CREATE, name, settings_of(settings), timeout))[0]
 
     async def update_topic(self, /, name: str, *, timeout: Duration | None = None, **settings: Any) -> Topic:
-        """Changes settings of a topic, live; `buckets` and `kind` are fixed. Raises NotFound, Invalid."""
+        """Change settings of a topic while it is used. `buckets` and `kind` are fixed. Raise NotFound, Invalid."""
         if not settings:
             raise Invalid(f"say which settings to change: {', '.join(NAMES)}")
         return (await self._topics(TopicAction.UPDATE, name, settings_of(settings), timeout))[0]
 
     async def pause_topic(self, name: str, *, timeout: Duration | None = None) -> Topic:
-        """Stops deliveries of a topic; puts go on, leases stay."""
+        """Stop deliveries of a topic. Producers go on, and leases stay."""
         return await self.update_topic(name, timeout=timeout, paused=True)
 
     async def resume_topic(self, name: str, *, timeout: Duration | None = None) -> Topic:
-        """Lets deliveries of a topic go on."""
+        """Resume deliveries of a topic."""
         return await self.update_topic(name, timeout=timeout, paused=False)
 
     async def drop_topic(self, name: str, *, timeout: Duration | None = None) -> None:
-        """Deletes a topic and all its messages. Raises NotFound when there is none."""
+        """Delete a topic and all its messages. Raise NotFound if there is none."""
         await self._topics(TopicAction.DROP, name, {}, timeout)
 
     async def topics(self, *, timeout: Duration | None = None) -> list[Topic]:
-        """All topics, by name."""
+        """Return all topics, sorted by name."""
         listed = await self._topics(TopicAction.LIST, "", {}, timeout)
         return sorted(listed, key=lambda topic: topic.name)
 
@@ -310,9 +310,12 @@ class Queries:
         limit: int = 0,
         timeout: Duration | None = None,
     ) -> AsyncIterator[ScanPage]:
-        """The pages of a scan, as columns (`page.rows`); see `scan`. Goes on where it was when a broker goes away;
-        `timeout` is how long without a page. `ids`: only these. `buckets`: a pair, from the first to before
-        the second. `holder`: only what this consumer holds under a live lease, whatever else is asked."""
+        """Yield the pages of a scan, as columns (`page.rows`). See `scan`.
+
+        It continues at another broker when one goes away. `timeout`: the longest time without a page. `ids`: only these
+        messages. `buckets`: a pair (first, end), end excluded. `holder`: only messages that this consumer holds under a
+        live lease, whatever else is asked.
+        """
         self._context.check()
         from_ms, to_ms = wanted_due(due)
         check_limit(limit)
@@ -359,14 +362,16 @@ class Queries:
         limit: int = 0,
         timeout: Duration | None = None,
     ) -> AsyncIterator[StoredMessage]:
-        """Messages of a topic that match: `state` "waiting", "available", "leased" or "dead" (or several; None: all but
-        dead letters), `tag`, `due` in a pair (from, to). In no order; what is there throughout
-        is seen at least once, though it moves meanwhile.
+        """Yield messages of a topic, in no order. A message that is there throughout is seen at least once, even if it
+        moves.
+
+        `state`: "waiting", "available", "leased" or "dead", or several (default: all but dead letters). `tag`: only
+        messages with it. `due`: a pair (from, to), end excluded.
 
             async for m in tl.scan("departures", state="waiting", due=(None, tonight)):
                 print(m.id, m.due)
 
-        Raises NotFound when there is no such topic, Invalid, Unavailable.
+        Raise NotFound if there is no such topic, Invalid, Unavailable.
         """
         async for page in self.scan_pages(
             topic, state=state, tag=tag, due=due, payload=payload, limit=limit, timeout=timeout
@@ -377,14 +382,14 @@ class Queries:
     async def dead(
         self, topic: str, *, tag: str | None = None, payload: bool = False, timeout: Duration | None = None
     ) -> AsyncIterator[StoredMessage]:
-        """The topic's dead letters, each with its reason in `.dead`."""
+        """Yield the topic's dead letters, each with its reason in `.dead`."""
         async for message in self.scan(topic, state="dead", tag=tag, payload=payload, timeout=timeout):
             yield message
 
     async def get(
         self, topic: str, id: str, *, payload: bool = True, timeout: Duration | None = None
     ) -> StoredMessage | None:
-        """One message with its payload, dead letters included; None when it is absent."""
+        """Return one message with its payload, or None. Dead letters are found, too."""
         found = None
         ids = Ragged.of([encode_id(id)])
         async for page in self.scan_pages(topic, state=STATES, ids=ids, payload=payload, timeout=timeout):
@@ -395,7 +400,7 @@ class Queries:
     async def forecast(
         self, topic: str, window: Duration = "1h", step: Duration = "1m", *, timeout: Duration | None = None
     ) -> Outlook:
-        """How many messages come due per `step` of the next `window`, at most 10,000 steps."""
+        """Return how many messages come due per `step` of the next `window`, in at most 10,000 steps."""
         self._context.check()
         window_ms, step_ms = duration_ms(window, "window", least_ms=1), duration_ms(step, "step", least_ms=1)
         if -(-window_ms // step_ms) > MAX_STEPS:
@@ -408,8 +413,8 @@ class Queries:
     async def count(self, topic: str, *, timeout: Duration | None = None) -> Counts:
         """Count the messages of a topic by state, one state after the other while they change.
 
-        The store counts what waits and what is due from an index. What is leased or dead is read, without payloads,
-        which takes some seconds for each million messages of the topic. `timeout` is how long without an answer.
+        The store counts waiting and due messages from an index. Leased and dead messages are read without payloads,
+        which takes some seconds per million messages of the topic. `timeout`: the longest time without an answer.
         """
         outlook = await self.forecast(topic, EVER, EVER, timeout=timeout)
         leased = dead = 0
@@ -427,15 +432,14 @@ class Queries:
         limit: int = 1_000,
         timeout: Duration | None = None,
     ) -> LateReport:
-        """Return the deliveries of the last `since` that were more than 50 ms late, with their causes, from all known
-        brokers: the newest `limit` of each.
+        """Return deliveries of the last `since` that were more than 50 ms late, with their causes. All known brokers
+        are asked, for the newest `limit` of each.
 
             report = await tl.late(since="10m")
             for one in report.deliveries:
                 print(one.delivered, one.id, one.lateness, one.why)
 
-        Raises Invalid, Closed, Unavailable when no broker answered.
-        """
+        Raise Invalid, Closed, or Unavailable if no broker answered."""
         self._context.check()
         since_ms = duration_ms(since, "since", least_ms=1)
         if topic:
@@ -452,17 +456,17 @@ class Queries:
         return LateReport(tuple(ordered), dropped, tuple(unreachable))
 
     async def why(self, topic: str, id: str, *, timeout: Duration | None = None) -> Why:
-        """Return why message `id` was late, or is due and not delivered, and how it stands now; all brokers are asked.
+        """Return why message `id` was late, or is due and not delivered, and its state. All brokers are asked.
 
             print(await tl.why("departures", "UA1545"))
 
-        Raises NotFound when there is no such topic, or no such message and no late delivery of it is remembered,
-        Invalid, Closed, Unavailable when no broker answered.
+        Raise NotFound if there is no such topic, or neither the message nor a late delivery of it is known. Raise
+        Invalid, Closed, or Unavailable if no broker answered.
         """
         report = await self.late(EVER, topic=topic, id=id, limit=MAX_BATCH, timeout=timeout)
         message = await self.get(topic, id, payload=False, timeout=timeout)
         late = tuple(one for one in report.deliveries if one.consumer)
-        # Each broker that is asked says what keeps it: the latest word counts.
+        # Each broker says why it does not deliver the message: the latest reason counts.
         kept = next((one for one in reversed(report.deliveries) if not one.consumer), None) if message else None
         if message is None and not late:
             silent = f" ({', '.join(report.unreachable)} did not answer)" if report.unreachable else ""
@@ -478,7 +482,7 @@ class Queries:
         return Why(topic, id, late, kept, message, asked_ms, paused, report.unreachable)
 
     async def ping(self, *, timeout: Duration | None = None) -> PingAnswer:
-        """Asks a broker who it is and what its clock says."""
+        """Ask a broker for its name and the time of its clock."""
         self._context.check()
         clock = self._context.clock
         sent_ms = clock.now()
@@ -493,10 +497,10 @@ class Queries:
         return PingAnswer(pong.broker, pong.version, address, round_trip_ms, offset_ms, error_ms)
 
     async def standing(self, topic: str = "", *, consumers: int = 1_000, timeout: Duration | None = None) -> Standings:
-        """How each known broker stands, ready or not: its topics' load (of `topic` alone, when given), lateness, and at
-        most `consumers` of those connected to it.
+        """Return the status of each known broker, ready or not: the load of its topics (or of `topic` alone), lateness,
+        and at most `consumers` of its connected consumers.
 
-        Raises Invalid, Closed, Unavailable when no broker answered.
+        Raise Invalid, Closed, or Unavailable if no broker answered.
         """
         self._context.check()
         frame = encode(StatusRequest(check_topic_name(topic) if topic else "", consumers))

@@ -1,8 +1,7 @@
-"""Times and durations as a person writes them, made into int milliseconds; and the reverse.
+"""Times and durations as people write them, converted to int milliseconds and back.
 
-Points in time are aware datetimes or int milliseconds since 1970 UTC; durations are timedeltas, seconds, or texts
-like "250ms". Parts of a millisecond round up, so that nothing is early. What cannot be meant is refused with the
-sentence that mends it.
+Points in time are aware datetimes or int milliseconds since 1970 UTC. Durations are timedeltas, seconds, or texts like
+"250ms". Parts of a millisecond round up, so that nothing is early. A refusal says how to fix the value.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ Expiry: TypeAlias = When | timedelta | str
 """A point in time, or from now as a timedelta or a text."""
 
 LOOKS_LIKE_SECONDS = 100_000_000_000
-"""Int times above 0 and below this are refused: as milliseconds they lie before March 1973, so seconds were meant.
-Datetimes of those years are taken."""
+"""Int times from 1 to below this are refused. As milliseconds they lie before March 1973, so seconds were meant.
+Datetimes of those years are allowed."""
 
 _BEYOND_S = 1e15
-"""More seconds than any limit allows; larger floats would overflow as microseconds."""
+"""More seconds than any limit allows. Larger floats would overflow as microseconds."""
 _SHOWN_BITS = 192
 _POINTS = {"in_": "at=", "--in": "--at"}
 _LENGTHS = {"at": "in_=", "--at": "--in"}
-"""What takes the other kind of time, by what was given."""
+"""The argument for the other kind of time, by argument."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS_US = {
     "us": 1,
@@ -44,15 +43,15 @@ _UNITS_US = {
     "d": 86_400_000_000,
     "w": 604_800_000_000,
 }
-# So many digits at most, and ASCII ones: longer numbers are above every limit, and Python refuses to read the longest.
+# At most 30 ASCII digits: longer numbers are above every limit, and Python refuses to read the longest.
 _PART = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*(us|ms|s|m|h|d|w)\s*")
 _WHOLE = re.compile(rf"\s*(?:{_PART.pattern})+")
 
 
 def duration_ms(value: Duration, name: str = "in_", *, least_ms: int = 0) -> int:
-    """`value` in whole milliseconds, rounded up. `name` is what the caller's argument is called.
+    """Return `value` in whole milliseconds, rounded up. `name`: the caller's argument.
 
-    Raises Invalid for what is no duration, NaN, infinite, negative, below `least_ms` or above a hundred years.
+    Raise Invalid for other types, NaN, infinite, negative, below `least_ms`, and above a hundred years.
 
     >>> duration_ms("1h30m"), duration_ms(0.25), duration_ms(timedelta(microseconds=1))
     (5400000, 250, 1)
@@ -69,19 +68,17 @@ def duration_ms(value: Duration, name: str = "in_", *, least_ms: int = 0) -> int
 
 
 def _meant(value: Duration, name: str) -> str:
-    """What to do for whoever gave a point in time as a length, or milliseconds as seconds."""
+    """Return a hint for a point in time given as a length, or milliseconds given as seconds."""
     if name in _POINTS:
         return f": it counts seconds from now; for a point in time use {_POINTS[name]}"
     return "" if isinstance(value, str | timedelta) else ": a number is seconds"
 
 
 def shift_ms(value: Duration, name: str = "by") -> int:
-    """A shift in whole milliseconds: a duration that may be negative, "-2h". Parts of a millisecond round towards
-    later, as a due does. Raises Invalid for what is no duration, less than a millisecond, or above a hundred years.
+    """Return a shift in whole milliseconds: a duration that may be negative, "-2h". Parts of a millisecond round
+    towards later, as in a due time. Raise Invalid for other types, below one millisecond, and above a hundred years.
 
-    >>> shift_ms("-1.5ms"), shift_ms("1.5ms")
-    (-1, 2)
-    """
+    >>> shift_ms("-1.5ms"), shift_ms("1.5ms") (-1, 2)"""
     back, length = False, value
     if isinstance(value, str) and value.strip().startswith("-"):
         back, length = True, value.strip()[1:]
@@ -123,7 +120,7 @@ def _duration_us(value: Duration, name: str) -> int:
 
 
 def shown(value: object) -> str:
-    """`value` for a sentence that refuses it, as it was written but short: Python does not write the longest ints."""
+    """Return `value` for a refusal, shortened. Python does not write the longest ints."""
     if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:
         return f"a number of {value.bit_length()} bits"
     return f"{value!r:.60}"
@@ -137,7 +134,7 @@ def _text_us(text: str, name: str) -> int:
             f"{name} must be numbers with a unit, like '250ms', '30s', '15m', '2h', '10d' or '1h30m', or a number of "
             f"seconds, not {text!r:.60}"
         )
-    # Through integers: "0.1s" is 100 ms exactly, whatever binary fractions make of a tenth.
+    # With integers "0.1s" is exactly 100 ms, which binary fractions cannot say.
     total = 0
     for number, unit in _PART.findall(text):
         whole, _, fraction = number.partition(".")
@@ -149,8 +146,8 @@ def _text_us(text: str, name: str) -> int:
 def instant_ms(value: When, name: str = "at") -> int:
     """Return `value` in int milliseconds since 1970 UTC, rounded up.
 
-    Raises Invalid for naive datetimes, datetimes that are no time (pandas' NaT), dates, floats, texts, booleans, times
-    not after the start of 1970, ints below 100,000,000,000 (they look like seconds), and times after the year 9999.
+    Raise Invalid for naive datetimes, pandas' NaT, dates, floats, texts and booleans. Raise it for times before 1970 or
+    after the year 9999, and for ints below 100,000,000,000, which look like seconds.
     """
     if isinstance(value, datetime):
         return _datetime_ms(value, name)
@@ -184,7 +181,7 @@ def _datetime_ms(value: datetime, name: str) -> int:
             f'or timeline.local("{value:%Y-%m-%d}", "{value:%H:%M}", "Europe/Berlin")'
         )
     micros = (value - _EPOCH) // timedelta(microseconds=1)
-    if getattr(value, "nanosecond", 0):  # pandas' have them, and the division drops them
+    if getattr(value, "nanosecond", 0):  # of pandas; the division drops them
         micros += 1
     if micros <= 0:
         raise Invalid(f"{name} must be a time after the start of 1970, not {value.isoformat()}")
@@ -209,7 +206,7 @@ def _what(value: object, name: str) -> str:
 
 
 def _from_now(name: str) -> str:
-    """What to do for whoever meant a time from now."""
+    """Return a hint for a time from now."""
     if name in _LENGTHS:
         return f"; for a time from now use {_LENGTHS[name]}"
     return "; for a time from now give a text like '15m'" if name.endswith("expires") else ""
@@ -218,8 +215,8 @@ def _from_now(name: str) -> str:
 def expiry_ms(value: Expiry) -> tuple[int, bool]:
     """Return `expires=` as (milliseconds, whether they count from now).
 
-    A timedelta or a text counts from now. Datetimes and ints (milliseconds UTC) are points in time, as for `at=`.
-    Raises Invalid for all else. A number of seconds is refused, whole or not: an int is a point in time.
+    A timedelta or a text counts from now. Datetimes and ints (milliseconds UTC) are points in time, as for `at=`. Raise
+    Invalid for anything else. Numbers of seconds are refused: an int is a point in time.
     """
     if isinstance(value, timedelta | str):
         return duration_ms(value, "expires", least_ms=1), True
@@ -227,25 +224,24 @@ def expiry_ms(value: Expiry) -> tuple[int, bool]:
 
 
 def as_datetime(millis: int) -> datetime:
-    """Milliseconds since 1970 UTC as an aware datetime in UTC."""
+    """Return milliseconds since 1970 UTC as an aware datetime in UTC."""
     return _EPOCH + timedelta(milliseconds=millis)
 
 
 def shown_time(at_ms: int, zone: tzinfo | None = None) -> str:
-    """A time for people: in `zone`, or in this machine's."""
+    """Return a time for people, in `zone` or in this machine's zone."""
     when = as_datetime(at_ms).astimezone(zone)
     return when.isoformat(sep=" ", timespec="milliseconds" if at_ms % 1000 else "seconds")
 
 
 def local(day: date | str, clock: time | str, zone: str | ZoneInfo, gap: str = "later", fold: int = 0) -> datetime:
-    """A wall-clock time in a time zone, as an aware datetime: `local("2026-03-29", "02:30", "Europe/Berlin")`.
+    """Return a wall-clock time in a time zone, an aware datetime: `local("2026-03-29", "02:30", "Europe/Berlin")`.
 
-    `day`: a date or "YYYY-MM-DD". `clock`: a time or "HH:MM[:SS[.ffffff]]". `zone`: an IANA name.
-    `gap`: what a time that clocks skip means: "later" moves it on by the skipped hour, "earlier" back, "refuse" raises.
-    `fold`: which one of a time that clocks show twice, 0 the first, 1 the second.
+    `day`: a date or "YYYY-MM-DD". `clock`: a time or "HH:MM[:SS[.ffffff]]". `zone`: an IANA name. `gap`: for a time
+    that clocks skip, "later" moves it forward by the skipped hour, "earlier" back, and "refuse" raises. `fold`: for a
+    time that clocks show twice, 0 is the first and 1 the second.
 
-    Raises Invalid for what cannot be read, an unknown zone, or a skipped time with gap="refuse".
-    """
+    Raise Invalid for an unreadable value, an unknown zone, and a skipped time with gap="refuse"."""
     where = _zone(zone)
     if not isinstance(gap, str) or gap not in ("later", "earlier", "refuse"):
         raise Invalid(f"gap must be 'later', 'earlier' or 'refuse', not {shown(gap)}")
@@ -264,7 +260,7 @@ def _on_the_wall(naive: datetime, where: ZoneInfo, gap: str, fold: int) -> datet
         return wanted
     if gap == "refuse":
         raise Invalid(f"clocks in {where.key} skip {naive:%Y-%m-%d %H:%M}: choose another time, or gap='later'")
-    # In a gap, fold 0 counts with the offset before it (so the result is later on the wall), fold 1 with that after.
+    # In a gap, fold 0 uses the offset before it, so that the result is later on the wall; fold 1 the offset after it.
     skipped = naive.replace(tzinfo=where, fold=0 if gap == "later" else 1)
     return skipped.astimezone(UTC).astimezone(where)
 

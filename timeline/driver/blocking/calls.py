@@ -22,8 +22,8 @@ P = ParamSpec("P")
 
 
 class Background:
-    """A thread with an event loop in it, made on first use, and made anew in a forked child. `in_loop`: calls may block
-    the event loop of the thread that makes them, as those of a Spark job in a notebook do."""
+    """A thread with an event loop, made on first use and again in a forked child. `in_loop`: calls may block the event
+    loop of their own thread, as in a Spark job of a notebook."""
 
     def __init__(self, in_loop: bool = False) -> None:
         self._in_loop = in_loop
@@ -34,7 +34,7 @@ class Background:
         self._closed = False
 
     def run(self, asked: Coroutine[Any, Any, T], /) -> T:
-        """Runs `asked` in the loop and answers what it answers. Ctrl-C cancels it there."""
+        """Run `asked` in the loop and return its result. Ctrl-C cancels it there."""
         future = self.start(asked)
         try:
             return self.wait(future)
@@ -43,7 +43,7 @@ class Background:
             raise
 
     def start(self, asked: Coroutine[Any, Any, T], /) -> Future[T]:
-        """Has `asked` run in the loop. Raises Invalid where waiting for it would block another event loop."""
+        """Start `asked` in the loop. Raise Invalid if waiting for it would block another event loop."""
         self._note_fork()
         with self._lock:
             try:
@@ -55,7 +55,7 @@ class Background:
 
     @staticmethod
     def wait(future: Future[T]) -> T:
-        """What a future of `start` came to."""
+        """Return the result of a future of `start`."""
         try:
             return future.result()
         except CancelledError:
@@ -63,7 +63,7 @@ class Background:
 
     def _note_fork(self) -> None:
         if self._pid != os.getpid():
-            # The thread stayed with the parent; its lock may have been held when the process was forked.
+            # The thread stayed with the parent, and may have held the lock at the fork.
             self._lock, self._loop, self._thread, self._pid = threading.Lock(), None, None, os.getpid()
 
     def _ready(self) -> asyncio.AbstractEventLoop:
@@ -84,11 +84,11 @@ class Background:
         try:
             loop.run_forever()
         except (SystemExit, KeyboardInterrupt):
-            pass  # raised in a handler: whoever waits for that is told Closed, in a thread that may leave
+            pass  # raised in a handler: its caller, in a thread that may end, gets Closed
         finally:
             with self._lock:
-                self._closed, self._loop = True, None  # nothing is asked any more that nobody would answer
-            # What was asked just now becomes a task; a stop that came too late is heard now, and not amid the rest.
+                self._closed, self._loop = True, None  # no call may come that is never answered
+            # The last calls become tasks, and a late stop takes effect now, not later in between.
             loop.call_soon(loop.stop)
             loop.run_forever()
             rest = asyncio.all_tasks(loop)
@@ -100,12 +100,12 @@ class Background:
             loop.close()
 
     def close(self) -> None:
-        """Ends the thread; from now on whatever is asked raises Closed."""
+        """End the thread. All later calls raise Closed."""
         self._note_fork()
         with self._lock:
             self._closed = True
             loop, self._loop = self._loop, None
-            if loop is not None:  # else it never began, or winds down already
+            if loop is not None:  # else it never began, or is ending
                 loop.call_soon_threadsafe(loop.stop)
         if self._thread is not None:
             self._thread.join()
@@ -123,7 +123,7 @@ def _check_no_loop() -> None:
 
 
 def iterate(background: Background, source: AsyncIterator[T]) -> Iterator[T]:
-    """An asynchronous generator, one step at a time."""
+    """Iterate over an asynchronous generator, one step at a time."""
     steps = _Steps(source)
     try:
         while (item := background.run(steps.next())) is not None:
@@ -136,14 +136,14 @@ def iterate(background: Background, source: AsyncIterator[T]) -> Iterator[T]:
 
 
 class _Steps(Generic[T]):
-    """An asynchronous generator as it is gone through from another thread."""
+    """An asynchronous generator that another thread iterates."""
 
     def __init__(self, source: AsyncIterator[T]) -> None:
         self._source: Any = source
         self._under_way: asyncio.Task[Any] | None = None
 
     async def next(self) -> tuple[T] | None:
-        """The next item; None at the end."""
+        """Return the next item in a tuple, or None at the end."""
         self._under_way = asyncio.current_task()
         try:
             return (await anext(self._source),)
@@ -153,7 +153,7 @@ class _Steps(Generic[T]):
             self._under_way = None
 
     async def end(self) -> None:
-        """Closes it. Ctrl-C breaks off the wait for a step, and the step itself may not have heard of it yet."""
+        """Close it. After Ctrl-C a step may still be under way."""
         step = self._under_way
         if step is not None:
             step.cancel()
@@ -162,7 +162,7 @@ class _Steps(Generic[T]):
 
 
 class Blocking:
-    """What calls an asynchronous object, its `target`, from plain threads."""
+    """The base of objects that call an asynchronous one, `target`, from plain threads."""
 
     def __init__(self, background: Background, target: Any) -> None:
         self._background, self._target, self._run = background, target, background.run
@@ -182,8 +182,8 @@ class Blocking:
 
 
 def blocking(word: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
-    """Return the method that does what the coroutine method `word` does, with its arguments, and returns when that is
-    done. Its object has the asynchronous one as `_target`, and as `_run` what runs a coroutine in its loop."""
+    """Return a method that calls the coroutine method `word`, and returns its result. Its object has the asynchronous
+    one as `_target`, and as `_run` a function that runs a coroutine in its loop."""
 
     @functools.wraps(word)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -195,7 +195,7 @@ def blocking(word: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Cal
 
 
 def stepping(word: Callable[Concatenate[Any, P], AsyncIterator[T]]) -> Callable[Concatenate[Any, P], Iterator[T]]:
-    """Return the same for an asynchronous generator method: an iterator."""
+    """Return a method that iterates over the asynchronous generator method `word`."""
 
     @functools.wraps(word)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
@@ -206,7 +206,7 @@ def stepping(word: Callable[Concatenate[Any, P], AsyncIterator[T]]) -> Callable[
 
 
 def in_loop(word: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """Return the method that calls the plain method `word` in the loop."""
+    """Return a method that calls the plain method `word` in the loop."""
 
     @functools.wraps(word)
     async def called(target: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -216,13 +216,13 @@ def in_loop(word: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any,
 
 
 class Run(Protocol):
-    """Runs a coroutine in the client's event loop, from another thread, and returns what it returns."""
+    """Runs a coroutine in the client's event loop from another thread, and returns its result."""
 
     def __call__(self, asked: Coroutine[Any, Any, T], /) -> T: ...
 
 
 class SyncDelivery(Delivered):
-    """One message, leased to this consumer; see `Delivery`. For the thread that was handed it."""
+    """One message, leased to this consumer, for a plain thread. See `Delivery`."""
 
     __slots__ = ("_run", "_target")
 
@@ -231,7 +231,7 @@ class SyncDelivery(Delivered):
 
     @classmethod
     def of(cls, delivery: Delivery, run: Run) -> SyncDelivery:
-        """`delivery` for another thread than its loop's."""
+        """Return `delivery` for another thread than its loop's."""
         made = cls(delivery._consumer, delivery._frame, delivery._index, delivery._handed_ms)
         made._target, made._run = delivery, run
         return made
@@ -244,14 +244,14 @@ class SyncDelivery(Delivered):
 
 
 class SyncDeliveryBatch(Deliveries, Sequence[SyncDelivery]):
-    """Deliveries that arrived together; see `DeliveryBatch`."""
+    """Deliveries that arrived together, for a plain thread. See `DeliveryBatch`."""
 
     _target: DeliveryBatch
     _run: Run
 
     @classmethod
     def of(cls, batch: DeliveryBatch, run: Run) -> SyncDeliveryBatch:
-        """`batch` for another thread than its loop's."""
+        """Return `batch` for another thread than its loop's."""
         made = cls(batch._consumer, batch._frame, batch._at, batch._handed_ms)
         made._target, made._run = batch, run
         return made

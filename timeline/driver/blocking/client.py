@@ -1,6 +1,6 @@
-"""The same words without await, for plain threads: one background thread runs the event loop, all threads may call.
+"""The client without await, for plain threads. One background thread runs the event loop, and all threads may call.
 
-Every method does what its namesake does in `client.py`, `producer.py`, `consumer.py`, and returns when that is done.
+Every method does the same as its namesake in `client.py`, `producer.py` or `consumer.py`, and returns when it is done.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def connect_sync(
     token: Name | None = None,
     as_operator: bool = False,
 ) -> SyncTimeline:
-    """A client for plain threads. See `timeline.connect`.
+    """Return a client for plain threads. See `timeline.connect`.
 
         with timeline.connect_sync("localhost:9000") as tl, tl.consumer("departures", id="worker-1") as c:
             for d in c:
                 d.ack()
 
-    One serves all threads of a process; after a fork each child connects by itself. Its calls block their thread:
-    inside a running event loop, as in a coroutine or a Jupyter cell, they raise Invalid. Use `timeline.connect` there.
+    One client serves all threads of a process. After a fork each child connects by itself. Calls block their thread.
+    Inside a running event loop, as in a coroutine or a Jupyter cell, they raise Invalid: use `timeline.connect` there.
     """
     return SyncTimeline(addresses, timeout, credentials=credentials_of(tls, ca, cert, key, token, as_operator))
 
@@ -88,7 +88,7 @@ class SyncProducer(Blocking):
     def produce_iter(
         self, messages: Iterable[Message], *, if_exists: str | None = None, timeout: Duration | None = None
     ) -> Iterator[Receipt]:
-        """See Producer.produce_iter. `messages` is iterated in this thread, a thousand ahead of the receipts."""
+        """See Producer.produce_iter. This thread iterates over `messages`, up to a thousand ahead of the receipts."""
         gathered: list[Message] = []
         held_bytes = 0
         given = MessageSource(messages)
@@ -115,7 +115,7 @@ class SyncConsumer(Blocking):
         super().__init__(background, consumer)
         self.topic = consumer.topic
         self.on_settle_error: Callable[[SyncDelivery, TimelineError], object] | None = None
-        """Called in the client's thread with what `ack_soon` could not settle."""
+        """Called in the client's thread if `ack_soon` could not settle a message."""
         consumer.on_settle_error = self._settle_failed
 
     @property
@@ -142,13 +142,13 @@ class SyncConsumer(Blocking):
     @overload
     def take(self, max: int, timeout: Duration | None = None) -> list[SyncDelivery]: ...
     def take(self, max: int | None = None, timeout: Duration | None = None) -> SyncDelivery | list[SyncDelivery] | None:
-        """See Consumer.take. Ctrl-C loses nothing either."""
+        """See Consumer.take. Ctrl-C loses no message."""
         taken: list[Delivery] = []
         try:
             self._run(self._take(taken, max, timeout))
         except TimelineError:
             raise
-        except BaseException:  # Ctrl-C, or another signal's: the client's thread may have taken some by now
+        except BaseException:  # of Ctrl-C or another signal: the client's thread may have taken some
             with suppress(Closed):
                 self._put_back(taken)
             raise
@@ -169,7 +169,7 @@ class SyncConsumer(Blocking):
             yield batch
 
     def take_batch(self) -> SyncDeliveryBatch | None:
-        """The next batch, when there is one; None once the consumer is closed or takes nothing more."""
+        """Wait for the next batch. Return None once the consumer is closed or takes nothing more."""
         taken = self._run(self._target.take_batch())
         return None if taken is None else SyncDeliveryBatch.of(taken, self._run)
 
@@ -182,8 +182,8 @@ class SyncConsumer(Blocking):
         timeout: Duration | None = None,
         grace: Duration = "30s",
     ) -> None:
-        """See Consumer.run. Blocks; in the main thread SIGTERM ends it in order, and so does Ctrl-C, which then raises
-        KeyboardInterrupt; a second Ctrl-C does not wait for handlers."""
+        """See Consumer.run. It blocks. In the main thread SIGTERM and Ctrl-C end it in order; Ctrl-C then raises
+        KeyboardInterrupt. A second Ctrl-C does not wait for handlers."""
         undo = self._on_sigterm()
         try:
             working = self._background.start(
@@ -207,7 +207,7 @@ class SyncConsumer(Blocking):
         on_main = threading.current_thread() is threading.main_thread()
         if not on_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return lambda: None
-        stopper = threading.Thread  # a handler must not wait for the loop: another thread does
+        stopper = threading.Thread  # a signal handler must not wait for the loop
 
         def stop(number: int, frame: object) -> None:
             stopper(target=self.stop_taking, name="timeline-stop", daemon=True).start()
@@ -221,7 +221,7 @@ class SyncConsumer(Blocking):
 
 
 class SyncTimeline(Blocking):
-    """See `Timeline`. One serves all threads; close it with `with` or `close()`."""
+    """See `Timeline`. One serves all threads. Close it with `with` or `close()`."""
 
     _target: Timeline
 
@@ -234,10 +234,10 @@ class SyncTimeline(Blocking):
         raise TypeError("this client is for `with`; timeline.connect makes the one for `async with`")
 
     async def __aexit__(self, *_: object) -> None:
-        """There for `__aenter__`, which tells."""
+        """Needed, so that `async with` calls `__aenter__`, which raises."""
 
     def close(self) -> None:
-        """Closes its producers and consumers, which flush; then all connections, and the thread."""
+        """Close its producers and consumers, which flush, then all connections and the thread."""
         try:
             self._run(self._target.aclose())
         except Closed:

@@ -1,4 +1,4 @@
-"""Handlers: a function called for each delivery, a few at once, with the lease kept alive meanwhile."""
+"""Handlers: functions called for each delivery, a few at once, while their leases are extended."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Backoff:
-    """How long a message whose handler failed waits: `first`, then `factor` times as long with each delivery, at most
-    `cap`, give or take the share `jitter`. Raises Invalid for values out of range, and for a `first` above `cap`."""
+    """How long a message waits after its handler failed.
+
+    That is `first`, then `factor` times as long with each delivery, but at most `cap`. `jitter`: the share by which it
+    varies. Raise Invalid for values out of range, and for a `first` above `cap`.
+    """
 
     first: Duration = "1s"
     factor: float = 2.0
@@ -50,9 +53,9 @@ class Backoff:
             raise Invalid(f"jitter must be from 0 to 1, not {shown(self.jitter)}")
 
     def delay_ms(self, deliveries: int, random: Randomness) -> int:
-        """The wait in ms after the `deliveries`-th delivery failed."""
+        """Return the wait in ms after the `deliveries`-th delivery failed."""
         first_ms, cap_ms = duration_ms(self.first, "first"), duration_ms(self.cap, "cap")
-        # Beyond 2^64 times the first wait every cap is reached; larger powers would only overflow.
+        # Every cap is below 2^64 times the first wait. Larger powers would overflow.
         grown = min(float(cap_ms), first_ms * min(self.factor ** min(deliveries - 1, 64), 2.0**64))
         return max(0, round(grown * (1.0 + self.jitter * (2.0 * random.random() - 1.0))))
 
@@ -62,7 +65,7 @@ def _is_number(value: object) -> bool:
 
 
 class Retry(Exception):
-    """Raised by a handler: not now, again `in_` a while or `at` a time (at once when neither is given)."""
+    """Raised by a handler: deliver it again after `in_` or at the time `at` (default: at once)."""
 
     def __init__(self, in_: Duration | None = None, at: When | None = None, reason: str = "") -> None:
         self.in_, self.at, self.reason = in_, at, str(reason)  # often the exception itself
@@ -70,7 +73,7 @@ class Retry(Exception):
 
 
 class Bury(Exception):
-    """Raised by a handler: this message can never be handled; make it a dead letter with this reason."""
+    """Raised by a handler: the message can never be handled. It becomes a dead letter with this reason."""
 
     def __init__(self, reason: str) -> None:
         self.reason = str(reason)  # often the exception itself
@@ -78,8 +81,8 @@ class Bury(Exception):
 
 
 def is_async(handler: Callable[..., object]) -> bool:
-    """Whether it is an async function, or an object that is called as one, or a partial of either. A plain function
-    around an async one is plain, whatever it wraps: it may well run that to its end, in its thread."""
+    """Return whether `handler` is an async function, an object that is called as one, or a partial of either. A plain
+    function around an async one is plain: it may run that to its end in its thread."""
     while isinstance(handler, partial):
         handler = handler.func
     called = getattr(handler, "__call__", None)  # noqa: B004 - how it is called, not whether
@@ -87,7 +90,7 @@ def is_async(handler: Callable[..., object]) -> bool:
 
 
 class Threads:
-    """As many as handlers may work at once, beside the event loop that made them."""
+    """Threads for plain handlers: as many as may work at once."""
 
     def __init__(self, handler: Callable[..., object], count: int) -> None:
         self._handler = handler
@@ -95,30 +98,30 @@ class Threads:
         self._loop, self._loops_thread, self._pid = asyncio.get_running_loop(), threading.get_ident(), os.getpid()
 
     def call(self, delivery: Delivery) -> asyncio.Future[None]:
-        """Has a thread call the handler with `delivery`."""
+        """Call the handler with `delivery` in a thread."""
         return self._loop.run_in_executor(self._pool, contextvars.copy_context().run, self._work, delivery)
 
     def close(self) -> None:
-        """Begins nothing more, and waits for nothing."""
+        """Start nothing more, and do not wait."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _work(self, delivery: Delivery) -> None:
-        """The handler, in its thread. What no future can carry, or would end the loop and not the thread, is a failure
-        like any other; so is what has only been made, and is yet to be run by somebody."""
+        """Call the handler. Exceptions that no future can carry, or that would end the loop, are failures like others.
+        So is a result that must still be run."""
         try:
             left = self._handler(SyncDelivery.of(delivery, self._from_thread))
         except (StopIteration, SystemExit, KeyboardInterrupt) as stray:
             raise RuntimeError(f"the handler raised {stray!r}") from stray
         if inspect.isawaitable(left) or inspect.isasyncgen(left) or inspect.isgenerator(left):
             if inspect.iscoroutine(left):
-                left.close()  # else Python says, too, that it was never awaited
+                left.close()  # or Python warns that it was never awaited
             raise Invalid(
                 f"the handler is a plain function, and returned a {type(left).__name__}, which nobody runs: "
                 "make it an `async def` that awaits it"
             )
 
     def _from_thread(self, asked: Coroutine[Any, Any, T]) -> T:
-        """Runs what a delivery is asked in the loop. Raises Invalid and Closed where that would wait for ever."""
+        """Run a delivery's call in the loop. Raise Invalid or Closed if that would wait for ever."""
         try:
             if os.getpid() != self._pid:
                 raise Closed(FORKED)
@@ -133,20 +136,20 @@ class Threads:
 log = logging.getLogger("timeline.driver")
 
 Handler: TypeAlias = Callable[[Delivery], Awaitable[object]] | Callable[[SyncDelivery], object]
-"""An async function of a Delivery, or a plain one, run in a thread, of a delivery whose methods need no await.
-One that returns a coroutine is neither, and fails: in a thread nobody runs it."""
+"""An async function of a Delivery, or a plain one, run in a thread, of a delivery whose methods need no await. A plain
+one that returns a coroutine fails."""
 
 Take: TypeAlias = Callable[[], Awaitable[Delivery | None]]
-"""Waits for the next delivery; None: there will be none."""
+"""Waits for the next delivery. None: there will be none."""
 
 MAX_CONCURRENCY = 10_000
 
 
 @dataclass(eq=False, slots=True)
 class _Job:
-    """A delivery that a handler has. `task`: what to cancel when the lease is lost, None for a thread. `handling`: the
-    handler still works; afterwards its message is settled, which nothing interrupts. `given_back`: it was, when
-    a thread took too long; that goes on, and nothing becomes of what it does."""
+    """A delivery that a handler has. `task`: to cancel when the lease is lost; None for a thread. `handling`: the
+    handler works. Nothing interrupts the settle that follows. `given_back`: the message was released because its thread
+    took too long. The thread goes on, without effect."""
 
     delivery: Delivery
     extend_at_ms: float
@@ -157,7 +160,7 @@ class _Job:
 
 
 class _GivenBack(TimeoutError):
-    """A plain handler has ended whose message its timeout had sent back before; says how long it may take."""
+    """A plain handler has ended whose message was released at its timeout."""
 
 
 class _Crew:
@@ -182,11 +185,11 @@ class _Crew:
         self._runner = asyncio.current_task()
         self._too_long = f"the handler took longer than {shown_duration(timeout_ms or 0)}"
         self._kept_ms = 0.0
-        """What leases last by which `keep` sleeps now."""
+        """The lease by which `keep` sleeps now, ms."""
         self._shorter = asyncio.Event()
 
     async def work(self) -> None:
-        """One worker: takes and handles until nothing more comes."""
+        """Take and handle deliveries until no more come."""
         task = asyncio.current_task()
         while (delivery := await self.take()) is not None:
             lease_ms = self.consumer.lease_ms
@@ -207,13 +210,12 @@ class _Crew:
             if self._ends(asyncio.current_task()):
                 if not job.given_back:
                     await self._settle(delivery, partial(delivery.release, reason="the consumer shut down"), ends=True)
-                delivery._frame.lost[delivery._index] = True  # a thread works on: its next look tells it
+                delivery._frame.lost[delivery._index] = True  # a thread that works on sees it in `d.lost`
                 raise
             if job.cancelled:
                 log.warning("the lease of %r %s: its handler was cancelled", delivery.id, self._how_lost(delivery))
                 return
-            # What the handler waited for was cancelled by somebody else, or its own task by itself: it failed, and the
-            # others go on.
+            # The handler cancelled its own task, or its awaited work was cancelled: it failed, and the others go on.
             what = "its own task was cancelled" if _uncancelled(job.task) else "what it waited for was cancelled"
             await self._failed(delivery, f"CancelledError: {what}", cancelled)
         except _GivenBack as late:
@@ -225,8 +227,8 @@ class _Crew:
         except Bury as bury:
             await self._settle(delivery, partial(delivery.bury, _short(bury.reason) or "buried by its handler"))
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
-            raise  # they end the loop, or this call itself
-        except BaseException as error:  # a handler's own that is no Exception, too: it must not take a worker with it
+            raise  # they end the loop, or this call
+        except BaseException as error:  # also one that is no Exception: it must not end a worker
             await self._failed(delivery, _words(error), error)
         else:
             await self._settle(delivery, delivery.ack)
@@ -236,8 +238,8 @@ class _Crew:
         return "ended, since no broker extended it" if ended else "is lost (it was cancelled, or another has it)"
 
     async def _again(self, delivery: Delivery, again: Retry) -> None:
-        """Back until when the handler said. A time that cannot be is a failure of the handler like any other: else the
-        message would lie there until its lease ends."""
+        """Release the message until the handler's time. A wrong time is a failure like others, or the message would
+        wait until its lease ends."""
         if self._settled(delivery):
             return
         try:
@@ -249,7 +251,7 @@ class _Crew:
             self.consumer.settle_failed(delivery, error)
 
     async def _failed(self, delivery: Delivery, reason: str, error: BaseException | None = None) -> None:
-        """Once more after the backoff, where the topic permits another delivery, and the message is not settled yet."""
+        """Release the message with backoff, if the topic permits another delivery and it is not settled yet."""
         if self._settled(delivery):
             log.warning("the handler of %r failed after it had settled it: %s", delivery.id, reason, exc_info=error)
             return
@@ -260,8 +262,8 @@ class _Crew:
         await self._settle(delivery, partial(delivery.release, in_=wait_ms / 1000.0, reason=_short(reason)))
 
     async def _buried(self, delivery: Delivery, reason: str, error: BaseException | None = None) -> bool:
-        """Buries a message that was delivered as often as its topic permits: released, it would become a dead letter
-        all the same, but nobody would know the reason. False: there are more deliveries to come."""
+        """Bury a message after the last delivery that its topic permits. After a release it would become a dead letter,
+        too, but without the reason. Return False if more deliveries may come."""
         most = delivery._frame.columns.max_deliveries
         if not 0 < most <= delivery.deliveries or self._settled(delivery):
             return False
@@ -279,7 +281,7 @@ class _Crew:
                 with job.delivery.span(expected=(Retry, Bury)):
                     await self._call_plainly(job)
             if job.task is not None and job.task.cancelling():
-                await asyncio.sleep(0)  # it may have cancelled itself last: to be heard here, and not amid the ack
+                await asyncio.sleep(0)  # its own late cancellation takes effect here, not amid the ack
         finally:
             job.handling = False
             if job.cancelled and job.task is not None:
@@ -310,7 +312,7 @@ class _Crew:
         if self.timeout_ms is not None:
             done, _ = await asyncio.wait({future}, timeout=self.timeout_ms / 1000.0)
             if not done and not self._settled(delivery):
-                # A thread cannot be stopped: its message goes back now, its next look tells it, and the worker waits.
+                # A thread cannot be stopped. Its message is released, `d.lost` says so, and the worker waits.
                 job.given_back = True
                 await self._failed(delivery, self._too_long)
                 delivery._frame.lost[delivery._index] = True
@@ -319,8 +321,8 @@ class _Crew:
         await asyncio.shield(future)
 
     async def _settle(self, delivery: Delivery, ask: Callable[..., Awaitable[None]], *, ends: bool = False) -> None:
-        """Settles what a handler left; when it settled the message itself, that stands. Where no broker is there, it
-        waits for one as long as the lease lasts, unless all `ends`: what was done is else done again."""
+        """Settle a message, unless its handler did. Without a broker wait as long as the lease lasts, unless the run
+        `ends`, so that finished work is not done again."""
         if self._settled(delivery):
             return
         try:
@@ -334,11 +336,11 @@ class _Crew:
             raise
 
     def _settled(self, delivery: Delivery) -> bool:
-        """Whether the handler did it itself."""
+        """Return whether the handler settled the message itself."""
         return not self.consumer.holds(delivery) and not delivery.lost
 
     async def keep(self) -> None:
-        """Extends what handlers have at a third of the lease; cancels a handler whose lease is lost."""
+        """Extend the handlers' leases at a third of the lease. Cancel a handler whose lease is lost."""
         while True:
             self._kept_ms = self.consumer.lease_ms
             await _pause(max(0.005, self._kept_ms / 12_000.0), self._shorter)
@@ -359,14 +361,14 @@ class _Crew:
                 self.consumer.extend_unawaited(due)
 
     def _ends(self, worker: asyncio.Task[Any] | None) -> bool:
-        """Whether a worker itself was cancelled, and not only what it waited for, since `run` ends: in order, or by
-        whoever cancels all tasks. Not so where the handler did it."""
+        """Return whether a worker itself was cancelled because `run` ends, in order or because all tasks are cancelled.
+        Its handler or its awaited work do not count."""
         all_end = self.ending or (self._runner is not None and self._runner.cancelling() > 0)
         return all_end and worker is not None and worker.cancelling() > 0
 
 
 def _uncancelled(task: asyncio.Task[None] | None) -> bool:
-    """Whether a task was cancelled itself, and not only what it waited for; from now on it is not."""
+    """Return whether a task itself was cancelled, and undo that."""
     was = task is not None and task.cancelling() > 0
     while task is not None and task.cancelling():
         task.uncancel()
@@ -374,7 +376,7 @@ def _uncancelled(task: asyncio.Task[None] | None) -> bool:
 
 
 async def _pause(wait_s: float, over: asyncio.Event) -> None:
-    """Until `over` is set, but no longer than `wait_s`; it is not set then."""
+    """Wait until `over` is set, at most for `wait_s`, and clear it."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(wait_s):
             await over.wait()
@@ -382,7 +384,7 @@ async def _pause(wait_s: float, over: asyncio.Event) -> None:
 
 
 def _words(error: BaseException) -> str:
-    """What an exception says; its own code may fail at that, too."""
+    """Return the text of an exception, whose own code may fail."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:
@@ -390,7 +392,7 @@ def _words(error: BaseException) -> str:
 
 
 def _short(reason: str) -> str:
-    """A reason that fits: at most 1 KiB of UTF-8 without NUL."""
+    """Return a reason that fits: at most 1 KiB of UTF-8 without NUL."""
     encoded = reason.replace("\0", " ").encode("utf-8", "replace")
     return encoded[:MAX_REASON_BYTES].decode("utf-8", "ignore")
 
@@ -435,7 +437,7 @@ async def run_handlers(
 async def _until_done(
     workers: set[asyncio.Task[None]], keeper: asyncio.Task[None], crew: _Crew, grace_ms: float
 ) -> BaseException | None:
-    """Until workers have ended; once no more is taken they get the grace. Answers why one, or their keeper, failed."""
+    """Wait until workers have ended; they get the grace once no more is taken. Return the first failure, or None."""
     consumer = crew.consumer
     try:
         await consumer.stopped_taking({*workers, keeper})
@@ -454,7 +456,7 @@ async def _until_done(
 
 
 def unfinished(count: int, threads: bool) -> str:
-    """The sentence for handlers that the grace was too short for."""
+    """Return the sentence about handlers that did not finish within the grace."""
     said = f"{count} handler{'' if count == 1 else 's'} did not finish within the grace: "
     if not threads:
         return said + ("it is cancelled" if count == 1 else "they are cancelled")
@@ -469,8 +471,8 @@ _stopped_by_sigterm: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] =
 
 
 def _on_sigterm(stop: Callable[[], None]) -> Callable[[], None]:
-    """Calls `stop` on SIGTERM, where this is the main thread and nobody else listens to it; a process may run handlers
-    of several consumers, and all of them stop. Answers how to undo it."""
+    """Call `stop` on SIGTERM, in the main thread and if there is no other handler. All consumers of a process stop.
+    Return a function that undoes it."""
     if threading.current_thread() is not threading.main_thread():
         return lambda: None
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""A consumer's session: one Consume stream after another, with the same session id and the same tokens in hand."""
+"""A consumer's session: one Consume stream after another, with the same session id and tokens."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ from timeline.wire import (
 
 @dataclass(slots=True)
 class Outage:
-    """Between a consumer's streams. However many attempts fail meanwhile, an outage is told of twice, as a warning: so
-    that a program which does not set up logging shows it, too."""
+    """The time between a consumer's streams. An outage is logged twice, however many attempts fail: as a warning, so
+    that programs without logging show it, too."""
 
     subscription: Subscription
     clock: Clock
@@ -50,19 +50,19 @@ class Outage:
     told: bool = field(default=False, init=False)
 
     def dismissed(self) -> None:
-        """Its broker told it to leave: no outage if another one is there, else it counts from now."""
+        """Note that its broker told it to leave. An outage counts from now, if no other broker is there."""
         if self.since_ms is None:
             self.since_ms = self.clock.monotonic_ms()
 
     def begins(self, why: str) -> None:
-        """No broker is there: `why` names the address."""
+        """Note that no broker is there. `why` names the address."""
         self.dismissed()
         if not self.told:
             self.told = True
             log.warning("consumer %s of %s lost its broker, and tries to reach one: %s", *self._who, why)
 
     def over(self, address: str) -> None:
-        """The broker at `address` has welcomed the consumer."""
+        """Note that the broker at `address` has welcomed the consumer."""
         if self.told and self.since_ms is not None:
             took_s = (self.clock.monotonic_ms() - self.since_ms) / 1000.0
             log.warning("consumer %s of %s has a broker again, at %s, after %.1f s", *self._who, address, took_s)
@@ -78,7 +78,7 @@ SILENT_HEARTBEATS = 3
 
 @dataclass(slots=True)
 class Subscription:
-    """What a consumer asks for. `lease_ms` 0: the topic's."""
+    """The request of a consumer. `lease_ms` 0: the topic's."""
 
     topic: str
     consumer: str
@@ -87,7 +87,7 @@ class Subscription:
 
 
 class ConsumeStream:
-    """What is known of one stream. Times are monotonic."""
+    """The state of one stream. Times are monotonic."""
 
     def __init__(self, opened: OpenedStream, now_ms: float) -> None:
         self.stream, self.address = opened.stream, opened.address
@@ -99,25 +99,25 @@ class ConsumeStream:
         self.fault: TransportError | None = None
         self.echoes: dict[int, float] = {}
         self.farewell = False
-        """Whether the broker was told that nothing more is taken."""
+        """Whether we told the broker that we take nothing more."""
         self.heard_out = False
-        """Whether a broker that drains was sent what had gathered when it said so."""
+        """Whether a draining broker has got the frames that had gathered when it said so."""
 
     def silent_at_ms(self, timeout_ms: float) -> float:
-        """When a broker that says nothing until then is given up."""
+        """Return when to give up a silent broker."""
         if self.welcome is None:
             return self.hello_ms + timeout_ms
         return self.heard_ms + SILENT_HEARTBEATS * self.welcome.heartbeat_ms
 
     @property
     def dismissed(self) -> bool:
-        """Whether the broker said, of its own accord, that this stream ends."""
+        """Whether the broker said, without our asking, that this stream ends."""
         return self.leaving is not None and not self.farewell
 
     @property
     def hears(self) -> bool:
-        """Whether the broker takes what is sent now. One that drains still reads what had gathered when it said so, and
-        that once: any other could take it only after this one has gone, perhaps after this process has."""
+        """Whether the broker takes frames now. A draining one still reads, once, the frames that had gathered when it
+        said so. Another broker could take them only later, perhaps after this process has ended."""
         if self.welcome is None or self.leaving is None or self.farewell:
             return self.welcome is not None
         return not self.heard_out and self.leaving.reason is LeavingReason.DRAINING
@@ -126,26 +126,26 @@ class ConsumeStream:
 log = logging.getLogger("timeline.driver")
 
 BEAT_SHARE = 0.9
-"""Of the heartbeat, the time after which the next one is sent."""
+"""The share of the heartbeat after which the next one is sent."""
 FRAMES_OUTSTANDING = 64
 SINGLES_OUTSTANDING = 2
-"""Frames of awaited settles that await their answers: past it, settles gather in the next one."""
+"""Unanswered frames of awaited settles. Beyond it, settles gather in the next frame."""
 LEAST_RHYTHM_MS = 5.0
 PARTING_MS = 1_000.0
 QUIET_TIMEOUT_MS = 10_000.0
 LAST_MS = 2_000.0
-"""What a program that ends without closing its client waits for the answers to its last acks."""
+"""How long a program waits for the answers to its last acks if it ends without closing its client."""
 HELD_UP_MS = 500.0
-"""What it waits besides for an event loop of another thread."""
+"""How much longer it waits for an event loop of another thread."""
 
 _started: weakref.WeakSet[ConsumerSession] = weakref.WeakSet()
 
 
 class ConsumerSession:
-    """Keep a consumer connected: deliver into `in_flight`, send what `settler` has, give credit, beat, and extend
-    what waits.
+    """Keeps a consumer connected. It delivers into `in_flight`, sends the frames of `settler`, gives credit, sends
+    heartbeats, and extends the leases of waiting messages.
 
-    `arrived` is called when there is something to hand out, or nothing more will come: `failure` says why then.
+    `arrived` is called when there is a message to hand out, or when none will come; then `failure` says why.
     """
 
     def __init__(
@@ -168,26 +168,26 @@ class ConsumerSession:
         self.welcome: Welcome | None = None
         self.closing = False
         self.taking = True
-        """False: what still arrives goes back unseen, and no credit is given."""
+        """False: messages that still arrive are returned unseen, and no credit is given."""
         self.stopped_taking = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._outage = Outage(subscription, context.clock)
         self._echo = 0
         self._talking = False
-        """Whether a broker has welcomed this session, and is still there."""
+        """Whether a broker has welcomed this session and is there."""
         self._given_up = False
-        """Whether whoever closes it waits no longer."""
+        """Whether the caller of `stop` waits no longer."""
         self._pid = os.getpid()
         self._since_ms = 0.0
         self._welcomed_ms = float("-inf")
 
     @property
     def lease_ms(self) -> float:
-        """What this session's leases last; the asked one until the broker has said."""
+        """How long its leases last, ms. Before the broker says it: the lease that was asked for."""
         return float(self.welcome.lease_ms) if self.welcome is not None else float(self.subscription.lease_ms or 30_000)
 
     def start(self) -> None:
-        """Connects, and stays so, in a task of its own. Raises Superseded once that was said."""
+        """Connect and stay connected, in a task of its own. Raise Superseded after another session took the id."""
         if isinstance(self.failure, Superseded):
             raise self.failure
         if self._task is None:
@@ -205,7 +205,7 @@ class ConsumerSession:
             raise
         except TimelineError as error:
             self.failure = error
-        except Exception as error:  # a mistake of ours: whoever iterates must not wait for ever
+        except Exception as error:  # a mistake of ours: callers must not wait for ever
             log.exception("the consumer of %s failed", self.subscription.topic)
             self.failure = Unavailable(f"the consumer failed: {error!r}")
         self._task = None
@@ -219,8 +219,8 @@ class ConsumerSession:
         self.arrived()
 
     async def _send_last(self) -> None:
-        """The event loop ends and nobody has closed the consumer: acks that nobody waits for go out all the same, on a
-        stream of their own, for the one before was cancelled too."""
+        """Send the acks of `ack_soon` when the event loop ends and the consumer was not closed. They need a new stream:
+        the old one was cancelled, too."""
         if not self.settler.unanswered or self._pid != os.getpid():
             return
         failed = self._in_flight.stats.settle_errors
@@ -235,14 +235,14 @@ class ConsumerSession:
         self._warn_of_lost(self._in_flight.stats.settle_errors - failed)
 
     def left_behind(self) -> asyncio.AbstractEventLoop | None:
-        """Return the event loop of a consumer with unanswered acks that nobody has closed; else None."""
+        """Return the event loop of a consumer that was not closed and has unanswered acks; else None."""
         task = self._task
         if task is None or task.done() or not self.settler.unanswered or self._pid != os.getpid():
             return None
         return task.get_loop()
 
     async def _end(self, timeout_ms: float) -> None:
-        """Stop, as the program ends, and tell of the acks that were not taken."""
+        """Stop when the program ends, and log the acks that were not taken."""
         failed = self._in_flight.stats.settle_errors
         await self.stop(timeout_ms)
         self._warn_of_lost(self._in_flight.stats.settle_errors - failed)
@@ -263,7 +263,7 @@ class ConsumerSession:
                 opened = await context.channel.open("Consume", Deadline.after(context.clock, context.timeout_ms))
             except Unavailable:
                 if self.welcome is None and not self.closing:
-                    raise  # never connected: say so, rather than wait where nobody is
+                    raise  # never connected
                 if not self.closing:
                     self._outage.begins(context.channel.unreached().reason)
                 continue
@@ -295,11 +295,11 @@ class ConsumerSession:
                 await end(reader)
 
     def _parted(self, stream: ConsumeStream) -> bool:
-        """Whether nothing is left to do here: told to leave, or closing, and all is answered."""
+        """Return whether the stream is done: told to leave, or closing, and everything is answered."""
         queue = self.settler.queue
         if stream.dismissed:
             return not (queue.outstanding or stream.hears)
-        # What the broker had sent before it heard of our leaving has arrived once it says so.
+        # Once the broker confirms our leaving, everything that it sent before has arrived.
         parted = stream.leaving is not None
         return (
             self.closing
@@ -308,13 +308,13 @@ class ConsumerSession:
         )
 
     def _awaits_parting(self, stream: ConsumeStream) -> bool:
-        """Whether the broker said that it goes, or has yet to say that it heard that we do."""
+        """Return whether the broker is leaving, or has not confirmed our leaving yet."""
         if stream.farewell:
             return self.closing and stream.leaving is None
         return stream.leaving is not None
 
     async def _part(self, stream: ConsumeStream, reader: asyncio.Task[None]) -> None:
-        """Ends the stream in order: the broker closes its half in turn."""
+        """End the stream in order: the broker then closes its half."""
         await stream.stream.close()
         await asyncio.wait({reader}, timeout=PARTING_MS / 1000.0)
 
@@ -341,7 +341,7 @@ class ConsumerSession:
             return
         now_ms, last = self._context.clock.monotonic_ms(), stream.dismissed
         stream.heard_out = last
-        # Before what goes back: it would be dealt to us again.
+        # Before messages are returned, or we would get them again.
         if not (self.taking or stream.farewell or last):
             stream.farewell = True
             stream.leave_by_ms = now_ms + PARTING_MS
@@ -379,8 +379,7 @@ class ConsumerSession:
         await stream.stream.send(encode(Credit(echo=self._echo, ahead_ms=ahead_ms, error_ms=error_ms)))
 
     async def _keep_time(self) -> None:
-        """Leases that ended, buffers to extend, deadlines of what nobody waits for: whether or not a broker is
-        there."""
+        """Drop ended leases, extend buffered messages, and end overdue unawaited settles, with or without a broker."""
         while True:
             await asyncio.sleep(self._rhythm_ms / 1000.0)
             now_ms = self._context.clock.monotonic_ms()
@@ -399,7 +398,7 @@ class ConsumerSession:
         return max(LEAST_RHYTHM_MS, min(heartbeat_ms / 2, self.lease_ms / 10))
 
     async def _wait(self, stream: ConsumeStream) -> None:
-        """Until there is something to send, or the next tick; gives up a broker that is silent."""
+        """Wait until there is something to send, or the next tick. Give up a silent broker."""
         now_ms = self._context.clock.monotonic_ms()
         left_ms = stream.silent_at_ms(self._context.timeout_ms) - now_ms
         if self._awaits_parting(stream):
@@ -425,7 +424,7 @@ class ConsumerSession:
                 try:
                     frame = decode(data)
                 except UnknownFrame:
-                    continue  # of a newer minor: not for us
+                    continue  # of a newer minor version
                 self._take(stream, frame)
         except TransportError as fault:
             stream.fault = fault
@@ -464,7 +463,7 @@ class ConsumerSession:
             self.settler.queue.work.set()
 
     def _timed(self, sent_ms: float, broker_ms: int, now_ms: float) -> None:
-        """The broker said its time: ours may be wrong."""
+        """Compare our clock with the time that the broker said."""
         self._clock.sent(sent_ms, broker_ms, now_ms)
         ahead = self._clock.ahead(self._context.clock.now_at(now_ms), now_ms)
         if ahead is not None and self.welcome is not None:
@@ -488,24 +487,24 @@ class ConsumerSession:
         self.arrived()
 
     def stop_taking(self) -> None:
-        """Hands back what waits; what still arrives, too."""
+        """Return the waiting messages unseen, and those that still arrive."""
         self.taking = False
         self.stopped_taking.set()
         self.hand_back()
         self.settler.queue.work.set()
 
     def hand_back(self) -> None:
-        """Releases all that waits, as unseen."""
+        """Return all waiting messages unseen."""
         taken = self._in_flight.take_waiting()
         if taken:
             self._in_flight.stats.released_unseen += sum(len(at) for _, at in taken)
             self.settler.unawaited(taken, UNSEEN, timeout_ms=QUIET_TIMEOUT_MS, told=False)
 
     def _conclude(self, stream: ConsumeStream) -> None:
-        """The stream is over: whether and where to go on. Raises when not."""
+        """Decide whether and where to continue when the stream is over. Raise if not at all."""
         channel, leaving, fault = self._context.channel, stream.leaving, stream.fault
         if stream.farewell and leaving is not None and leaving.reason is LeavingReason.DRAINING:
-            leaving = None  # our own word, said back
+            leaving = None  # the broker confirms our own
         self.settler.queue.broke()
         if self.closing and fault is None and leaving is None:
             return
@@ -515,7 +514,7 @@ class ConsumerSession:
             if leaving.reason is LeavingReason.SUPERSEDED:
                 raise Superseded(leaving.text)
             if leaving.reason is LeavingReason.TOPIC_DROPPED:
-                self._welcomed_ms = float("-inf")  # a broker that knows no such topic is now believed at once
+                self._welcomed_ms = float("-inf")  # from now on "no such topic" is believed at once
                 raise NotFound(leaving.text or f"topic {self.subscription.topic!r} was dropped")
             if leaving.reason in (LeavingReason.DRAINING, LeavingReason.QUARANTINED):
                 channel.leaving(stream.address)
@@ -532,12 +531,12 @@ class ConsumerSession:
             raise channel.unreached()
 
     def _may_be_news(self, fault: TransportError) -> bool:
-        """Whether another broker, lately started or joined, has only not read yet that there is such a topic."""
+        """Return whether the topic may exist, and a new broker has only not read it yet."""
         known_ms = self._context.clock.monotonic_ms() - self._welcomed_ms
         return fault.fault is Fault.NO_TOPIC and known_ms < self._context.timeout_ms
 
     async def stop(self, timeout_ms: float) -> None:
-        """Hands back what waits, waits for what is on its way (at most `timeout_ms`), and ends the stream in order."""
+        """Return the waiting messages, wait for open settles (at most `timeout_ms`), and end the stream in order."""
         self.closing = True
         task = self._task
         self.stop_taking()
@@ -549,7 +548,7 @@ class ConsumerSession:
             except asyncio.CancelledError:
                 if task.cancelling():  # the event loop ends: it sends its last acks
                     await asyncio.wait({task})
-                else:  # nothing goes on behind whoever closes
+                else:  # nothing goes on in the background
                     await self._give_up(task)
                 raise
             await self._give_up(task)
@@ -564,9 +563,10 @@ class ConsumerSession:
 
 @atexit.register
 def _end_with_program() -> None:
-    """The program ends and nobody has closed these consumers. Sends what `ack_soon` left, in the loops that they are
-    used in, where those still exist; else nothing can be done but to say so. From the main thread, and for all at once:
-    a thousand consumers hold up the program no longer than one."""
+    """Send the acks of `ack_soon` when the program ends, for consumers that were not closed. They go in the consumers'
+    own event loops; if a loop is gone, log the lost acks.
+
+    It runs in the main thread, for all at once: a thousand consumers delay the end no longer than one."""
     left: dict[asyncio.AbstractEventLoop, list[ConsumerSession]] = {}
     for session in list(_started):
         if (loop := session.left_behind()) is not None:
@@ -594,6 +594,6 @@ def _end_with_program() -> None:
     for ending, sessions in elsewhere:
         try:
             ending.result(max(0.0, ends_ms - clock.monotonic_ms() + HELD_UP_MS) / 1000.0)
-        except TimeoutError:  # that loop is held up by something else
+        except TimeoutError:  # something else holds that loop up
             for session in sessions:
                 session._warn_of_lost(session.settler.unanswered)

@@ -215,13 +215,7 @@ class Settler:
         self._gathered = AckBatcher(in_flight, context.clock, self.queue.work.set)
         self._unawaited: dict[UnawaitedSettles, None] = {}  # in order, so that a run can be repeated
 
-    async def one(
-        self,
-        frame: DeliveredFrame,
-        index: int,
-        asked: SettleRequest,
-        timeout_ms: float,
-    ) -> MessageAnswer:
+    async def one(self, frame: DeliveredFrame, index: int, asked: SettleRequest, timeout_ms: float) -> MessageAnswer:
         """Settle or extend one message. Return the answer, whatever it says; the message's state is up to date then."""
         if asked.ends:
             self.in_flight.settle_one(frame, index)
@@ -245,13 +239,7 @@ class Settler:
         self.conclude(frame, at, asked.operation, answers, told=False)
         return answer
 
-    async def many(
-        self,
-        frame: DeliveredFrame,
-        at: Indexes,
-        asked: SettleRequest,
-        timeout_ms: float,
-    ) -> Answers:
+    async def many(self, frame: DeliveredFrame, at: Indexes, asked: SettleRequest, timeout_ms: float) -> Answers:
         """Settle or extend messages of a frame. Return answers in order. Raise if the call itself failed."""
         live = at[np.frombuffer(frame.state, dtype=np.uint8)[at] != DONE]
         if asked.ends:
@@ -303,12 +291,7 @@ class Settler:
             self.unawaited(parts, asked, timeout_ms=lease_ms / 2, told=False)
 
     def unawaited(
-        self,
-        parts: list[tuple[DeliveredFrame, Indexes]],
-        asked: SettleRequest,
-        *,
-        timeout_ms: float,
-        told: bool = True,
+        self, parts: list[tuple[DeliveredFrame, Indexes]], asked: SettleRequest, *, timeout_ms: float, told: bool = True
     ) -> None:
         """Settle or extend without waiting. `told`: failures are reported."""
         sink = UnawaitedSettles(self, parts, asked.operation, timeout_ms, told)

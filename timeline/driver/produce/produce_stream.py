@@ -18,18 +18,7 @@ from timeline.driver.transport.channel import DENIALS, NOTHING_HAPPENED, Deadlin
 from timeline.driver.transport.client_context import ClientContext
 from timeline.errors import Closed, Forbidden, Invalid, TimelineError
 from timeline.model import Answers, Operation, Status
-from timeline.wire import (
-    Fault,
-    Leaving,
-    Ping,
-    Produce,
-    Produced,
-    PutFlag,
-    TransportError,
-    UnknownFrame,
-    decode,
-    encode,
-)
+from timeline.wire import Fault, Leaving, Ping, Produce, Produced, PutFlag, TransportError, UnknownFrame, decode, encode
 from timeline.wire.frames import REPLACE_MINOR
 from timeline.wire.verify import minor_of
 
