@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import util
 from pathlib import Path
 
-MOST_FILES = 38
-MOST_FUNCTIONS = 203
+MOST_FILES = 35
+MOST_FUNCTIONS = 197
 """What it was before the house was put in order; the goal is 25 and 120. Lower them as the way gets shorter."""
 
 

@@ -11,6 +11,7 @@ not read meanwhile, and flow control holds its sender back. Nobody is held up wh
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -177,29 +178,24 @@ class Quota:
 
 
 class RecentPeers:
-    """Peers that were there lately. `monotonic_ms` tells the time."""
+    """Whether several peers were there lately. `monotonic_ms` tells the time."""
 
     def __init__(self, monotonic_ms: Callable[[], float], lately_ms: int) -> None:
         self._monotonic_ms, self._lately_ms = monotonic_ms, lately_ms
-        self._seen_ms: dict[str, float] = {}
-        """In the order in which they were seen last."""
+        self._last = ""
+        self._last_ms = self._other_ms = -math.inf
+        """When the last peer was seen, and when any other one was."""
 
     def seen(self, peer: str) -> None:
         """Note that `peer` is here now."""
-        self._seen_ms.pop(peer, None)
-        self._seen_ms[peer] = self._monotonic_ms()
-        self._forget()
+        if peer != self._last:
+            self._last, self._other_ms = peer, self._last_ms
+        self._last_ms = self._monotonic_ms()
 
     @property
     def several(self) -> bool:
         """Whether there was more than one."""
-        self._forget()
-        return len(self._seen_ms) > 1
-
-    def _forget(self) -> None:
-        since_ms = self._monotonic_ms() - self._lately_ms
-        while self._seen_ms and self._seen_ms[first := next(iter(self._seen_ms))] < since_ms:
-            del self._seen_ms[first]
+        return self._other_ms >= self._monotonic_ms() - self._lately_ms
 
 
 BUDGET_MS = 0.5

@@ -147,5 +147,6 @@ class PutHandler:
             answers = await self._intake.put(topic, puts, deadline_ms, peer)
         whole = refusals.merge(answers)
         count_answers(self._metrics, Operation.PUT, whole.status)
-        self._traces.stored(topic.name, frame.ids, frame.headers, whole, begin_ms, clock.now())
+        if frame.headers is not None:
+            self._traces.stored(topic.name, frame.ids, frame.headers, whole, begin_ms, clock.now())
         return whole

@@ -257,7 +257,7 @@ class Traces:
         self._broker = broker
 
     def stored(
-        self, topic: str, ids: Ragged, headers: Ragged | None, answers: Answers, begin_ms: float, end_ms: float
+        self, topic: str, ids: Ragged, headers: Ragged, answers: Answers, begin_ms: float, end_ms: float
     ) -> None:
         """A frame of puts came in at `begin_ms` and was answered at `end_ms`."""
         for by, at, context in self._traced(headers):
