@@ -193,11 +193,6 @@ class Town:
         self.network.listen(machine.address, process, machine.node.service)
         await process.run(machine.node.start())
 
-    async def start_again(self, machine: Machine) -> None:
-        """kill -9, and started again at once."""
-        self.kill(machine)
-        await self.start(machine)
-
     def kill(self, machine: Machine) -> None:
         """kill -9; the others notice at once."""
         assert machine.process is not None

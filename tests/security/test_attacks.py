@@ -34,8 +34,6 @@ from timeline.wire import (
     encode,
 )
 
-DAY_MS = 86_400_000
-
 
 @pytest.fixture
 async def admin(guarded: Guarded, tokens: Tokens) -> Any:
