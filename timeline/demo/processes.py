@@ -147,7 +147,7 @@ async def start_redis(processes: DemoProcesses) -> str:
 
 def run_broker() -> None:
     """Run `timeline serve`, which drains and ends when the conductor is gone."""
-    _when_the_conductor_is_gone(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    when_the_conductor_is_gone(lambda: os.kill(os.getpid(), signal.SIGTERM))
     runpy.run_module("timeline", run_name="__main__")
 
 
@@ -155,11 +155,13 @@ def run_server(program: str, *arguments: str) -> None:
     """Run a server until it ends, SIGTERM comes, or the conductor is gone."""
     with subprocess.Popen([program, *arguments], stdin=subprocess.DEVNULL, stdout=sys.stderr) as server:
         signal.signal(signal.SIGTERM, lambda *_: server.kill())  # its data goes with the demo
-        _when_the_conductor_is_gone(server.kill)
+        when_the_conductor_is_gone(server.kill)
         server.wait()
 
 
-def _when_the_conductor_is_gone(end: Callable[[], None]) -> None:
+def when_the_conductor_is_gone(end: Callable[[], None]) -> None:
+    """Call `end` from a thread of its own when standard input ends."""
+
     def wait() -> None:
         # Not through sys.stdin: its lock, held here, would block the interpreter's end.
         while os.read(STDIN, 1024):

@@ -22,7 +22,7 @@ from typing import Any
 import timeline
 from timeline.clock import Clock
 from timeline.demo.plan import CREDIT, HISTORY_SUFFIX, PLAN, DayPlan, Filing, gate_name, read_plan
-from timeline.demo.processes import GO, READY
+from timeline.demo.processes import GO, READY, when_the_conductor_is_gone
 from timeline.errors import TimelineError
 from timeline.history import OK, HistoryFile, outcome_of
 from timeline.model import encode_headers, payload_sum
@@ -75,21 +75,18 @@ class Role:
 async def begun(folder: Path, name: str) -> AsyncIterator[Role]:
     """Print that this process is ready, wait for `go`, and yield the role that it plays."""
     stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stopping.set)
-    words = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(words), sys.stdin)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     print(READY, flush=True)
-    if (await words.readline()).decode().strip() != GO:
+    if (await asyncio.to_thread(sys.stdin.readline)).strip() != GO:
         sys.exit("the conductor is gone")
+    when_the_conductor_is_gone(lambda: os._exit(1))
     clock = Clock()
     role = Role(folder, name, read_plan(folder / PLAN), clock, stopping)
-    behind = [asyncio.ensure_future(_observe(clock)), asyncio.ensure_future(_orphaned(words))]
+    observing = asyncio.ensure_future(_observe(clock))
     try:
         yield role
     finally:
-        for task in behind:
-            task.cancel()
+        observing.cancel()
         role.history.close()
 
 
@@ -98,13 +95,6 @@ async def _observe(clock: Clock) -> None:
     while True:
         await asyncio.sleep(OBSERVE_EVERY_S)
         clock.observe()
-
-
-async def _orphaned(words: asyncio.StreamReader) -> None:
-    """End the process at once when the conductor has died."""
-    while await words.read(1024):
-        pass
-    os._exit(1)
 
 
 async def feed(folder: Path, number: int) -> None:
