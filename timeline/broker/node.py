@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 from timeline.broker.api.gateway import Gateway
 from timeline.broker.api.mutate import MutateHandler
@@ -334,10 +335,8 @@ class Node:
     async def _inspect_store(self) -> None:
         """Ask the store again: settings change while a server runs, and a quick restart is no outage."""
         if not self.store.down:
-            try:
+            with suppress(StoreUnavailable):
                 await self.store.inspect()
-            except StoreUnavailable:
-                return
 
     async def _sweep(self) -> None:
         """Remove what is over, in each topic. Raise the last trouble in the end."""

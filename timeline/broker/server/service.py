@@ -108,7 +108,7 @@ def _bounds(config: ServeConfig) -> list[tuple[str, int]]:
 async def serve(
     config: ServeConfig,
     version: str,
-    announce: Callable[[str, str, bool], None] | None = None,
+    announce: Callable[[str, str, bool], None],
     worker: WorkerProcess | None = None,
 ) -> None:
     """Run a broker until SIGTERM or SIGINT, then drain it. `config` is checked (`ServeConfig.check`).
@@ -126,9 +126,8 @@ async def serve(
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     server = grpc.aio.server(options=_options(config, shared=worker is not None))
     gate = Gatekeeper(config.tokens, clock.now_ms, metrics)
-    certificates = None
-    if config.tls_cert:
-        certificates = Certificates(config.tls_cert, config.tls_key, config.client_ca, clock.now_ms)
+    files = config.tls_cert, config.tls_key, config.client_ca
+    certificates = Certificates(*files, clock.now_ms) if config.tls_cert else None
     make_peer = _peer_factory(config)
     config = _listening(server, config, certificates, shared=worker is not None)
     membership = worker.membership if worker is not None else make_membership(config.sync)
@@ -157,8 +156,8 @@ async def serve(
         if worker is not None:
             await worker.start(stopping.set)
         metrics_at = port.start()
-        say = None if announce is None else partial(announce, config.advertise if worker else config.listen, metrics_at)
-        await _run(server, node, config, stopping, watching, say, metrics_at)
+        opened = partial(announce, config.advertise if worker else config.listen, metrics_at)
+        await _run(server, node, config, stopping, watching, opened, metrics_at)
     finally:
         port.stop()
         if worker is not None:
@@ -174,7 +173,7 @@ async def _run(
     config: ServeConfig,
     stopping: asyncio.Event,
     watching: Iterable[Callable[[], Coroutine[Any, Any, None]]],
-    announce: Callable[[bool], None] | None,
+    announce: Callable[[bool], None],
     metrics_at: str,
 ) -> None:
     """Serve until told to stop, then drain."""
@@ -186,8 +185,7 @@ async def _run(
         gc.collect()
         gc.freeze()
         sys.setswitchinterval(SWITCH_S)
-        if announce is not None:
-            announce(store_open)
+        announce(store_open)
 
     tasks = [asyncio.ensure_future(watch()) for watch in watching]
     try:
