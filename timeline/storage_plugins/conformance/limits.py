@@ -38,13 +38,12 @@ async def check_clock_is_passed_in(trial: Trial) -> None:
     """The caller alone says what time it is. In 1970 and in the year 5000, whatever the server's clock says, leases run
     and messages expire just as today. So do remembered ids and dead letters."""
     for now_ms in (10_000_000, 95_617_584_000_000):
-        topic = await trial.topic(remember_ms=60_000, dead_retention_ms=60_000, redelivery_backoff_ms=50)
+        topic = await trial.topic(remember_ms=60_000, dead_retention_ms=60_000, redelivery_backoff_ms=50, buckets=1)
         ids = [b"a", b"b", b"c", b"d", b"e"]
         await trial.stored(topic, ids, now_ms, expires_ms=[0, 0, 0, now_ms + 5_000, 0], now_ms=now_ms)
         await trial.lease(topic, now_ms=now_ms - 1, wanted=0)
         rows = (await trial.lease(topic, now_ms=now_ms, lease_ms=1_000)).rows
         expect_equal(sorted(rows.ids.tolist()), ids, f"ids leased at {now_ms}")
-        rows = rows.take(np.argsort(np.array(rows.ids.tolist())))
         operations = [Operation.ACK, Operation.BURY, Operation.EXTEND]
         first = rows.take(np.arange(3))
         await trial.settle(topic, operations, first, now_ms=now_ms, time_ms=now_ms + 30_000, reason=b"bad")

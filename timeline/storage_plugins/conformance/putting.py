@@ -9,7 +9,6 @@ import numpy as np
 from timeline.model import Displaced, Operation, Status, encode_headers
 from timeline.storage_plugins.conformance.suite import check
 from timeline.storage_plugins.conformance.trial import T0, WORKER, Trial, expect, expect_equal, named, statuses
-from timeline.storage_plugins.contract import Grant
 
 
 @check()
@@ -18,32 +17,17 @@ async def check_put_stores_every_field(trial: Trial) -> None:
     group, tag, expiry, checksum, payload and headers."""
     topic = await trial.topic()
     headers = encode_headers({"gate": "A1", "seat": "é"})
-    puts = trial.puts(
-        [b"UA1545"], T0 + 500, expires_ms=T0 + 900, group=b"ops", tag=b"spring", payload=b"gate closes", headers=headers
-    )
-    answers = await trial.send(topic, puts, T0, wanted=Status.OK)
+    given: dict[str, Any] = {"group": b"ops", "tag": b"spring", "payload": b"gate closes", "headers": headers}
+    puts = trial.puts([b"UA1545"], T0 + 500, expires_ms=T0 + 900, **given)
+    answers = await trial.send(topic, puts, wanted=Status.OK)
     expect_equal((int(answers.version[0]), int(answers.due_ms[0])), (1, T0 + 500), "(version, due) that a put answers")
     row = await trial.row(topic, b"UA1545")
     wanted = {
-        "version": 1,
-        "due_ms": T0 + 500,
-        "scheduled_ms": T0 + 500,
-        "put_ms": T0,
-        "asked_ms": T0,
-        "deliveries": 0,
-        "last_op": 0,
-        "expires_ms": T0 + 900,
-        "died_ms": 0,
-        "dead": b"",
-        "holders": b"",
-        "groups": b"ops",
-        "tags": b"spring",
-        "payloads": b"gate closes",
-        "payload_bytes": 11,
-        "headers": headers,
-        "birth": int(puts.birth[0]),
-        "payload_sum": int(puts.payload_sum[0]),
-    }
+        "version": 1, "due_ms": T0 + 500, "scheduled_ms": T0 + 500, "put_ms": T0, "asked_ms": T0, "deliveries": 0,
+        "last_op": 0, "expires_ms": T0 + 900, "died_ms": 0, "dead": b"", "holders": b"", "groups": b"ops",
+        "tags": b"spring", "payloads": b"gate closes", "payload_bytes": 11, "headers": headers,
+        "birth": int(puts.birth[0]), "payload_sum": int(puts.payload_sum[0]),
+    }  # fmt: skip
     expect_equal({name: row[name] for name in wanted}, wanted, "the stored row")
 
 
@@ -75,15 +59,8 @@ async def check_repeated_put_beyond_its_expiry(trial: Trial) -> None:
     leased = await trial.lease(topic)
     await trial.settle(topic, Operation.ACK, leased.rows)
     before = await trial.everything(topic)
-    again = await trial.put(
-        topic,
-        ids,
-        T0 + 300,
-        now_ms=T0 + 100,
-        birth=births,
-        **late,
-        wanted=[Status.DUPLICATE, Status.OK, Status.DUPLICATE],
-    )
+    known = [Status.DUPLICATE, Status.OK, Status.DUPLICATE]
+    again = await trial.put(topic, ids, T0 + 300, now_ms=T0 + 100, birth=births, **late, wanted=known)
     found = (again.repeat.tolist(), again.settled.tolist(), again.version.tolist())
     expect_equal(found, ([1, 1, 0], [0, 0, 1], [1, 2, 0]), "(marks of repeats, of what is settled, versions)")
     others = await trial.put(topic, ids, T0 + 300, now_ms=T0 + 100, **late)
@@ -97,19 +74,14 @@ async def check_put_of_a_taken_id(trial: Trial) -> None:
     """Under a taken id the same payload answers DUPLICATE, another one EXISTS. Neither harms the message there."""
     topic = await trial.topic_with([b"a", b"b"], payload=b"first")
     before = await trial.everything(topic)
-    answers = await trial.put(
-        topic,
-        [b"a", b"b", b"c"],
-        T0 + 5,
-        payload=[b"first", b"second", b"third"],
-        wanted=[Status.DUPLICATE, Status.EXISTS, Status.OK],
-    )
+    payloads, wanted = [b"first", b"second", b"third"], [Status.DUPLICATE, Status.EXISTS, Status.OK]
+    answers = await trial.put(topic, [b"a", b"b", b"c"], T0 + 5, payload=payloads, wanted=wanted)
     expect_equal(answers.repeat.tolist(), [0, 0, 0], "marks of repeats, which these are not")
     after = await trial.everything(topic)
     expect_equal({id: after[id] for id in before}, before, "rows under the taken ids")
     leased = await trial.lease(topic, now_ms=T0 + 5)
-    payloads = dict(zip(leased.rows.ids.tolist(), leased.rows.payloads or [], strict=True))
-    expect_equal(payloads, {b"a": b"first", b"b": b"first", b"c": b"third"}, "payloads delivered after rejected puts")
+    delivered = dict(zip(leased.rows.ids.tolist(), leased.rows.payloads or [], strict=True))
+    expect_equal(delivered, {b"a": b"first", b"b": b"first", b"c": b"third"}, "payloads delivered after rejected puts")
 
 
 @check()
@@ -117,33 +89,22 @@ async def check_put_that_moves(trial: Trial) -> None:
     """With if_exists="move" a put of a taken id moves the message there, if it is not leased, and keeps its payload.
     Its repeat moves nothing twice. A leased one answers LEASED, a dead one DEAD, another group's FORBIDDEN. A move
     beyond the message's own expiry is INVALID."""
-    topic = await trial.topic_with([b"a", b"b", b"c", b"d"], T0, group=[b"default", b"default", b"default", b"ops"])
-    leased = await trial.lease(topic, 3)
-    kept = leased.rows.ids.tolist()
-    rows = leased.rows
+    ids, groups = [b"a", b"b", b"c", b"d"], [b"default", b"default", b"default", b"ops"]
+    topic = await trial.topic_with(ids, group=groups, buckets=1)
+    rows = (await trial.lease(topic, 3, wanted=ids[:3])).rows
     await trial.settle(topic, [Operation.RELEASE, Operation.EXTEND, Operation.BURY], rows, time_ms=T0 + 9)
-    free, held, dead = kept
-    other = ({b"a", b"b", b"c", b"d"} - set(kept)).pop()
-    wanted = {free: Status.OK, held: Status.LEASED, dead: Status.DEAD}
-    wanted[other] = Status.FORBIDDEN if other == b"d" else Status.OK
-    for id in kept:
-        if id == b"d":
-            wanted[id] = Status.FORBIDDEN
-    puts = trial.puts(sorted(wanted), T0 + 500, payload=b"other payload", move=True)
-    answers = await trial.store.put(topic, T0, puts)
-    expect_equal(dict(zip(sorted(wanted), statuses(answers), strict=True)), wanted, "statuses of puts that move")
-    moved = [id for id in sorted(wanted) if wanted[id] is Status.OK]
+    wanted = [Status.OK, Status.LEASED, Status.DEAD, Status.FORBIDDEN]
+    puts = trial.puts(ids, T0 + 500, payload=b"other payload", move=True)
+    await trial.send(topic, puts, wanted=wanted)
     before = await trial.everything(topic)
-    for id in moved:
-        expect_equal(before[id]["due_ms"], T0 + 500, f"due of {id!r} after a put that moves")
-        expect_equal(before[id]["payloads"], b"payload", f"payload of {id!r} after a put that moves")
-    again = await trial.store.put(topic, T0 + 10, puts)
-    expect(all(again.repeat[sorted(wanted).index(id)] for id in moved), "a repeat of a put that moved is not known")
+    found = before[b"a"]["due_ms"], before[b"a"]["payloads"]
+    expect_equal(found, (T0 + 500, b"payload"), "(due, payload) after a put that moves")
+    again = await trial.send(topic, puts, T0 + 10, wanted=wanted)
+    expect(again.repeat[0], "a repeat of a put that moved is not known")
     expect_equal(await trial.everything(topic), before, "rows after the repeat")
     await trial.stored(topic, [b"brief"], T0, expires_ms=T0 + 100)
-    await trial.put(
-        topic, [b"brief", b"brief"], [T0 + 100, T0 + 99], now_ms=T0 + 1, move=True, wanted=[Status.INVALID, Status.OK]
-    )
+    due_ms, around = [T0 + 100, T0 + 99], [Status.INVALID, Status.OK]
+    await trial.put(topic, [b"brief", b"brief"], due_ms, now_ms=T0 + 1, move=True, wanted=around)
 
 
 @check()
@@ -254,18 +215,10 @@ async def check_put_of_an_expired_id_that_is_kept(trial: Trial) -> None:
     rows = (await trial.lease(topic, lease_ms=100)).rows
     await trial.settle(topic, Operation.BURY, rows.take(np.arange(2)))
     before = await trial.everything(topic)
-    await trial.put(
-        topic,
-        ids,
-        T0 + 500,
-        now_ms=T0 + 50,
-        payload=[b"payload", b"other"] * 2,
-        wanted=[Status.DUPLICATE, Status.EXISTS] * 2,
-    )
+    taken, held = [Status.DUPLICATE, Status.EXISTS] * 2, [Status.DEAD] * 2 + [Status.LEASED] * 2
+    await trial.put(topic, ids, T0 + 500, now_ms=T0 + 50, payload=[b"payload", b"other"] * 2, wanted=taken)
     for name in ("move", "replace"):
-        await trial.put(
-            topic, ids, T0 + 5, now_ms=T0 + 50, **{name: True}, wanted=[Status.DEAD] * 2 + [Status.LEASED] * 2
-        )
+        await trial.put(topic, ids, T0 + 5, now_ms=T0 + 50, **{name: True}, wanted=held)
     expect_equal(await trial.everything(topic), before, "rows afterwards")
     await trial.put(topic, ids[2:], T0 + 500, now_ms=T0 + 100, wanted=Status.OK)
 
@@ -274,21 +227,18 @@ async def check_put_of_an_expired_id_that_is_kept(trial: Trial) -> None:
 async def check_put_of_another_groups_id(trial: Trial) -> None:
     """Another group's message answers FORBIDDEN to every put except its own repeat, whatever its payload and state. A
     remembered id belongs to no group."""
-    topic = await trial.topic(remember_ms=60_000)
+    topic = await trial.topic(remember_ms=60_000, buckets=1)
     ids = named(5)
     own = trial.puts(ids, [T0 + 900, T0, T0, T0, T0], group=b"ops")
-    await trial.store.put(topic, T0, own)
-    rows = (await trial.lease(topic, 3)).rows
-    places = {id: at for at, id in enumerate(rows.ids.tolist())}
-    await trial.settle(topic, Operation.BURY, rows.take(np.array([places[rows.ids[0]]])))
-    await trial.settle(topic, Operation.ACK, rows.take(np.array([places[rows.ids[1]]])))
-    acked, before = rows.ids[1], await trial.everything(topic)
+    await trial.send(topic, own, wanted=Status.OK)
+    rows = (await trial.lease(topic, 3, wanted=ids[1:4])).rows
+    await trial.settle(topic, [Operation.BURY, Operation.ACK, Operation.EXTEND], rows, wanted=Status.OK)
+    before = await trial.everything(topic)
+    wanted = [Status.FORBIDDEN, Status.FORBIDDEN, Status.DUPLICATE, Status.FORBIDDEN, Status.FORBIDDEN]
     for more in ({}, {"payload": b"other"}, {"move": True}, {"replace": True}):
-        answers = await trial.put(topic, ids, T0 + 500, **more)
-        wanted = [Status.DUPLICATE if id == acked else Status.FORBIDDEN for id in ids]
-        expect_equal(statuses(answers), wanted, f"statuses of another group's puts, {more or 'plain'}")
-        expect_equal(answers.settled.tolist(), [int(id == acked) for id in ids], "marks of what is settled")
-    await trial.send(topic, own, T0, wanted=Status.DUPLICATE)
+        answers = await trial.put(topic, ids, T0 + 500, **more, wanted=wanted)
+        expect_equal(answers.settled.tolist(), [0, 0, 1, 0, 0], "marks of what is settled")
+    await trial.send(topic, own, wanted=Status.DUPLICATE)
     expect_equal(await trial.everything(topic), before, "rows afterwards")
 
 
@@ -297,56 +247,44 @@ async def check_put_that_replaces(trial: Trial) -> None:
     """With if_exists="replace" a put takes the place of a message that is not leased, with a new birth at version 1.
     Payload, headers, tag, expiry and due are its own. A leased one answers LEASED, a dead one DEAD. Under a free id it
     stores."""
-    topic = await trial.topic()
+    topic = await trial.topic(buckets=1)
     ids = [b"absent", b"dead", b"held", b"ran out", b"released", b"waiting"]
     old: dict[str, Any] = {"tag": b"old", "headers": encode_headers({"old": "1"}), "payload": b"first"}
-    await trial.stored(topic, ids[1:5], T0, expires_ms=T0 + 9_000, **old)
-    await trial.stored(topic, [b"waiting"], T0 + 900, expires_ms=T0 + 9_000, **old)
-    grants = [Grant(WORKER, 2, 30_000, 1 << 30), Grant(b"short", 2, 50, 1 << 30)]
-    rows = (await trial.lease(topic, grants=grants, lease_ms=0)).rows
-    of = {id: rows.take(np.array([at])) for at, id in enumerate(rows.ids.tolist())}
-    short = [id for at, id in enumerate(rows.ids.tolist()) if rows.holders[at] == b"short"]
-    dead, held = sorted(set(ids[1:5]) - set(short))
-    released, ran_out = short
-    await trial.settle(topic, Operation.BURY, of[dead])
-    await trial.settle(topic, Operation.RELEASE, of[released], time_ms=T0 + 20)
+    await trial.stored(topic, ids[1:], [T0, T0, T0, T0, T0 + 900], expires_ms=T0 + 9_000, **old)
+    held = (await trial.lease(topic, 2, wanted=[b"dead", b"held"])).rows
+    short = (await trial.lease(topic, 2, lease_ms=50, wanted=[b"ran out", b"released"])).rows
+    await trial.settle(topic, [Operation.BURY, Operation.EXTEND], held, wanted=Status.OK)
+    await trial.settle(topic, [Operation.EXTEND, Operation.RELEASE], short, time_ms=T0 + 20, wanted=Status.OK)
     puts = trial.puts(
         ids, T0 + 400, expires_ms=T0 + 500, tag=b"new", headers=encode_headers({"new": "22"}), payload=b"the second",
         replace=True,
     )  # fmt: skip
     before = await trial.everything(topic)
-    answers = await trial.store.put(topic, T0 + 100, puts)
-    wanted = [{dead: Status.DEAD, held: Status.LEASED}.get(id, Status.OK) for id in ids]
-    expect_equal(statuses(answers), wanted, "statuses of puts that replace")
-    replaced = {
-        at: Displaced(before[id]["birth"], before[id]["version"], False)
-        for at, id in enumerate(ids)
-        if wanted[at] is Status.OK and id != b"absent"
-    }
+    ok, duplicate = Status.OK, Status.DUPLICATE
+    answers = await trial.send(topic, puts, T0 + 100, wanted=[ok, Status.DEAD, Status.LEASED, ok, ok, ok])
+    replaced = {at: Displaced(before[ids[at]]["birth"], before[ids[at]]["version"], False) for at in (3, 4, 5)}
     expect_equal(answers.displaced, replaced, "what they displaced")
     after = await trial.everything(topic)
-    expect_equal({id: after[id] for id in (dead, held)}, {id: before[id] for id in (dead, held)}, "what was refused")
-    for at, id in enumerate(ids):
-        if wanted[at] is Status.OK:
-            says = {
-                "birth": int(puts.birth[at]), "version": 1, "due_ms": T0 + 400, "scheduled_ms": T0 + 400,
-                "put_ms": T0 + 100, "asked_ms": T0 + 100, "deliveries": 0, "last_op": 0, "holders": b"",
-                "expires_ms": T0 + 500, "payload_sum": int(puts.payload_sum[at]), "groups": b"default",
-                "tags": b"new", "payloads": b"the second", "payload_bytes": 10, "headers": puts.headers[at],
-            }  # fmt: skip
-            expect_equal({name: after[id][name] for name in says}, says, f"the row that replaced {id!r}")
-    again = await trial.store.put(topic, T0 + 150, puts)
-    known = [status if status is not Status.OK else Status.DUPLICATE for status in wanted]
-    expect_equal(statuses(again), known, "statuses of the same puts sent again")
-    await trial.settle(topic, Operation.ACK, of[ran_out], now_ms=T0 + 150, wanted=Status.FENCED)
+    kept = {id: before[id] for id in (b"dead", b"held")}
+    expect_equal({id: after[id] for id in kept}, kept, "what was refused")
+    for at in (0, 3, 4, 5):
+        says = {
+            "birth": int(puts.birth[at]), "version": 1, "due_ms": T0 + 400, "scheduled_ms": T0 + 400,
+            "put_ms": T0 + 100, "asked_ms": T0 + 100, "deliveries": 0, "last_op": 0, "holders": b"",
+            "expires_ms": T0 + 500, "payload_sum": int(puts.payload_sum[at]), "groups": b"default",
+            "tags": b"new", "payloads": b"the second", "payload_bytes": 10, "headers": puts.headers[at],
+        }  # fmt: skip
+        expect_equal({name: after[ids[at]][name] for name in says}, says, f"the row that replaced {ids[at]!r}")
+    known = [duplicate, Status.DEAD, Status.LEASED, duplicate, duplicate, duplicate]
+    await trial.send(topic, puts, T0 + 150, wanted=known)
+    await trial.settle(topic, Operation.ACK, short.take(np.arange(1)), now_ms=T0 + 150, wanted=Status.FENCED)
     expect_equal(await trial.everything(topic), after, "rows after repeats and a stale ack")
     tagged = await trial.by_tag(topic, Operation.MOVE, b"old", due_ms=T0 + 300, dry_run=True)
     expect_equal(tagged, {Status.LEASED: 1, Status.DEAD: 1}, "what has the old tag")
     moved = await trial.by_tag(topic, Operation.MOVE, b"new", now_ms=T0 + 200, due_ms=T0 + 300)
-    expect_equal(moved, {Status.OK: len(replaced) + 1}, "what has the new tag")
-    leased = (await trial.lease(topic, now_ms=T0 + 300)).rows
+    expect_equal(moved, {Status.OK: 4}, "what has the new tag")
+    leased = (await trial.lease(topic, now_ms=T0 + 300, wanted=4)).rows
     expect_equal(set(leased.payloads or []), {b"the second"}, "payloads delivered")
-    expect_equal(len(leased), len(replaced) + 1, "number delivered")
 
 
 @check()

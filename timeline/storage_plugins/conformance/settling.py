@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from timeline.model import Operation, Status
@@ -42,24 +44,14 @@ async def check_fencing(trial: Trial) -> None:
     """A settle with another birth, version or holder answers FENCED and changes nothing, for each operation."""
     for operation in SETTLES:
         topic = await trial.topic_with(named(4))
-        leased = await trial.lease(topic)
+        rows = (await trial.lease(topic)).rows
         before = await trial.everything(topic)
-        rows = leased.rows
-        version, birth = rows.version.copy(), rows.birth.copy()
-        version[0] -= 1
-        version[1] += 1
-        birth[2] += np.uint64(1)
-        holders = [WORKER, WORKER, WORKER, b"worker-2"]
-        await trial.settle(
-            topic,
-            operation,
-            rows,
-            version=version,
-            birth=birth,
-            holder=holders,
-            time_ms=T0 + 90_000,
-            wanted=Status.FENCED,
-        )
+        wrong: dict[str, Any] = {
+            "version": rows.version + np.array([-1, 1, 0, 0]),
+            "birth": rows.birth + np.array([0, 0, 1, 0], dtype=np.uint64),
+            "holder": [WORKER, WORKER, WORKER, b"worker-2"],
+        }
+        await trial.settle(topic, operation, rows, **wrong, time_ms=T0 + 90_000, wanted=Status.FENCED)
         expect_equal(await trial.everything(topic), before, f"rows after {operation.name} with wrong tokens")
 
 
@@ -146,13 +138,8 @@ async def check_release_beyond_expiry(trial: Trial) -> None:
     """A release to or past the expiry answers EXPIRED and removes the message."""
     topic = await trial.topic_with(named(3), expires_ms=T0 + 100)
     rows = (await trial.lease(topic)).rows
-    await trial.settle(
-        topic,
-        Operation.RELEASE,
-        rows,
-        time_ms=[T0 + 99, T0 + 100, T0 + 101],
-        wanted=[Status.OK, Status.EXPIRED, Status.EXPIRED],
-    )
+    times, wanted = [T0 + 99, T0 + 100, T0 + 101], [Status.OK, Status.EXPIRED, Status.EXPIRED]
+    await trial.settle(topic, Operation.RELEASE, rows, time_ms=times, wanted=wanted)
     expect_equal(list(await trial.everything(topic)), [rows.ids[0]], "ids left")
 
 

@@ -14,7 +14,6 @@ from timeline.storage_plugins.conformance.trial import (
     expect,
     expect_equal,
     named,
-    statuses,
     walked,
 )
 from timeline.storage_plugins.contract import Page, ScanFilter, TagMutation, TagStep
@@ -170,30 +169,24 @@ async def check_tag_while_messages_go(trial: Trial) -> None:
 async def check_scan_by_state(trial: Trial) -> None:
     """A scan returns the states that it is asked for. Without any, it returns all that live: waiting, available,
     leased."""
-    topic = await trial.topic_with([b"leased", b"dead", b"ran out"])
-    first = await trial.lease(topic)
-    index = first.rows.ids.tolist().index(b"dead")
-    operations = [Operation.EXTEND] * 3
-    operations[index] = Operation.BURY
-    times = [T0 + (20 if id == b"ran out" else 90_000) for id in first.rows.ids]
-    short = await trial.settle(topic, Operation.REGRANT, first.rows, time_ms=times)
-    await trial.settle(topic, operations, first.rows, version=short.version, time_ms=times, reason=b"x")
+    topic = await trial.topic_with([b"dead", b"leased", b"ran out"], buckets=1)
+    first = (await trial.lease(topic, wanted=3)).rows
+    times = [T0 + 90_000, T0 + 90_000, T0 + 20]
+    short = await trial.settle(topic, Operation.REGRANT, first, time_ms=times)
+    operations = [Operation.BURY, Operation.EXTEND, Operation.EXTEND]
+    await trial.settle(topic, operations, first, version=short.version, time_ms=times, reason=b"x", wanted=Status.OK)
     await trial.stored(topic, [b"waiting", b"available"], [T0 + 70_000, T0 + 10])
-    wanted = {
-        State.WAITING: [b"waiting"],
-        State.AVAILABLE: [b"available", b"ran out"],
-        State.LEASED: [b"leased"],
-        State.DEAD: [b"dead"],
+    wanted: dict[tuple[State, ...], list[bytes]] = {
+        (State.WAITING,): [b"waiting"],
+        (State.AVAILABLE,): [b"available", b"ran out"],
+        (State.LEASED,): [b"leased"],
+        (State.DEAD,): [b"dead"],
+        (): [b"available", b"leased", b"ran out", b"waiting"],
+        (State.DEAD, State.WAITING): [b"dead", b"waiting"],
     }
-    now_ms = T0 + 30_000
-    for state, ids in wanted.items():
-        rows = await trial.scan(topic, now_ms=now_ms, states=frozenset((state,)))
-        expect_equal(sorted(rows.ids.tolist()), sorted(ids), f"ids that are {state}")
-    rows = await trial.scan(topic, now_ms=now_ms)
-    living = sorted([b"waiting", b"available", b"ran out", b"leased"])
-    expect_equal(sorted(rows.ids.tolist()), living, "ids that live")
-    both = await trial.scan(topic, now_ms=now_ms, states=frozenset((State.DEAD, State.WAITING)))
-    expect_equal(sorted(both.ids.tolist()), [b"dead", b"waiting"], "ids that are dead or waiting")
+    for states, ids in wanted.items():
+        rows = await trial.scan(topic, now_ms=T0 + 30_000, states=frozenset(states))
+        expect_equal(sorted(rows.ids.tolist()), ids, f"ids in the states {states}")
 
 
 @check()
@@ -354,24 +347,24 @@ async def check_sweep_of_nothing(trial: Trial) -> None:
 async def check_sweep_expired(trial: Trial) -> None:
     """A sweep removes expired messages without a live lease, also if a lease has run out. It spares dead letters and
     live leases, and sweeps these when they have ended."""
-    topic = await trial.topic_with([b"held", b"ran out", b"dead"], expires_ms=T0 + 100, remember_ms=1_000_000)
-    leased = await trial.lease(topic, lease_ms=1_000)
-    operations = [Operation.BURY if id == b"dead" else Operation.EXTEND for id in leased.rows.ids]
-    regrant = [T0 + 50 if id == b"ran out" else T0 + 3_000 for id in leased.rows.ids]
-    await trial.settle(topic, operations, leased.rows, time_ms=regrant, reason=b"x")
+    ids = [b"dead", b"held", b"ran out"]
+    topic = await trial.topic_with(ids, expires_ms=T0 + 100, remember_ms=1_000_000, buckets=1)
+    rows = (await trial.lease(topic, lease_ms=1_000, wanted=ids)).rows
+    operations = [Operation.BURY, Operation.EXTEND, Operation.EXTEND]
+    await trial.settle(topic, operations, rows, time_ms=[T0, T0 + 3_000, T0 + 50], reason=b"x", wanted=Status.OK)
     await trial.stored(topic, [b"waiting", b"moved", b"stays"], T0 + 90, expires_ms=[T0 + 100, T0 + 100, T0 + 5_000])
     await trial.mutate(topic, Operation.MOVE, [b"moved"], T0 + 95)
-    first = await trial.store.sweep(topic, T0 + 100, 1_000)
-    expect_equal(first.expired, 2, "expired messages swept at the expiry")
-    rows = await trial.everything(topic, now_ms=T0 + 100)
-    expect_equal(sorted(rows), sorted([b"held", b"ran out", b"dead", b"stays"]), "ids left")
-    second = await trial.store.sweep(topic, T0 + 1_000, 1_000)
-    third = await trial.store.sweep(topic, T0 + 3_000, 1_000)
-    expect_equal((second.expired, third.expired), (1, 1), "expired messages swept as leases end")
-    rows = await trial.everything(topic, now_ms=T0 + 3_000)
-    expect_equal(sorted(rows), [b"dead", b"stays"], "ids left in the end")
-    again = await trial.put(topic, [b"waiting"], T0 + 4_000)
-    expect_equal((statuses(again), again.settled.tolist()), ([Status.DUPLICATE], [1]), "put of what was swept")
+    left = {
+        T0 + 100: (2, [*ids, b"stays"]),
+        T0 + 1_000: (1, [b"dead", b"held", b"stays"]),
+        T0 + 3_000: (1, [b"dead", b"stays"]),
+    }
+    for now_ms, (expired, there) in left.items():
+        swept = await trial.store.sweep(topic, now_ms, 1_000)
+        rows_left = await trial.everything(topic, now_ms=now_ms)
+        expect_equal((swept.expired, sorted(rows_left)), (expired, there), f"(expired, ids left) at T0 + {now_ms - T0}")
+    again = await trial.put(topic, [b"waiting"], T0 + 4_000, wanted=Status.DUPLICATE)
+    expect_equal(again.settled.tolist(), [1], "the mark of what was swept")
 
 
 @check()
