@@ -1,5 +1,7 @@
-"""Timeline, a scheduling service: put a message on a topic's timeline at a due time; at that time, never before, a
-broker pushes it to one healthy consumer under a lease.
+"""Timeline, a scheduling service.
+
+A producer puts a message on a topic's timeline at a due time. At that time, never before, a broker pushes it to one
+healthy consumer under a lease.
 
     producer ─ driver ─ wire ─▶ broker ─ intake ─▶ store            (stored, answered after the store's commit)
                                   │                  │
@@ -19,8 +21,8 @@ broker pushes it to one healthy consumer under a lease.
             async for d in c:
                 await d.ack()
 
-`timeline.connect_sync` gives the same words without await. Where a message goes by folder: `driver/` → `wire/` →
-`broker/` → `leases/` (the rules) → `storage_plugins/`, and back.
+`timeline.connect_sync` has the same words without await. A message's way by folder: `driver/` → `wire/` → `broker/` →
+`leases/` (the rules) → `storage_plugins/`, and back.
 """
 
 from __future__ import annotations
@@ -67,9 +69,9 @@ if TYPE_CHECKING:
     from timeline.driver.times import local
     from timeline.model import State, Status, Topic, TopicSettings
 
-# Before gRPC is imported by whom it may be, and unless the user says otherwise: its C library keeps its own log lines
-# from people's terminals (what matters reaches us as errors), and leaves forked children alone. Its handlers crash one
-# child in ten that was forked while a call was under way; ours does not use gRPC there (driver/transport/relay.py).
+# Set before gRPC is imported, unless the user has set them. Its C library then keeps its log lines from people's
+# terminals: errors reach us anyway. It also leaves forked children alone: its handlers crash one child in ten that was
+# forked during a call. Our children do not use gRPC (driver/transport/relay.py).
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
@@ -107,52 +109,10 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "Backoff",
-    "Batch",
-    "Bury",
-    "Cause",
-    "Closed",
-    "Consumer",
-    "Counts",
-    "Dead",
-    "Delivery",
-    "DeliveryBatch",
-    "Exists",
-    "Expired",
-    "Fenced",
-    "Forbidden",
-    "Invalid",
-    "LateDelivery",
-    "LateReport",
-    "LeaseLost",
-    "Leased",
-    "Message",
-    "NotFound",
-    "Outlook",
-    "Producer",
-    "Receipt",
-    "Receipts",
-    "Retry",
-    "State",
-    "Status",
-    "StoredMessage",
-    "Superseded",
-    "SyncConsumer",
-    "SyncDelivery",
-    "SyncDeliveryBatch",
-    "SyncProducer",
-    "SyncTimeline",
-    "TagProgress",
-    "Throttled",
-    "Timeline",
-    "TimelineError",
-    "TooLarge",
-    "Topic",
-    "TopicSettings",
-    "Unavailable",
-    "Unknown",
-    "Why",
-    "connect",
-    "connect_sync",
-    "local",
-]
+    "Backoff", "Batch", "Bury", "Cause", "Closed", "Consumer", "Counts", "Dead", "Delivery", "DeliveryBatch", "Exists",
+    "Expired", "Fenced", "Forbidden", "Invalid", "LateDelivery", "LateReport", "LeaseLost", "Leased", "Message",
+    "NotFound", "Outlook", "Producer", "Receipt", "Receipts", "Retry", "State", "Status", "StoredMessage", "Superseded",
+    "SyncConsumer", "SyncDelivery", "SyncDeliveryBatch", "SyncProducer", "SyncTimeline", "TagProgress", "Throttled",
+    "Timeline", "TimelineError", "TooLarge", "Topic", "TopicSettings", "Unavailable", "Unknown", "Why", "connect",
+    "connect_sync", "local",
+]  # fmt: skip

@@ -261,8 +261,7 @@ class ColumnBatch:
     _values: ClassVar[Any]
     _first: ClassVar[Any]
     _blanks: ClassVar[tuple[Callable[[int], Any], ...]] = ()
-    _takes: ClassVar[tuple[Callable[[Any, Any], Any], ...]] = ()
-    _cuts: ClassVar[tuple[Callable[[Any, Any], Any], ...]] = ()
+    _picks: ClassVar[tuple[Callable[[Any, Any], Any], ...]] = ()
 
     if TYPE_CHECKING:
 
@@ -277,8 +276,7 @@ class ColumnBatch:
         always = {field.kind: field.name for field in reversed(cls.columns) if not field.optional}
         cls._first = attrgetter(always.get("numbers") or always.get("strings") or always["batch"])
         cls._blanks = tuple(_blanking(field) for field in cls.columns)
-        cls._takes = tuple(_taking(field) for field in cls.columns)
-        cls._cuts = tuple(_cutting(field) for field in cls.columns)
+        cls._picks = tuple(_picking(field) for field in cls.columns)
 
     def __len__(self) -> int:
         return len(self._first(self))
@@ -317,14 +315,13 @@ class ColumnBatch:
             if len(at) != len(self):
                 raise IndexError(f"a mask of {len(at)} for {len(self)} messages")
             at = np.flatnonzero(at)
-        return type(self)(*map(call, self._takes, self._values(self), repeat(at)))
+        return type(self)(*map(call, self._picks, self._values(self), repeat(at)))
 
     def slice(self, start: int, stop: int) -> Self:
         """Return the messages from `start` up to `stop`, on the same columns; the batch itself when that is all."""
         if start == 0 and stop >= len(self):
             return self
-        part = slice(start, stop)
-        return type(self)(*map(call, self._cuts, self._values(self), repeat(part)))
+        return type(self)(*map(call, self._picks, self._values(self), repeat(slice(start, stop))))
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
@@ -390,52 +387,40 @@ def _field_of(field: dataclasses.Field[Any], hint: Any) -> Field:
     return Field(field.name, hint, kind, dtype, optional, default, limit)
 
 
-def _same(value: Any, at: object) -> Any:
-    return value
+Picked: TypeAlias = Indexes | slice
+"""Which messages of a batch are picked: indexes, or a slice from one to another."""
 
 
-def _take_notes(notes: dict[int, Any], at: Indexes) -> dict[int, Any]:
+def _pick_strings(column: Ragged, at: Picked) -> Ragged:
+    return column[at] if isinstance(at, slice) else column.take(at)
+
+
+def _pick_notes(notes: dict[int, Any], at: Picked) -> dict[int, Any]:
     if not notes:
         return {}
+    if isinstance(at, slice):
+        return {index - at.start: note for index, note in notes.items() if at.start <= index < at.stop}
     return {new: notes[old] for new, old in enumerate(at.tolist()) if old in notes}
 
 
-def _cut_notes(notes: dict[int, Any], part: slice) -> dict[int, Any]:
-    if not notes:
-        return {}
-    return {at - part.start: note for at, note in notes.items() if part.start <= at < part.stop}
+def _pick_batch(batch: ColumnBatch, at: Picked) -> ColumnBatch:
+    return batch.slice(at.start, at.stop) if isinstance(at, slice) else batch.take(at)
 
 
-def _cut_batch(batch: ColumnBatch, part: slice) -> ColumnBatch:
-    return batch.slice(part.start, part.stop)
-
-
-def _if_there(work: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda column, at: None if column is None else work(column, at)
-
-
-_TAKES: dict[str, Callable[[Any, Any], Any]] = {
+_PICKS: dict[str, Callable[[Any, Any], Any]] = {
     "numbers": getitem,
-    "strings": Ragged.take,
-    "notes": _take_notes,
-    "batch": ColumnBatch.take,
-}
-_CUTS: dict[str, Callable[[Any, Any], Any]] = {
-    "numbers": getitem,
-    "strings": getitem,
-    "notes": _cut_notes,
-    "batch": _cut_batch,
+    "strings": _pick_strings,
+    "notes": _pick_notes,
+    "batch": _pick_batch,
+    "whole": lambda value, at: value,
 }
 
 
-def _taking(field: Field) -> Callable[[Any, Any], Any]:
-    work = _TAKES.get(field.kind, _same)
-    return _if_there(work) if field.optional and work is not _same else work
-
-
-def _cutting(field: Field) -> Callable[[Any, slice], Any]:
-    work = _CUTS.get(field.kind, _same)
-    return _if_there(work) if field.optional and work is not _same else work
+def _picking(field: Field) -> Callable[[Any, Picked], Any]:
+    pick = _PICKS[field.kind]
+    if not field.optional or field.kind == "whole":
+        return pick
+    return lambda column, at: None if column is None else pick(column, at)
 
 
 def _blanking(field: Field) -> Callable[[int], Any]:

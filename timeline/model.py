@@ -14,7 +14,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 import numpy as np
 
-from timeline.columns import ColumnBatch, Form, Int64, Ragged, Range, Text, UInt8, UInt32, UInt64
+from timeline.columns import ColumnBatch, Form, Int64, Ragged, Range, Text, UInt8, UInt32, UInt64, fields_of
 from timeline.errors import Invalid
 from timeline.wording import above, out_of_range
 
@@ -309,6 +309,8 @@ class LeavingReason(IntEnum):
 
 
 LEASE_AHEAD_AUTO = -1
+Length: TypeAlias = Annotated[int, Range(1, MAX_DURATION_MS)]
+Duration: TypeAlias = Annotated[int, Range(0, MAX_DURATION_MS)]
 KINDS = ("timeline",)
 """The kinds of topic there are; `timeline.kinds` says what each does."""
 
@@ -318,18 +320,19 @@ class TopicSettings:
     """A topic's settings with their defaults. All but `buckets` and `kind` change live. Comments name the special
     values."""
 
-    buckets: int = 64
-    lease_ms: int = 30_000
-    max_lease_ms: int = 12 * 3_600_000
-    max_payload_bytes: int = 1024 * 1024
-    horizon_ms: int = 10 * 366 * 86_400_000
-    max_deliveries: int = 25  # 0: no limit
-    redelivery_backoff_ms: int = 0
-    dead_retention_ms: int = 0  # 0: for ever
-    remember_ms: int = 0  # 0: not at all
-    lease_ahead_ms: int = LEASE_AHEAD_AUTO  # -1: the store's own p99 lease time, within its capability; 0: off
+    buckets: Annotated[int, Range(1, MAX_BUCKETS)] = 64
+    lease_ms: Length = 30_000
+    max_lease_ms: Length = 12 * 3_600_000
+    max_payload_bytes: Annotated[int, Range(0, MAX_PAYLOAD_BYTES)] = 1024 * 1024
+    horizon_ms: Length = 10 * 366 * 86_400_000
+    max_deliveries: Annotated[int, Range(0, 1_000_000)] = 25  # 0: no limit
+    redelivery_backoff_ms: Duration = 0
+    dead_retention_ms: Duration = 0  # 0: for ever
+    remember_ms: Duration = 0  # 0: not at all
+    # -1: the store's own p99 lease time, within its capability; 0: off
+    lease_ahead_ms: Annotated[int, Range(LEASE_AHEAD_AUTO, 60_000)] = LEASE_AHEAD_AUTO
     paused: bool = False
-    max_rate_per_s: int = 0  # 0: no limit
+    max_rate_per_s: Annotated[int, Range(0, 1_000_000_000)] = 0  # 0: no limit
     kind: str = "timeline"
 
     def check(self) -> TopicSettings:
@@ -348,19 +351,12 @@ class TopicSettings:
         return self
 
 
-SETTING_RANGES: dict[str, tuple[int, int]] = {
-    "buckets": (1, MAX_BUCKETS),
-    "lease_ms": (1, MAX_DURATION_MS),
-    "max_lease_ms": (1, MAX_DURATION_MS),
-    "max_payload_bytes": (0, MAX_PAYLOAD_BYTES),
-    "horizon_ms": (1, MAX_DURATION_MS),
-    "max_deliveries": (0, 1_000_000),
-    "redelivery_backoff_ms": (0, MAX_DURATION_MS),
-    "dead_retention_ms": (0, MAX_DURATION_MS),
-    "remember_ms": (0, MAX_DURATION_MS),
-    "lease_ahead_ms": (LEASE_AHEAD_AUTO, 60_000),
-    "max_rate_per_s": (0, 1_000_000_000),
+SETTING_RANGES = {
+    field.name: (field.limit.least, field.limit.most)
+    for field in fields_of(TopicSettings)
+    if isinstance(field.limit, Range)
 }
+"""The least and the most of each setting that is a whole number."""
 FIXED_SETTINGS = ("buckets", "kind")
 
 

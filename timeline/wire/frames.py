@@ -25,6 +25,7 @@ from timeline.model import (
     MAX_TIME_MS,
     MUTATIONS,
     Answers,
+    Duration,
     Headers,
     Holders,
     Ids,
@@ -97,7 +98,6 @@ class MutateFlag(IntFlag):
 
 
 Time: TypeAlias = Annotated[int, Range(0, MAX_TIME_MS)]
-Duration: TypeAlias = Annotated[int, Range(0, MAX_DURATION_MS)]
 Tally: TypeAlias = Annotated[int, Range(0, MAX_COUNT)]
 BucketNumber: TypeAlias = Annotated[int, Range(0, MAX_BUCKETS)]
 ClockReading: TypeAlias = Annotated[float, Form("reading")]
@@ -583,32 +583,7 @@ class Hinted:
 
 
 Frame: TypeAlias = (
-    Produce
-    | Produced
-    | Mutate
-    | MutateTag
-    | Mutated
-    | TagMutated
-    | Hello
-    | Credit
-    | Settle
-    | Welcome
-    | Deliver
-    | Settled
-    | Beat
-    | Leaving
-    | Scan
-    | ScanPage
-    | Forecast
-    | Forecasted
-    | Topics
-    | TopicList
-    | Late
-    | LateList
-    | Ping
-    | Pong
-    | StatusRequest
-    | BrokerStatus
-    | Hint
-    | Hinted
-)
+    Produce | Produced | Mutate | MutateTag | Mutated | TagMutated | Hello | Credit | Settle | Welcome | Deliver |
+    Settled | Beat | Leaving | Scan | ScanPage | Forecast | Forecasted | Topics | TopicList | Late | LateList | Ping |
+    Pong | StatusRequest | BrokerStatus | Hint | Hinted
+)  # fmt: skip
