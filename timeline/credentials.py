@@ -109,15 +109,10 @@ class Credentials:
         context.set_alpn_protocols(["h2"])
         if not verify:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        try:
-            if self.ca:
-                context = _trusting(self.ca, context)
-            if self.cert:
-                context.load_cert_chain(self.cert, self.key, password=_encrypted)
-        except ssl.SSLError as bad:
-            raise Invalid(f"{self.cert!r} and {self.key!r} must be a certificate and its own key, in PEM") from bad
-        except OSError as cannot:
-            raise Invalid(f"{self.cert!r} and {self.key!r} cannot be read: {cannot.strerror}") from cannot
+        if self.ca:
+            context = _trusting(self.ca, context)
+        if self.cert:
+            load_pair(context, self.cert, self.key)
         return context
 
 
@@ -154,12 +149,31 @@ def _trusting(ca: str, context: ssl.SSLContext) -> ssl.SSLContext:
     only = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     only.set_alpn_protocols(["h2"])
     only.check_hostname, only.verify_mode = context.check_hostname, context.verify_mode
-    trusted = _read(ca, "CA", "ca")
     try:
-        only.load_verify_locations(cadata=trusted.decode("ascii"))
-    except (ssl.SSLError, ValueError) as bad:  # also what is empty, or no text
-        raise BadCredentials(f"the CA {ca!r} must be certificates of authorities, in PEM", part="ca") from bad
+        load_authorities(only, _read(ca, "CA", "ca"), ca)
+    except Invalid as bad:
+        raise BadCredentials(bad.reason, part="ca") from bad
     return only
+
+
+def load_pair(context: ssl.SSLContext, cert: str, key: str) -> None:
+    """Load a certificate and its key from PEM files. Raise Invalid."""
+    try:
+        context.load_cert_chain(cert, key, password=_encrypted)
+    except ssl.SSLError as bad:
+        if "KEY_VALUES_MISMATCH" in str(bad.reason):
+            raise Invalid(f"the key {key!r} is not that of the certificate {cert!r}") from bad
+        raise Invalid(f"{cert!r} and {key!r} must be a certificate and its key, in PEM") from bad
+    except OSError as cannot:
+        raise Invalid(f"{cert!r} and {key!r} cannot be read: {cannot.strerror}") from cannot
+
+
+def load_authorities(context: ssl.SSLContext, authorities: bytes, file: str) -> None:
+    """Load the certificates of authorities, in PEM, which come from `file`. Raise Invalid."""
+    try:
+        context.load_verify_locations(cadata=authorities.decode("ascii"))
+    except (ssl.SSLError, ValueError) as bad:  # also what is empty, or no text
+        raise Invalid(f"{file!r} must be certificates of authorities, in PEM") from bad
 
 
 def _encrypted() -> str:

@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
+from timeline.credentials import load_authorities, load_pair
 from timeline.errors import Invalid
 from timeline.files import read_file, stamp_of
 
@@ -128,7 +129,8 @@ class Certificates:
         for content, file in ((chain, self._cert), (key, self._key)):
             if b"\0" in content:  # gRPC would read no further, and go on with what it had
                 raise Invalid(f"{file!r} has a zero byte in it, and must be text, in PEM")
-        check_pair(self._cert, self._key)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        load_pair(context, self._cert, self._key)
         starts_ms, expires_ms = validity_ms(chain, self._cert)
         now_ms = self._now_ms()
         if now_ms >= expires_ms:
@@ -139,32 +141,8 @@ class Certificates:
             )
         authorities = read_file(self._client_ca, "client CA", MAX_BYTES) if self._client_ca else None
         if authorities is not None:
-            check_authorities(authorities, self._client_ca)
+            load_authorities(context, authorities, self._client_ca)
         return LoadedCertificate(chain, key, authorities, expires_ms)
-
-
-def check_pair(cert: str, key: str) -> None:
-    """Raise Invalid unless the files are a certificate and its key, in PEM."""
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password=_encrypted)
-    except ssl.SSLError as bad:
-        if "KEY_VALUES_MISMATCH" in str(bad.reason):
-            raise Invalid(f"the key {key!r} is not that of the certificate {cert!r}") from bad
-        raise Invalid(f"{cert!r} and {key!r} must be a certificate and its key, in PEM") from bad
-    except OSError as cannot:
-        raise Invalid(f"{cert!r} and {key!r} cannot be read: {cannot.strerror}") from cannot
-
-
-def _encrypted() -> str:
-    raise Invalid("the key is encrypted: give one without a password, in a file that only the broker's user may read")
-
-
-def check_authorities(authorities: bytes, file: str) -> None:
-    """Raise Invalid unless these are certificates in PEM."""
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=authorities.decode("ascii"))
-    except (ssl.SSLError, ValueError) as bad:  # also what is empty, or no text
-        raise Invalid(f"{file!r} must be certificates of authorities, in PEM") from bad
 
 
 def validity_ms(chain: bytes, file: str) -> tuple[int, int]:
