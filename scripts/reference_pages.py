@@ -24,7 +24,8 @@ os.environ["COLUMNS"] = "100"
 import click  # noqa: E402
 
 import timeline  # noqa: E402
-from timeline.cli.app import COMMANDS, cli  # noqa: E402
+from timeline.cli.app import COMMANDS, EXIT_CODES, SETTINGS, cli  # noqa: E402
+from timeline.cli.options import connection_page  # noqa: E402
 from timeline.columns import Ragged  # noqa: E402
 from timeline.driver.consume.in_flight import Stats  # noqa: E402
 from timeline.driver.message import Headers  # noqa: E402
@@ -125,17 +126,16 @@ PARTS = (
     Part("Errors", "[Statuses and errors](statuses.md) says when each one is raised.", tuple(ERRORS)),
     Part("Columns", "", (Ragged, Headers)),
 )
-COMMANDS_HEAD = """# Commands
+_EXITS = "\n".join(f"| {code} | {': '.join(filter(None, told))} |" for code, told in EXIT_CODES.items())
+COMMANDS_HEAD = f"""# Commands
 
-`timeline COMMAND --help` prints the same in a terminal. Commands that call a broker take `--address` (or
-`TIMELINE_ADDRESS`), `--timeout`, and the options of [TLS and tokens](../security.md). `--json` prints one object per
-line on standard output. Progress goes to standard error. `timeline completion bash|zsh|fish` prints completions for
-your shell.
+`timeline COMMAND --help` prints the same in a terminal. Commands that call a broker take the
+[connection options](#help), too. `--json` prints one object per line on standard output. Progress goes to
+standard error. `timeline completion bash|zsh|fish` prints completions for your shell.
 
-| exit code | meaning | |---|---| | 0 | done | | 1 | some failed: messages or deliveries; a check of `doctor`,
-`check-store`, `bench` or `demo`; or one of several brokers did not answer | | 2 | usage: an option, an argument or a
-setting is wrong; the error says what is right | | 3 | unreachable: no broker answered | | 4 | refused: by a broker, a
-store, the system, or by you when you were asked | | 130 | Ctrl-C |
+| exit code | meaning |
+|---|---|
+{_EXITS}
 
 The exit code is also 1 if the output cannot be written, such as into a closed pipe (`| head`) or on a full disk. The
 work itself may be done then, so look before you repeat it. Output that was closed on purpose (`>&-`) is no error.
@@ -272,7 +272,9 @@ def _helps(command: click.Command, context: click.Context, depth: int) -> Iterat
 
 
 def _context(command: click.Command, name: str, parent: click.Context | None) -> click.Context:
-    return click.Context(command, info_name=name, parent=parent, max_content_width=WIDTH, terminal_width=WIDTH)
+    # The root's own settings: a command keeps the names of its help option from its first context.
+    settings = SETTINGS | {"max_content_width": WIDTH, "terminal_width": WIDTH}
+    return click.Context(command, info_name=name, parent=parent, **settings)
 
 
 def commands() -> str:
@@ -285,6 +287,7 @@ def commands() -> str:
         assert command is not None
         rows.append(f"| [`{name}`](#{name}) | {command.get_short_help_str(limit=100)} |")
         parts += _helps(command, _context(command, name, top), 2)
+    parts.append(f"Connection options:\n\n```text\n{connection_page(WIDTH)}\n```")
     return "\n\n".join([WRITTEN + COMMANDS_HEAD.rstrip(), "\n".join(rows), *parts]) + "\n"
 
 

@@ -161,7 +161,7 @@ def test_commands_print_through_what_makes_texts_printable() -> None:
     """`say`, `complain` and `Screen`: else what somebody else wrote gives a terminal orders."""
     raw = re.compile(r"\bclick\.s?echo\(|(?<![.\w])print\(|\bConsole\(|\bstdout\.write\(|\bstderr\.write\(")
     found = {_name(path) for path in _modules(PACKAGE / "cli") if raw.search(path.read_text(encoding="utf-8"))}
-    assert found <= {f"timeline/cli/{name}.py" for name in ("app", "options/completion", "terminal/output")}
+    assert found <= {f"timeline/cli/{name}.py" for name in ("about", "app", "output")}
 
 
 def test_tests_do_not_sleep() -> None:

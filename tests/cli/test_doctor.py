@@ -13,7 +13,7 @@ import timeline
 from tests.cli.conftest import Call, start
 from tests.servers.redis import RedisServer
 from tests.services import require_service
-from timeline.cli.look.findings import Finding, Severity, of_broker, of_store, of_topics
+from timeline.cli.look.doctor import Finding, Severity, of_broker, of_store, of_topics
 from timeline.driver.brokers import BrokerStanding, ConsumerStatus, Standings, TopicLoad
 from timeline.driver.late import ADVICE, HAPPENED, KEEPS, Cause
 from timeline.driver.queries import PingAnswer
@@ -261,7 +261,7 @@ def test_findings_of_a_broker(
     change: dict[str, object], ping: dict[str, float], about: str, verdict: Severity, said: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("timeline.cli.look.findings.__version__", "0")
+    monkeypatch.setattr("timeline.cli.look.doctor.__version__", "0")
     found = of_broker(dataclasses.replace(WELL, **change), dataclasses.replace(NEAR, **ping))  # type: ignore[arg-type]
     (one,) = [one for one in found if one.about == about]
     assert one.severity is verdict and said in one.found, one

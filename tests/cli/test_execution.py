@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import TIMELINE, Call, start
-from timeline.cli.messages.consume import Taker
-from timeline.cli.messages.execution import is_gone, shown_ending
+from timeline.cli.messages.consume import Taker, is_gone, shown_ending
 
 pytestmark = pytest.mark.processes
 

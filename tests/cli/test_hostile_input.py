@@ -20,7 +20,7 @@ import timeline
 from tests.cli.conftest import Call, start
 from timeline.broker.server.process import JsonLines, TextLines
 from timeline.cli.app import cli, complain, say
-from timeline.cli.terminal.output import print_json
+from timeline.cli.output import print_json
 from timeline.model import Topic, TopicSettings
 from timeline.outbox import add
 from timeline.pipeline.jobs.audit import Audit, audit_page
@@ -32,7 +32,7 @@ SPELT = printable(EVIL)
 MARKUP = "[bold]b[/bold][link=file:///x]c[/link]:skull:"
 """A name that is printable, of which a terminal's library would make something else."""
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-OWN_DATA = {"demo", "completion", "version", "pipeline measure", "pipeline year"}
+OWN_DATA = {"demo", "completion", "help", "version", "pipeline measure", "pipeline year"}
 """Commands that show data of their own alone; so do those of `bench`."""
 WITH_SPARK = {f"pipeline {name}" for name in ("audit", "backup", "compact", "forecast", "load", "restore")}
 

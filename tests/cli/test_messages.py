@@ -12,7 +12,7 @@ import pytest
 
 import timeline
 from tests.cli.conftest import TIMELINE, Call, plain_environment, reads_a_pipe, start
-from timeline.cli.options.values import iso
+from timeline.cli.options import iso
 from timeline.clock import Clock
 
 pytestmark = pytest.mark.processes

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import io
-from datetime import datetime
+from datetime import UTC, datetime
 
 import pytest
 
 from timeline.cli.look.forecast import DueLoad, _axis, picture
-from timeline.cli.options.values import shown_bytes, zone_of
-from timeline.cli.terminal.chart import columns, nice_step_ms, widened
-from timeline.cli.terminal.progress import Progress
+from timeline.cli.options import shown_bytes, zone_of
+from timeline.cli.output import Progress, Shortened, bars, fitted, id_cell, nice_step_ms, time_cell, widened
 from timeline.clock import Clock
 from timeline.driver.times import instant_ms
 from timeline.wording import shown_lateness
 
 
 def test_columns_are_as_high_as_their_share() -> None:
-    assert columns([0, 1, 4, 8], 1) == [" ▁▄█"]
-    assert columns([0, 8, 16], 2) == ["  █", " ██"]
-    assert columns([1, 10_000], 2) == [" █", "▁█"]  # what is there shows, however little
-    assert columns([5], 1, top=10) == ["▄"]
-    assert columns([0, 0], 2) == ["  ", "  "]
-    assert columns([], 3) == ["", "", ""]
+    assert bars([0, 1, 4, 8], 1) == [" ▁▄█"]
+    assert bars([0, 8, 16], 2) == ["  █", " ██"]
+    assert bars([1, 10_000], 2) == [" █", "▁█"]  # what is there shows, however little
+    assert bars([5], 1, top=10) == ["▄"]
+    assert bars([0, 0], 2) == ["  ", "  "]
+    assert bars([], 3) == ["", "", ""]
 
 
 @pytest.mark.parametrize(
@@ -80,6 +79,45 @@ def test_half_of_a_small_odd_number_is_not_named() -> None:
     load = DueLoad([1_774_767_600_000 + at * 60_000 for at in range(11)], [1] * 10, 0, True)
     drawn = [line.plain for line in picture("t", load, 60_000, 80, zone_of("UTC"))]
     assert [line.split()[0] for line in drawn if "│" in line and not line.startswith("          │")] == ["1"]
+
+
+LATE = ("DELIVERED", "LATE BY", "TOPIC", "ID", "CONSUMER", "WHY")
+WAS_LATE = (
+    Shortened("2026-11-25 14:02:25.180+00:00", "14:02:25"), "1.23 s", "reminders-of-customers",
+    id_cell("01a21303-c54b-70cb-a9a8-b339676711b2"), "worker-host-1234", "a consumer let its lease run out",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("room", "kept"),
+    [
+        (200, LATE),
+        (120, LATE),
+        (80, ("DELIVERED", "LATE BY", "ID", "WHY")),
+        (50, ("LATE BY", "WHY")),
+    ],
+)
+def test_a_table_keeps_the_answer_longest_and_fits(room: int, kept: tuple[str, ...]) -> None:
+    texts, widths = fitted(LATE, [WAS_LATE], ("CONSUMER", "TOPIC", "DELIVERED", "ID"), room)
+    assert tuple(widths) == kept and sum(widths.values()) + 2 * (len(widths) - 1) <= room
+    assert texts["WHY"][1] == WAS_LATE[-1] and widths["WHY"] == len(WAS_LATE[-1])
+    short = room < 150
+    assert texts["ID"][1] == ("01a21303…11b2" if short else WAS_LATE[3])
+    assert texts["DELIVERED"][1] == ("14:02:25" if short else WAS_LATE[0])
+
+
+def test_what_does_not_fit_is_cut_or_folded_at_its_widest() -> None:
+    _, widths = fitted(("NAME", "REASON"), [("a" * 30, "b" * 60)], (), 50)
+    assert widths == {"NAME": 24, "REASON": 24}
+    assert id_cell("UA1545") == "UA1545" and not hasattr(id_cell("UA1545"), "short")
+
+
+def test_a_time_is_told_before_its_date() -> None:
+    at_ms = instant_ms(datetime(2031, 3, 29, 9, 30, tzinfo=UTC))
+    told = time_cell(at_ms, UTC)
+    assert told == "2031-03-29 09:30:00+00:00" and isinstance(told, Shortened) and told.short == "09:30:00 2031-03-29"
+    today = time_cell(Clock().now_ms())
+    assert isinstance(today, Shortened) and len(today.short) in (8, 15)
 
 
 class Screen(io.StringIO):

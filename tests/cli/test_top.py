@@ -13,9 +13,8 @@ import pytest
 from rich.console import Console
 
 from tests.cli.conftest import TIMELINE, Call, plain_environment
-from timeline.cli.look.snapshot import Snapshot, TopicSnapshot, Watcher, added_up
-from timeline.cli.look.top_view import picture, seconds_ahead
-from timeline.cli.options.values import zone_of
+from timeline.cli.look.top import Snapshot, TopicSnapshot, Watcher, added_up, picture, seconds_ahead
+from timeline.cli.options import zone_of
 from timeline.driver.brokers import BrokerStanding, ConsumerStatus, LatenessHistogram, Standings, TopicLoad
 from timeline.driver.late import Cause, LateDelivery
 from timeline.wire import Health
@@ -54,7 +53,7 @@ def test_a_picture_has_load_topics_consumers_and_lateness() -> None:
     assert "DUE PER SECOND  72 in the next 60 s, most 10 at 07:00:02" in text
     (row,) = [line for line in lines if line.startswith("departures  delivers")]
     assert row.split("  ")[-1].strip() == "> 1h" and "in 4.52 s" in row and "1,234" in row and "≤ 10 ms" in row
-    assert "gate-1    departures  healthy        7      93" in text
+    assert "gate-1    departures  healthy          7      93" in text
     assert "06:59:59    200 ms  departures  UA1545  gate-1    every consumer was full" in text
 
 

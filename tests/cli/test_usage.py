@@ -15,10 +15,10 @@ import pytest
 
 import timeline
 from tests.cli.conftest import Call, plain_environment, start
-from timeline.cli.app import COMMANDS, cli
-from timeline.cli.options.client_options import DEFAULT_ADDRESS
-from timeline.cli.options.values import Duration
+from timeline.cli.app import COMMANDS, GROUPS, cli
+from timeline.cli.options import Duration
 from timeline.config import ServeConfig
+from timeline.driver.transport.addresses import DEFAULT_ADDRESS
 from timeline.errors import Unavailable
 
 NOBODY = "127.0.0.1:1"
@@ -71,10 +71,11 @@ def test_every_command_has_help_with_an_example(call: Call, path: tuple[str, ...
         ("topic create t --lease", "See 'timeline topic create --help'"),
         ("produce t x --json=3", "does not take a value. See 'timeline produce --help'"),
         ("serve --port 9100", "there is no option --port. See 'timeline serve --help'"),
-        ("publish t x --in 5s", "there is no command 'publish'. There are: serve, topic"),
+        ("publish t x --in 5s", "there is no command 'publish'. There are: produce, consume"),
         ("topic delete t", "there is no command 'delete'. There are: create, drop, list"),
         ("dead retry t --all", "There are: list, purge, revive"),
-        ("help", "Did you mean --help?"),
+        ("hlp", "Did you mean help?"),
+        ("help tpic", "Did you mean topic?"),
         ("ls t --stat waiting", "Did you mean --state?"),
         ("ls t --state waitin", "'waitin' is not one of"),
         ("ls t --limit 0", "0 is not in the range"),
@@ -244,7 +245,27 @@ def test_every_option_that_takes_a_duration_takes_bare_seconds() -> None:
 def test_no_arguments_show_the_help(call: Call) -> None:
     done = call()
     assert (done.code, done.err) == (2, "")
-    assert "Commands:" in done.out and all(name in done.out for name in COMMANDS)
+    assert re.findall(r"^(\w+):$", done.out, re.MULTILINE) == ["Options", *GROUPS]
+    assert all(re.search(rf"^  {name} +[A-Z]", done.out, re.MULTILINE) for name in COMMANDS)
+    assert "Exit codes: 0 done, 1 some failed, 2 usage, 3 unreachable, 4 refused, 130 interrupted." in " ".join(
+        done.out.split()
+    )
+
+
+def test_connection_options_are_shown_once(call: Call) -> None:
+    shown = call("help", "connection")
+    assert shown.code == 0
+    for option in ("--address", "--timeout", "--tls", "--tls-ca", "--tls-cert", "--tls-key", "--token-file"):
+        assert re.search(rf"^  {option} ", shown.out, re.MULTILINE), option
+    assert shown.out.count("TIMELINE_") == 7  # each variable, and the one that holds the token itself
+    for path in (("ls",), ("topic", "create"), ("outbox", "relay")):
+        helped = " ".join(call(*path, "--help").out.split())
+        assert "timeline help connection" in helped and "--tls" not in helped and "--json" in helped
+
+
+def test_help_of_a_command_is_what_its_option_shows(call: Call) -> None:
+    assert call("help").out == call("--help").out
+    assert call("help", "topic", "create").out == call("topic", "create", "--help").out
 
 
 def test_a_store_that_nobody_knows_is_refused(call: Call) -> None:
@@ -299,7 +320,7 @@ def test_what_the_system_refuses(
     def refuse(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("timeline.cli.options.completion.get_completion_class", refuse)
+    monkeypatch.setattr("timeline.cli.about.get_completion_class", refuse)
     done = call("completion", "bash")
     assert (done.code, done.out) == (code, "") and said in done.err and len(done.err.splitlines()) == 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from timeline.cli.options.values import Time, due_of, iso, parse_headers, parse_time, shown_count, zone_of
+from timeline.cli.options import Time, due_of, iso, parse_headers, parse_time, shown_count, zone_of
 from timeline.clock import Clock
 from timeline.driver.times import instant_ms, shown_time
 from timeline.errors import Invalid

@@ -22,9 +22,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 import timeline
 import timeline.driver.transport.probe as probing
 from tests.driver.broker import Broker
+from timeline.cli import options as client_options
 from timeline.cli.app import UNREACHABLE, run
-from timeline.cli.options import client_options
-from timeline.cli.options.client_options import nobody_there
+from timeline.cli.options import nobody_there
 from timeline.driver.transport.grpc_transport import GrpcTransport
 from timeline.driver.transport.probe import ProbeResult, probe
 from timeline.wire.transport import Fault, TransportError

@@ -17,8 +17,8 @@ import timeline
 import timeline.driver.transport.probe as probing
 from tests.cli.conftest import start
 from tests.security.conftest import Papers
+from timeline.cli import options as client_options
 from timeline.cli.app import run
-from timeline.cli.options import client_options
 from timeline.cli.run.serve import exposure
 from timeline.config import ServeConfig, load
 from timeline.errors import STAYS, Forbidden, Invalid, Unknown

@@ -1,2 +1,2 @@
-"""The command line. One file a command group; what they share is in `app` (the root, errors, exit codes), `values`
-(what people write) and `output` (tables for people, JSON for machines)."""
+"""The command line. A module per command, or per few that belong together; shared are `app` (the root, errors, exit
+codes), `options` (what people write) and `output` (tables, JSON, progress)."""

@@ -1,4 +1,4 @@
-"""The root of the command line: finds commands, explains mistakes, turns errors into one line and an exit code."""
+"""The root of the command line: it finds commands, explains mistakes, and turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -6,57 +6,79 @@ import asyncio
 import difflib
 import errno
 import io
-import json
 import logging
 import os
-import platform
 import socket
 import sys
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, TypeGuard
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from timeline import __version__
-from timeline.errors import Closed, Exists, Forbidden, Invalid, NotFound, TimelineError, Unavailable, Unknown
-from timeline.wording import printable
+from timeline.errors import REPEAT, Closed, Exists, Forbidden, Invalid, NotFound, TimelineError, Unavailable, Unknown
+from timeline.wording import install_command, printable
 
-DONE, SOME_FAILED, USAGE, UNREACHABLE, REFUSED = 0, 1, 2, 3, 4
-INTERRUPTED = 130
-INTERRUPTED_SAID = "interrupted"
-
-COMMANDS = {
-    "serve": ("timeline.cli.run.serve", "Run a broker"),
-    "topic": ("timeline.cli.topic", "Create, change and list topics"),
-    "produce": ("timeline.cli.messages.produce", "Put messages on a timeline"),
-    "consume": ("timeline.cli.messages.consume", "Take messages when they come due"),
-    "move": ("timeline.cli.messages.change", "Move messages to another time"),
-    "cancel": ("timeline.cli.messages.change", "Take messages off the timeline"),
-    "show": ("timeline.cli.messages.read", "One message with all that is known of it"),
-    "ls": ("timeline.cli.messages.read", "A topic's messages"),
-    "forecast": ("timeline.cli.look.forecast", "Draw how much comes due, and when"),
-    "late": ("timeline.cli.look.late", "What was late, and why"),
-    "why": ("timeline.cli.look.why", "Why one message was late, or is not delivered yet"),
-    "dead": ("timeline.cli.messages.dead", "Dead letters: list, revive, purge"),
-    "top": ("timeline.cli.look.top", "Watch brokers live: load, consumers, lateness"),
-    "cluster": ("timeline.cli.look.cluster", "All brokers on one screen: load, clocks, who deals what"),
-    "token": ("timeline.cli.run.token", "Who may do what: create, list and revoke tokens"),
-    "doctor": ("timeline.cli.look.doctor", "Is everything as it should be, and what to do where not"),
-    "outbox": ("timeline.cli.data.outbox", "Send what a transaction added, once it has committed"),
-    "check-store": ("timeline.cli.tools.check_store", "Prove a store against the storage contract"),
-    "store": ("timeline.cli.data.store", "Bring a store's schema to this version, and leave the last one behind"),
-    "copy": ("timeline.cli.data.copy", "Move house: topics from one store into another"),
-    "bench": ("timeline.cli.tools.bench", "Measure speed and lateness on this machine"),
-    "demo": ("timeline.cli.run.demo", "Watch a real day of departures go out on time"),
-    "pipeline": ("timeline.cli.data.pipeline", "Load, back up, forecast and audit by the million, on Spark"),
-    "completion": ("timeline.cli.options.completion", "Completion for bash, zsh and fish"),
-    "version": ("timeline.cli.app", "The version of this package"),
+DONE, SOME_FAILED, USAGE, UNREACHABLE, REFUSED, INTERRUPTED = 0, 1, 2, 3, 4, 130
+EXIT_CODES = {
+    DONE: ("done", ""),
+    SOME_FAILED: (
+        "some failed",
+        "messages or deliveries; a check of `doctor`, `check-store`, `bench` or `demo`; or one of several brokers did "
+        "not answer",
+    ),
+    USAGE: ("usage", "an option, an argument or a setting is wrong; the error says what is right"),
+    UNREACHABLE: ("unreachable", "no broker, store or database answered"),
+    REFUSED: ("refused", "by a broker, a store, the system, or by you when you were asked"),
+    INTERRUPTED: ("interrupted", "by Ctrl-C, or by SIGTERM before the work was done"),
 }
-"""Command name → (module that has it, one line). A command's module is imported when it is used."""
+"""All exit codes: in a word, and what they mean. The reference of commands is written from this table."""
+_UNANSWERED_CODES = (Unavailable.code, Unknown.code, Closed.code)
+"""Codes of errors that mean: no broker, store or database answered."""
 
+GROUPS = {
+    "Messages": {
+        "produce": ("messages.produce", "Put messages on a timeline"),
+        "consume": ("messages.consume", "Take messages when they come due"),
+        "move": ("messages.change", "Move messages to another time"),
+        "cancel": ("messages.change", "Take messages off the timeline"),
+        "show": ("messages.read", "Show one message with all that is known of it"),
+        "ls": ("messages.read", "List a topic's messages"),
+        "dead": ("messages.dead", "List, revive and purge dead letters"),
+    },
+    "Topics": {"topic": ("topic", "Create, change and list topics")},
+    "Run": {
+        "serve": ("run.serve", "Run a broker"),
+        "token": ("run.token", "Create, list and revoke tokens: who may do what"),
+    },
+    "Look": {
+        "top": ("look.top", "Watch brokers live: load, consumers, lateness"),
+        "cluster": ("look.cluster", "Show all brokers: load, clocks, who dispatches what"),
+        "forecast": ("look.forecast", "Draw how much comes due, and when"),
+        "late": ("look.late", "List late deliveries with their causes"),
+        "why": ("look.late", "Explain why one message was late, or is not delivered yet"),
+        "doctor": ("look.doctor", "Check that everything works, and say how to fix what does not"),
+    },
+    "Data": {
+        "outbox": ("data.outbox", "Send what a transaction added, once it has committed"),
+        "copy": ("data.store", "Copy topics from one store into another"),
+        "store": ("data.store", "Bring a store's schema to this version"),
+        "pipeline": ("data.pipeline", "Load, back up, forecast and audit by the million, on Spark"),
+    },
+    "Tools": {
+        "check-store": ("tools.check_store", "Prove a store against the storage contract"),
+        "bench": ("tools.bench", "Measure speed and lateness on this machine"),
+        "demo": ("run.demo", "Watch a real day of departures go out on time"),
+        "completion": ("about", "Print the completion script for bash, zsh or fish"),
+        "version": ("about", "Print the version of this package"),
+        "help": ("about", "Show the help of a command, or of the connection options"),
+    },
+}
+"""Group → command name → (module under `timeline.cli`, one line). A module is imported when its command is used."""
+COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
 _ONLY_KIND = " 'timeline' is the only kind of topic there is"
 _PAUSE = " 'timeline topic pause NAME' pauses a topic that is there, 'topic resume' ends it"
@@ -68,19 +90,18 @@ INSTEAD = {
     (_UPDATE, "--buckets"): f" A topic's buckets are fixed when it is created: '{_CREATE} NAME --buckets N'",
     (_UPDATE, "--kind"): f" A topic's kind is fixed when it is created, and{_ONLY_KIND}",
 }
-"""Command and option that one may expect of it → what there is instead: no other option of it would do."""
+"""Options that people expect of a command which has none like it: what to do instead."""
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """Return ` Did you mean …?` for the nearest of `known`, or nothing. Hyphens at the beginning would make any two
-    options alike."""
+    """Return ` Did you mean …?` for the nearest of `known`, or nothing. Leading hyphens do not count."""
     bare = {one.lstrip("-"): one for one in known}
     near = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.65)
     return f" Did you mean {bare[near[0]]}?" if near else ""
 
 
 class Failed(Exception):
-    """Ends a command with `code`, saying `reason` (empty: all is said already)."""
+    """End a command with `code` and print `reason`. An empty reason prints nothing."""
 
     def __init__(self, code: int, reason: str = "") -> None:
         super().__init__(reason)
@@ -94,7 +115,7 @@ class Suggesting(click.Group):
         try:
             return super().invoke(context)
         except click.UsageError as bad:
-            # Click says of an option without its value, or with one too many, no command that it belongs to.
+            # Click does not name the command whose option lacks its value, or has one too many.
             name = context.invoked_subcommand
             command = None if bad.ctx is not None or name is None else self.get_command(context, name)
             if command is not None:
@@ -105,16 +126,16 @@ class Suggesting(click.Group):
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        completing = context.resilient_parsing  # into the line that a person is typing nothing is said
-        if self.get_command(context, name) is None and not name.startswith("-") and not completing:
+        # While a shell completes a line (`resilient_parsing`), nothing may be printed into it.
+        if not (context.resilient_parsing or name.startswith("-") or self.get_command(context, name)):
             known = self.list_commands(context)
-            hint = nearest(name, [*known, "--help"]) or f" There are: {', '.join(known)}."
+            hint = nearest(name, ["--help", *known]) or f" There are: {', '.join(known)}."
             raise click.UsageError(f"there is no command {name!r}.{hint}", context)
         return super().resolve_command(context, args)
 
 
 class Root(Suggesting):
-    """The commands of `COMMANDS`, each imported when it is used, so that a client command needs no broker package."""
+    """The commands of `COMMANDS`. Each is imported when it is used: a client command needs no broker package."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -122,8 +143,7 @@ class Root(Suggesting):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        module = import_module(COMMANDS[name][0])
-        found = getattr(module, name.replace("-", "_"))
+        found = getattr(import_module(f"timeline.cli.{COMMANDS[name][0]}"), name.replace("-", "_"))
         assert isinstance(found, click.Command)
         return found
 
@@ -133,30 +153,35 @@ class Root(Suggesting):
         return [CompletionItem(name, help=line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+        width = max(map(len, COMMANDS))
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), line) for name, (_, line) in commands.items()])
+
+    def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        codes = ", ".join(f"{code} {word}" for code, (word, _) in EXIT_CODES.items())
+        for line in (f"Exit codes: {codes}.", "How to reach a broker: 'timeline help connection'."):
+            formatter.write_paragraph()
+            formatter.write_text(line)
 
 
-def _tell_version(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
+SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
+
+
+def _print_version(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
     if asked:
         say(f"timeline {__version__}")
         context.exit()
 
 
-@click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=Root, context_settings=SETTINGS)
 @click.option("--debug", is_flag=True, help="Show where an error came from.")
 @click.option(
-    "--version",
-    "told",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_tell_version,
-    help="Print the version and end.",
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
 )
 @click.pass_context
 def cli(context: click.Context, debug: bool) -> None:
-    """Timeline: put a message on a timeline, have it pushed to one consumer at its time, never before.
+    """Timeline: put a message on a timeline. At its time, never before, it is pushed to one consumer.
 
     \b
     Example:
@@ -164,62 +189,56 @@ def cli(context: click.Context, debug: bool) -> None:
       timeline topic create departures
       timeline produce departures "gate closes" --in 10s --id UA1545
       timeline consume departures --count 1
-
-    Exit codes: 0 done, 1 some failed, 2 usage, 3 unreachable, 4 refused, 130 after Ctrl-C.
     """
     context.obj = {"debug": debug}
 
 
-@cli.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
-def version(as_json: bool) -> None:
-    """The version of this package, of its wire, and of the Python that runs it.
-
-    \b
-    Example:
-      timeline version --json
-    """
-    if as_json:
-        from timeline.wire import MAJOR, MINOR
-
-        wire = f"{MAJOR}.{MINOR}"
-        say(json.dumps({"version": __version__, "wire": wire, "python": platform.python_version()}))
-    else:
-        say(f"timeline {__version__}")
-
-
-def exit_code_of(error: TimelineError) -> int:
-    """The exit code that an error means: nobody there, or refused by somebody who is."""
+def exit_code_of(error: TimelineError | OSError) -> int:
+    """Return the exit code of an error."""
     if isinstance(error, Invalid):
         return USAGE
-    return UNREACHABLE if isinstance(error, (Unavailable, Unknown, Closed)) else REFUSED
+    if isinstance(error, TimelineError):
+        return UNREACHABLE if error.code in _UNANSWERED_CODES else REFUSED
+    return UNREACHABLE if isinstance(error, ConnectionError | TimeoutError | socket.gaierror) else REFUSED
 
 
 def explain(error: TimelineError) -> str:
-    """The error in one line, with what to do about it."""
-    said = error.reason or error.advice
+    """Return the error in one line, with what to do about it."""
+    reason, advice = error.reason, error.advice
     about = f" {error.id!r}" if error.id is not None else ""
     code = "" if isinstance(error, Invalid) else f"{error.code}{about}: "
-    # What NOT_FOUND, EXISTS and FORBIDDEN advise is about a message; without an id they speak of a topic, or of a call.
-    fits = error.id is not None or not isinstance(error, Exists | Forbidden | NotFound)
-    # A reason for FORBIDDEN says which right is missing; the advice is for what belongs to another group, without one.
-    whole = isinstance(error, Invalid | Forbidden) or error.lasting
-    if not error.reason or not fits or error.advice in said or whole:
-        return f"{code}{said}".replace("\n", " ")
-    known, _, todo = error.advice.partition(": ")
-    # A reason may say the first half of the advice in the very same words.
-    return f"{code}{said.removesuffix('.')}; {todo if todo and known in said else error.advice}".replace("\n", " ")
+    # The advice of these two is about a message. Without an id they are about a topic, or a call.
+    unfit = error.id is None and isinstance(error, Exists | NotFound)
+    # The reason of FORBIDDEN names the missing right. Its advice is for another group's message, which has no reason.
+    if reason and reason != advice and not (unfit or error.lasting or isinstance(error, Invalid | Forbidden)):
+        # A reason of UNKNOWN already says that it may or may not have happened.
+        said = f"{reason.removesuffix('.')}; {REPEAT if advice == Unknown.advice else advice}"
+    else:
+        said = reason or advice
+    return f"{code}{said}".replace("\n", " ")
+
+
+@contextmanager
+def needing(extra: str, what: str) -> Iterator[None]:
+    """Within it, a missing package becomes Failed, with the extra that `what` needs."""
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").startswith("timeline"):
+            raise
+        said = f"{what} {missing.name}, which is not installed: {install_command(extra)}"
+        raise Failed(REFUSED, said) from missing
 
 
 def debugs() -> bool:
-    """Return whether the command that runs now was asked for tracebacks."""
+    """Return whether the running command was asked for tracebacks."""
     context = click.get_current_context(silent=True)
     return context is not None and bool((context.find_root().obj or {}).get("debug"))
 
 
 def say(*lines: str, err: bool = False) -> None:
     """Print each of `lines` on one line, printable, on standard output, or on standard error with `err`."""
-    # Named, since click takes an output in ASCII for one in UTF-8.
+    # The file is named, since click takes an output in ASCII for one in UTF-8.
     click.echo("\n".join(map(printable, lines)), file=sys.stderr if err else sys.stdout)
 
 
@@ -229,67 +248,55 @@ def complain(text: str) -> None:
 
 
 class Unwritten(OSError):
-    """Standard output could not be written. An OSError alone does not say whether a disk is full that the command
-    works on, or the one that its report goes to, for which much may have been done already."""
+    """Raised when standard output cannot be written. A plain OSError may as well be of a file that the command works
+    on."""
 
 
-class _Named(io.FileIO):
-    """A file whose failures say that it was this one. That nobody reads any more (`| head`) is told as ever."""
+class _OutputFile(io.FileIO):
+    """Standard output whose failures are `Unwritten`. A reader who has gone (`| head`) stays a BrokenPipeError."""
 
     def write(self, data: Any, /) -> int:
         try:
             written = super().write(data)
         except BrokenPipeError:
             raise
-        except OSError as cannot:
-            raise Unwritten(cannot.errno, cannot.strerror) from cannot
-        if written is None:  # a pipe that does not wait, and is full
+        except OSError as error:
+            raise Unwritten(error.errno, error.strerror) from error
+        if written is None:  # a full pipe that does not block
             raise Unwritten(errno.EAGAIN, os.strerror(errno.EAGAIN))
         return written
 
 
 @contextmanager
-def told_apart() -> Iterator[None]:
-    """Within it, standard output raises Unwritten where it cannot be written, at its end for what is left."""
+def watched_output() -> Iterator[None]:
+    """Within it, standard output raises `Unwritten` when it cannot be written. It is flushed at the end."""
     plain = sys.stdout
-    if not _is_a_file(plain):  # what took its place is for whoever put it there
-        yield
+    if type(plain) is not io.TextIOWrapper or not isinstance(getattr(plain.buffer, "raw", plain.buffer), io.FileIO):
+        yield  # not the process's own output: somebody replaced it
         return
-    sys.stdout = named = _named(plain)
+    plain.flush()
+    sys.stdout = watched = io.TextIOWrapper(
+        io.BufferedWriter(_OutputFile(plain.fileno(), "w", closefd=False)),
+        plain.encoding,
+        plain.errors,
+        line_buffering=plain.line_buffering or plain.write_through,
+    )
     try:
         yield
-        named.flush()
+        watched.flush()
     except Unwritten:
-        # What is left in it goes nowhere: Python would try once more as it ends, and complain in words of its own.
+        # Drop what is left. Python would try to write it once more at its end, and print an error of its own.
         null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, named.fileno())
+        os.dup2(null, watched.fileno())
         os.close(null)
         raise
     finally:
-        if sys.stdout is named:  # else click has put one there that forgives a pipe that nobody reads
+        if sys.stdout is watched:  # else click has put one there that ignores a broken pipe
             sys.stdout = plain
 
 
-def _is_a_file(stream: object) -> TypeGuard[io.TextIOWrapper]:
-    """Whether it is as Python begins with it: text over bytes over a file, or, unbuffered, over the file itself."""
-    if type(stream) is not io.TextIOWrapper:
-        return False
-    return isinstance(getattr(stream.buffer, "raw", stream.buffer), io.FileIO)
-
-
-def _named(stream: io.TextIOWrapper) -> io.TextIOWrapper:
-    """The same output, with a lowest layer that is ours: whoever goes past the others (`buffer`) meets it as well."""
-    stream.flush()
-    return io.TextIOWrapper(
-        io.BufferedWriter(_Named(stream.fileno(), "w", closefd=False)),
-        stream.encoding,
-        stream.errors,
-        line_buffering=stream.line_buffering or stream.write_through,
-    )
-
-
 class _Printable(logging.Formatter):
-    """Formats what the driver logs in a process that has set up no logging."""
+    """The format of what the driver logs, in a process that has set up no logging."""
 
     def format(self, record: logging.LogRecord) -> str:
         trace = self.formatException(record.exc_info).splitlines() if record.exc_info else []
@@ -297,38 +304,35 @@ class _Printable(logging.Formatter):
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line with `arguments` (default: the process's) and returns its exit code."""
+    """Run the command line and return its exit code. Default for `arguments`: the process's."""
     listed = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in listed
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_Printable())
     try:
-        with told_apart():
-            return _answer(listed, debug)
-    except Unwritten as cannot:
+        with watched_output():
+            return _run(listed, debug)
+    except Unwritten as error:
         if debug:
             raise
-        # Not as something refused: a script would repeat what may have been done.
+        # Not "refused": a script would repeat what may have been done.
         complain(
-            f"standard output cannot be written: {cannot.strerror}. What was asked for may have been done all "
+            f"standard output cannot be written: {error.strerror}. What was asked for may have been done all "
             "the same: look before you repeat it"
         )
         return SOME_FAILED
 
 
-def _answer(listed: list[str], debug: bool) -> int:
-    """Runs a command and says what there is to say of its errors; the exit code. Raises Unwritten."""
+def _run(listed: list[str], debug: bool) -> int:
+    """Run a command, print its error if there is one, and return the exit code. Raises Unwritten."""
     try:
         # When nobody reads the output any more (`timeline ls t | head`), click ends the process quietly, with 1.
-        answer = cli.main(listed, prog_name="timeline", standalone_mode=False)
-        if answer == INTERRUPTED:
-            complain(INTERRUPTED_SAID)
-        return answer if isinstance(answer, int) else DONE
+        code = cli.main(listed, prog_name="timeline", standalone_mode=False)
+        if code == INTERRUPTED:
+            complain(EXIT_CODES[INTERRUPTED][0])
+        return code if isinstance(code, int) else DONE
     except click.exceptions.NoArgsIsHelpError as asked:
         click.echo(asked.format_message())
-        return USAGE
-    except click.ClickException as bad:
-        complain(_usage(bad))
         return USAGE
     except Failed as failed:
         if debug and failed.__cause__ is not None:
@@ -336,25 +340,23 @@ def _answer(listed: list[str], debug: bool) -> int:
         if str(failed):
             complain(str(failed))
         return failed.code
-    except TimelineError as error:
-        if debug:
-            raise
-        complain(explain(error))
-        return exit_code_of(error)
     except (click.Abort, KeyboardInterrupt, asyncio.CancelledError):
-        # What was cut off is no error to tell of.
+        # asyncio would log what was cut off as an error.
         logging.getLogger("asyncio").disabled = True
-        complain(INTERRUPTED_SAID)
+        complain(EXIT_CODES[INTERRUPTED][0])
         return INTERRUPTED
-    except OSError as error:
+    except click.ClickException as bad:
+        complain(_explain_usage(bad))
+        return USAGE
+    except (TimelineError, OSError) as error:
         if debug or isinstance(error, Unwritten):
             raise
-        complain(str(error) or type(error).__name__)
-        return UNREACHABLE if isinstance(error, ConnectionError | TimeoutError | socket.gaierror) else REFUSED
+        complain(explain(error) if isinstance(error, TimelineError) else str(error) or type(error).__name__)
+        return exit_code_of(error)
 
 
-def _usage(bad: click.ClickException) -> str:
-    """A usage error in one line, with the nearest option and where to read more."""
+def _explain_usage(bad: click.ClickException) -> str:
+    """Return a usage error in one line, with the nearest option and where to read more."""
     context = getattr(bad, "ctx", None)
     where = context.command_path if context is not None else "timeline"
     if isinstance(bad, click.NoSuchOption) and context is not None:
@@ -364,13 +366,12 @@ def _usage(bad: click.ClickException) -> str:
             hint = f" A command's options stand after it: '{where} COMMAND … {bad.option_name}'."
         said = f"there is no option {bad.option_name}.{hint}"
     else:
-        said = bad.format_message()
-    said = " ".join(said.split())
-    if "unexpected extra argument" in said:
-        said += ": what has spaces in it needs quotes"
+        said = " ".join(bad.format_message().split())
+        if "unexpected extra argument" in said:  # click has no type for it
+            said += ": what has spaces in it needs quotes"
     return f"{said}{'' if said.endswith(('.', '?')) else '.'} See '{where} --help'."
 
 
 def awaited(work: Coroutine[Any, Any, int | None]) -> int:
-    """Runs a command's coroutine to its end; its exit code (None: done)."""
+    """Run a command's coroutine and return its exit code. None means done."""
     return asyncio.run(work) or DONE

@@ -11,10 +11,18 @@ import click
 
 import timeline
 from timeline.cli.app import Suggesting, complain, explain, say
-from timeline.cli.look.snapshot import added_up
-from timeline.cli.options.client_options import ClientOptions, check_topic, client_command, topic_names
-from timeline.cli.options.values import DURATION, iso, shown_bytes
-from timeline.cli.terminal.output import confirm, picked, print_fields, print_json, print_table
+from timeline.cli.look.top import added_up
+from timeline.cli.options import (
+    DURATION,
+    ClientOptions,
+    check_topic,
+    client_command,
+    iso,
+    shown_bytes,
+    topic_names,
+    yes_option,
+)
+from timeline.cli.output import confirm, picked, print_fields, print_json, print_table, time_cell
 from timeline.config import parse_bytes
 from timeline.driver.brokers import TopicLoad
 from timeline.driver.queries import DURATIONS, Counts
@@ -25,7 +33,7 @@ from timeline.wording import shown_duration
 
 PLAIN = TopicSettings()
 BROKERS_WAIT = "2s"
-"""How long all brokers may take to say how many messages there are."""
+"""How long brokers may take to report their counts."""
 STATES = ("WAITING", "AVAILABLE", "LEASED", "DEAD")
 NO_LIMIT = {
     "max_deliveries": "no limit",
@@ -50,7 +58,7 @@ def topic() -> None:
 
 
 def _shown_setting(name: str, value: Any) -> object:
-    """A setting's value with its unit, in the form that `topic update` takes where it is a number."""
+    """Return a setting's value with its unit. A number has the form that `topic update` takes."""
     if value == 0 and name in NO_LIMIT:
         return NO_LIMIT[name]
     if name == "lease_ahead_ms" and value == LEASE_AHEAD_AUTO:
@@ -70,29 +78,29 @@ SETTINGS = {
     "lease_ms": ("DURATION", "How long a consumer may have a message."),
     "max_lease_ms": ("DURATION", "How far a lease may be extended."),
     "max_payload_bytes": ("SIZE", f"Largest payload, up to {shown_bytes(MAX_PAYLOAD_BYTES)}."),
-    "horizon_ms": ("DURATION", "How far ahead a due may lie."),
-    "max_deliveries": ("N", "After so many a message is buried; 0: never."),
-    "redelivery_backoff_ms": ("DURATION", "Wait after a lease ran out."),
+    "horizon_ms": ("DURATION", "How far ahead a due time may lie."),
+    "max_deliveries": ("N", "Deliveries after which a message is buried; 0: never."),
+    "redelivery_backoff_ms": ("DURATION", "Wait before redelivery when a lease ran out."),
     "dead_retention_ms": ("DURATION", "How long dead letters stay; 0s: for ever."),
-    "remember_ms": ("DURATION", "How long settled ids are known; 0s: not at all."),
-    "lease_ahead_ms": ("auto|DURATION", "Lease before the due; 0s: off."),
-    "max_rate_per_s": ("N", "Deliveries a second at most; 0: no limit."),
+    "remember_ms": ("DURATION", "How long settled ids are remembered; 0s: not at all."),
+    "lease_ahead_ms": ("auto|DURATION", "How long before the due time a message may be leased; 0s: off."),
+    "max_rate_per_s": ("N", "Most deliveries per second; 0: no limit."),
 }
-"""The settings that can be changed while a topic lives: what they take, and what they do."""
+"""The settings that can be changed later: what they take, and what they do."""
 
 
 def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """An option for each of SETTINGS."""
+    """Add an option for each of `SETTINGS`."""
     for field, (takes, does) in reversed(SETTINGS.items()):
         option = f"--{field.removesuffix('_ms').replace('_', '-')}"
         default = _shown_setting(field, getattr(PLAIN, field))
         kind = DURATION if takes.endswith("DURATION") else None
-        function = click.option(option, type=kind, metavar=takes, help=f"{does}  [{default}]")(function)
+        function = click.option(option, type=kind, metavar=takes, help=f"{does} Default: {default}.")(function)
     return function
 
 
 def parse_settings(given: dict[str, str | None]) -> dict[str, Any]:
-    """The options that were given, as `create_topic` and `update_topic` take them. Raises Invalid."""
+    """Return the given options as `create_topic` and `update_topic` take them. Raises Invalid."""
     settings: dict[str, Any] = {}
     for name, text in given.items():
         if text is None:
@@ -119,12 +127,12 @@ def _whole(option: str, text: str) -> int:
 @topic.command()
 @click.argument("name")
 @click.option(
-    "--buckets", metavar="N", help=f"Parts that brokers share out, 1 to {MAX_BUCKETS}; fixed.  [{PLAIN.buckets}]"
+    "--buckets", metavar="N", help=f"Parts that brokers share, 1 to {MAX_BUCKETS}; fixed. Default: {PLAIN.buckets}."
 )
 @settings_options
 @client_command
 async def create(tl: timeline.Timeline, options: ClientOptions, name: str, **given: str | None) -> None:
-    """Create topic NAME. The same settings again are no error, other ones are.
+    """Create topic NAME. To repeat it with the same settings is no error.
 
     \b
     Example:
@@ -137,14 +145,14 @@ async def create(tl: timeline.Timeline, options: ClientOptions, name: str, **giv
 
 
 count_option = click.option(
-    "--count", "counting", is_flag=True, help="Count now, dead letters too; reads leased and dead messages."
+    "--count", "counting", is_flag=True, help="Count now, dead letters, too. Reads leased and dead messages."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """Messages of a topic by state; None where nothing is known. `counted_ms`: when the brokers counted what waits and
-    is available; 0: just now, at the command's request."""
+    """Messages of a topic by state; None where a count is not known. `counted_ms`: when the brokers counted waiting and
+    available ones; 0: just now, for this command."""
 
     waiting: int | None = None
     available: int | None = None
@@ -155,30 +163,30 @@ class Messages:
 
     @classmethod
     def of_counts(cls, counts: Counts) -> Messages:
-        """What was counted just now."""
+        """Return what was counted just now."""
         return cls(counts.waiting, counts.available, counts.leased, counts.dead, counts.exact)
 
     @classmethod
     def of_load(cls, load: TopicLoad | None) -> Messages:
-        """What brokers know already: the store's last count, and what connected consumers have."""
+        """Return what brokers know already: the store's last count, and what connected consumers have."""
         if load is None or not load.counted_ms:
             return cls(leased=None if load is None else load.in_flight)
         return cls(load.waiting, load.available, load.in_flight, counted_ms=load.counted_ms)
 
     def as_json(self) -> dict[str, Any]:
-        """For machines."""
+        """Return the counts for machines."""
         return picked(self, "waiting", "available", "leased", "dead", "exact", "counted")
 
     def cells(self) -> tuple[str, str, str, str]:
-        """Waiting, available, leased and dead for a table."""
+        """Return waiting, available, leased and dead for a table."""
         counts = (self.waiting, self.available, self.leased, self.dead)
         waiting, available, leased, dead = ("–" if count is None else f"{count:,}" for count in counts)
         return waiting, available, leased, dead
 
 
 async def _messages(tl: timeline.Timeline, names: Sequence[str], counting: bool) -> list[Messages]:
-    """Return how many messages each topic has: as brokers know, or counted now. A broker that does not answer in time
-    keeps nobody from the list of topics."""
+    """Return how many messages each topic has: as brokers know, or counted now. Without an answer in time, the
+    counts are not known."""
     if counting:
         return [Messages.of_counts(await tl.count(name)) for name in names]
     if not names:
@@ -198,7 +206,7 @@ async def _messages(tl: timeline.Timeline, names: Sequence[str], counting: bool)
 @count_option
 @client_command
 async def list_(tl: timeline.Timeline, options: ClientOptions, counting: bool) -> None:
-    """All topics, with their messages as brokers counted them some seconds ago.
+    """List all topics, with their messages as brokers counted them some seconds ago.
 
     \b
     Example:
@@ -219,13 +227,13 @@ async def list_(tl: timeline.Timeline, options: ClientOptions, counting: bool) -
             *counted.cells()[: len(states)],
             shown_duration(each.settings.lease_ms),
             each.settings.buckets,
-            shown_time(each.created_ms),
+            time_cell(each.created_ms),
         )
         for each, counted in zip(topics, messages, strict=True)
     ]
     empty = "there are no topics yet: 'timeline topic create NAME' makes one"
     columns = ("NAME", "STATE", *states, "LEASE", "BUCKETS", "CREATED")
-    print_table(columns, rows, right=(*states, "BUCKETS"), empty=empty)
+    print_table(columns, rows, right=(*states, "BUCKETS"), empty=empty, spare=("CREATED", "BUCKETS", "LEASE"))
 
 
 @topic.command()
@@ -233,10 +241,10 @@ async def list_(tl: timeline.Timeline, options: ClientOptions, counting: bool) -
 @count_option
 @client_command
 async def show(tl: timeline.Timeline, options: ClientOptions, name: str, counting: bool) -> None:
-    """Topic NAME with its messages by state and its settings.
+    """Show topic NAME with its messages by state and its settings.
 
-    Without --count: what waits and is available as brokers counted it some seconds ago, and what connected consumers
-    have.
+    Without --count: waiting and available messages as brokers counted them some seconds ago, and leased ones that
+    connected consumers have.
 
     \b
     Example:
@@ -311,7 +319,7 @@ async def resume(tl: timeline.Timeline, options: ClientOptions, name: str) -> No
 
 @topic.command()
 @click.argument("name", shell_complete=topic_names)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @client_command
 def drop(options: ClientOptions, name: str, yes: bool) -> int:
     """Remove topic NAME with all of its messages, for good.
@@ -336,8 +344,8 @@ def drop(options: ClientOptions, name: str, yes: bool) -> int:
 
 
 def topic_json(each: Topic) -> dict[str, Any]:
-    """A topic for machines: durations in milliseconds, as their names say; the uid as text, since JavaScript and others
-    round numbers of 64 bits."""
+    """Return a topic for machines. Durations are in milliseconds, as their names say. The uid is text, since JavaScript
+    rounds 64-bit numbers."""
     return {
         "name": each.name,
         **dataclasses.asdict(each.settings),

@@ -1,4 +1,4 @@
-"""`timeline outbox …`: the relay of an outbox, its table, and what was set aside."""
+"""`timeline outbox …`: the relay of an outbox, its table, and the rows that were set aside."""
 
 from __future__ import annotations
 
@@ -12,33 +12,32 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import timeline
-from timeline.cli.app import DONE, REFUSED, SOME_FAILED, Failed, Suggesting, complain, say
-from timeline.cli.options.client_options import (
+from timeline.cli.app import DONE, SOME_FAILED, Suggesting, complain, needing, say
+from timeline.cli.options import (
     ClientOptions,
+    Url,
     address_option,
     check_addresses,
     credential_options,
+    every_option,
+    iso,
     json_option,
     timeout_option,
+    yes_option,
 )
-from timeline.cli.options.values import Url, every_option, iso
-from timeline.cli.terminal.output import confirm, picked, print_json, print_table
-from timeline.cli.terminal.progress import Progress
-from timeline.driver.times import duration_ms, shown_time
+from timeline.cli.output import Progress, confirm, id_cell, picked, print_json, print_table, time_cell
+from timeline.driver.times import duration_ms
 from timeline.errors import Invalid
 from timeline.model import Status
 from timeline.outbox import DIALECTS, TABLE, ddl
-from timeline.wording import install_command
 
 if TYPE_CHECKING:
     from timeline.outbox.database import Outbox, OutboxCounts, OutboxRow
     from timeline.outbox.relay import RelayMetrics
 
-NEEDED = ("sqlalchemy", "prometheus_client")
 URL_VARIABLE = "TIMELINE_OUTBOX"
 
-
-table_option = click.option("--table", default=TABLE, show_default=True, metavar="NAME", help="The outbox's table.")
+table_option = click.option("--table", default=TABLE, metavar="NAME", help="Table of the outbox.")
 
 
 class _RelayUnlessNamed(Suggesting):
@@ -65,16 +64,23 @@ def outbox() -> None:
 
 
 def database_command(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds what every command that asks the database takes."""
+    """Add what every command that asks the database takes."""
     url = click.argument("url", envvar=URL_VARIABLE, type=Url(f", or set {URL_VARIABLE}"))
     return url(table_option(json_option(function)))
 
 
+def chosen_command(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what every command takes that changes some or all of the rows that were set aside."""
+    seqs = click.argument("seqs", nargs=-1, type=int, metavar="SEQ…")
+    every = click.option("--all", "everything", is_flag=True, help="All that were set aside.")
+    return database_command(seqs(every(function)))
+
+
 @outbox.command("ddl")
-@click.option("--dialect", required=True, type=click.Choice(DIALECTS), help="The database; mysql is MariaDB, too.")
+@click.option("--dialect", required=True, type=click.Choice(DIALECTS), help="Database. mysql is for MariaDB, too.")
 @table_option
 def print_ddl(dialect: str, table: str) -> int:
-    """Print the SQL that creates the outbox's table; for your migrations, or straight into the database.
+    """Print the SQL that creates the outbox's table, for your migrations or straight into the database.
 
     \b
     Example:
@@ -87,10 +93,10 @@ def print_ddl(dialect: str, table: str) -> int:
 
 @outbox.command()
 @database_command
-@every_option(default="200ms", help="How often to look when idle.")
-@click.option("--batch", default=1_000, show_default=True, type=click.IntRange(1, 10_000), help="Rows taken at once.")
-@click.option("--once", is_flag=True, help="Send what waits now, then end; 1 when some were set aside.")
-@click.option("--metrics", default="off", show_default=True, metavar="HOST:PORT|off", help="/metrics for Prometheus.")
+@every_option(default="200ms", help="Time between two looks when idle.")
+@click.option("--batch", default=1_000, type=click.IntRange(1, 10_000), help="Rows per batch.")
+@click.option("--once", is_flag=True, help="Send what waits now, then end. Exit code 1 when rows were set aside.")
+@click.option("--metrics", default="off", metavar="HOST:PORT|off", help="Address of /metrics.")
 @timeout_option
 @address_option
 @credential_options
@@ -99,8 +105,8 @@ def relay(
 ) -> int:
     """Relay the outbox in the database at URL (TIMELINE_OUTBOX) to a broker until SIGTERM or Ctrl-C.
 
-    Several relays may share a table of PostgreSQL or MySQL; of SQLite one at a time relays, the others wait for its
-    end. While the broker or the database is away, the relay waits and goes on. With --json: an object for each batch.
+    Several relays may share a table of PostgreSQL or MySQL. With SQLite, one relays at a time and the others wait.
+    While the broker or the database is away, the relay waits, then goes on. --json prints an object for each batch.
 
     \b
     Example:
@@ -121,7 +127,7 @@ def relay(
         teller = _Teller(figures, as_json)
         try:
             made = OutboxRelay(found, tl, teller, every, batch)
-            # Elsewhere nobody hears signals.
+            # Other threads get no signals.
             here = threading.current_thread() is threading.main_thread()
             for number in (signal.SIGINT, signal.SIGTERM) if here else ():
                 asyncio.get_running_loop().add_signal_handler(number, made.stop)
@@ -138,9 +144,9 @@ def relay(
 
 @outbox.command("list")
 @database_command
-@click.option("--limit", default=100, show_default=True, type=click.IntRange(1), help="At most so many.")
+@click.option("--limit", default=100, type=click.IntRange(1), help="At most N rows.")
 def list_set_aside(url: str, table: str, as_json: bool, limit: int) -> int:
-    """What was set aside since it was refused, and why; and how much waits.
+    """List the rows that were set aside because they were refused, with the reasons. Count the waiting ones.
 
     \b
     Example:
@@ -155,20 +161,19 @@ def list_set_aside(url: str, table: str, as_json: bool, limit: int) -> int:
         return DONE
     print_table(
         ("SEQ", "TOPIC", "ID", "SET ASIDE", "REASON"),
-        [(row.seq, row.topic, row.id, shown_time(row.refused_ms), row.reason) for row in rows],
+        [(row.seq, row.topic, id_cell(row.id), time_cell(row.refused_ms), row.reason) for row in rows],
         right=("SEQ",),
         empty="nothing was set aside",
+        spare=("SET ASIDE", "TOPIC"),
     )
     say(f"{count.waiting:,} waiting, {count.set_aside:,} set aside")
     return DONE
 
 
 @outbox.command()
-@database_command
-@click.argument("seqs", nargs=-1, type=int, metavar="SEQ…")
-@click.option("--all", "everything", is_flag=True, help="All that were set aside.")
+@chosen_command
 def retry(url: str, table: str, as_json: bool, seqs: tuple[int, ...], everything: bool) -> int:
-    """Have what was set aside wait again; the relay sends it.
+    """Let what was set aside wait again, so that the relay sends it.
 
     \b
     Example:
@@ -178,10 +183,8 @@ def retry(url: str, table: str, as_json: bool, seqs: tuple[int, ...], everything
 
 
 @outbox.command()
-@database_command
-@click.argument("seqs", nargs=-1, type=int, metavar="SEQ…")
-@click.option("--all", "everything", is_flag=True, help="All that were set aside.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
+@chosen_command
 def purge(url: str, table: str, as_json: bool, seqs: tuple[int, ...], everything: bool, yes: bool) -> int:
     """Delete what was set aside, for good.
 
@@ -195,14 +198,9 @@ def purge(url: str, table: str, as_json: bool, seqs: tuple[int, ...], everything
 
 
 def _changed(
-    url: str,
-    table: str,
-    as_json: bool,
-    seqs: tuple[int, ...],
-    everything: bool,
-    done: str,
+    url: str, table: str, as_json: bool, seqs: tuple[int, ...], everything: bool, done: str,
     change: Callable[[Outbox], Callable[[list[int] | None], int]],
-) -> int:
+) -> int:  # fmt: skip
     if bool(seqs) == everything:
         raise Invalid("give either one or more SEQs, as 'timeline outbox list' shows them, or --all, one of the two")
     found = _opened(url, table)
@@ -216,15 +214,9 @@ def _changed(
 
 
 def _opened(url: str, table: str, idle_s: int = 60) -> Outbox:
-    """The outbox at `url`, connected once to see that it is there. Raises Failed without the packages it needs."""
-    try:
+    """Return the outbox at `url`, after one connection to check it. Raises Failed when a package is missing."""
+    with needing("outbox", "the outbox's relay needs"):
         from timeline.outbox.database import Outbox
-    except ModuleNotFoundError as missing:
-        if (missing.name or "").partition(".")[0] not in NEEDED:
-            raise
-        raise Failed(
-            REFUSED, f"the outbox's relay needs {missing.name}, which is not installed: {install_command('outbox')}"
-        ) from missing
     found = Outbox(url, table, idle_s)
     try:
         found.open()
@@ -235,7 +227,7 @@ def _opened(url: str, table: str, idle_s: int = 60) -> Outbox:
 
 
 def _asked(found: Outbox, ask: Callable[[], Any]) -> Any:
-    """What the database answers; its refusal as ours."""
+    """Return what the database answers. Raises its error as one of ours."""
     from sqlalchemy.exc import DBAPIError
 
     try:
@@ -247,7 +239,7 @@ def _asked(found: Outbox, ask: Callable[[], Any]) -> Any:
 
 
 class _Teller:
-    """Tells people, or machines, what the relay does; and its metrics."""
+    """Reports what the relay does: to people or machines, and to its metrics."""
 
     def __init__(self, figures: RelayMetrics, as_json: bool) -> None:
         self._figures, self._as_json = figures, as_json

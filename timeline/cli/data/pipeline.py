@@ -1,4 +1,4 @@
-"""`timeline pipeline`: data in and out at scale, on Spark."""
+"""`timeline pipeline …`: data in and out at scale, on Spark."""
 
 from __future__ import annotations
 
@@ -17,31 +17,34 @@ from typing import Any
 
 import click
 
-from timeline.cli.app import DONE, REFUSED, SOME_FAILED, UNREACHABLE, Failed, Suggesting, debugs, say
-from timeline.cli.options.client_options import (
+from timeline.cli.app import DONE, REFUSED, SOME_FAILED, UNREACHABLE, Failed, Suggesting, debugs, needing, say
+from timeline.cli.options import (
+    Milliseconds,
+    Url,
     address_option,
     credential_options,
     credentials,
+    group_option,
     json_option,
+    parse_time,
+    shown_bytes,
     topic_names,
 )
-from timeline.cli.options.values import Milliseconds, Url, parse_time, shown_bytes
-from timeline.cli.terminal.output import print_fields, print_json, print_table
-from timeline.cli.terminal.progress import Progress
+from timeline.cli.output import Progress, print_fields, print_json, print_table
 from timeline.credentials import Credentials
 from timeline.driver.times import shown_time
 from timeline.errors import Invalid
 from timeline.pipeline.connection import first_line
 from timeline.storage_plugins import shown
-from timeline.wording import install_command
 
 _OURS = re.compile(r"timeline\.errors\.(\w+): (?:[A-Z_]+: )?(.+)")
+text_option = functools.partial(click.option, default="", show_default=False)
 RETRYABLE = ("Unavailable", "Unknown", "Throttled")
 
 
 @dataclass(frozen=True, slots=True)
 class SparkJob:
-    """What the options say of a job: the broker's address, Spark's master and settings, and how it answers."""
+    """What the options say of a job: the broker's address, Spark's master and settings, and whether to print JSON."""
 
     address: str
     master: str
@@ -50,17 +53,13 @@ class SparkJob:
 
     @contextmanager
     def running(self, name: str, master: str = "") -> Iterator[Any]:
-        """A session; errors out of Spark's depths become one line."""
-        try:
+        """Yield a Spark session. Errors of Spark become one line."""
+        with needing("spark", "pipelines need"):
             from timeline.pipeline.session import spark_session
-        except ModuleNotFoundError as missing:
-            raise Failed(
-                REFUSED, f"pipelines need {missing.name}, which is not installed: {install_command('spark')}"
-            ) from missing
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
-        # Whatever Spark writes of a failure in its log, pages of it, is said in one line here.
+        # Spark would log pages about a failure that is one line here.
         pairs = {"spark.log.level": "ERROR" if debugs() else "FATAL"} | dict(map(pair, self.settings))
         try:
             spark = spark_session(f"timeline pipeline {name}", self.master or master, pairs)
@@ -82,25 +81,24 @@ class SparkJob:
         if self.as_json:
             print_json(told)
         else:
-            shown_values = {name: f"{one:,}" if isinstance(one, int) else one for name, one in told.items()}
-            print_fields({name.replace("_", " "): one for name, one in shown_values.items()})
+            print_fields(
+                {name.replace("_", " "): f"{one:,}" if isinstance(one, int) else one for name, one in told.items()}
+            )
 
 
 def pipeline_command(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what all commands take: `--json --master --set --address`, and who we are (`credential_options`)."""
+    """Add the options of all commands: `--json --master --set --address` and `credential_options`."""
 
     @functools.wraps(command)
     def as_asked(address: str, master: str, settings: tuple[str, ...], as_json: bool, **given: Any) -> Any:
-        with said_to_workers(credentials()):
+        with shown_to_workers(credentials()):
             return command(SparkJob(address, master, settings, as_json), **given)
 
     asked: Callable[..., Any] = as_asked
     for option in (
         json_option,
-        click.option(
-            "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of Spark's; repeatable."
-        ),
-        click.option("--master", default="", metavar="URL", help="Spark's master.  [local[*], or spark-submit's]"),
+        click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Spark setting; repeatable."),
+        text_option("--master", metavar="URL", help="Spark master. Default: local[*], or spark-submit's."),
         address_option,
     ):
         asked = option(asked)
@@ -108,9 +106,9 @@ def pipeline_command(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def said_to_workers(shown: Credentials) -> Iterator[None]:
-    """What the options say of who we are, as the variables of this process, which Spark's workers on this machine
-    inherit: a plan would show it. A token's text is among the variables already, for no option takes it."""
+def shown_to_workers(shown: Credentials) -> Iterator[None]:
+    """Set credentials as variables of this process, which Spark's workers on this machine inherit. A query plan would
+    show them. A token's text is a variable already, since no option takes it."""
     files = {"TLS_CA": shown.ca, "TLS_CERT": shown.cert, "TLS_KEY": shown.key, "TOKEN_FILE": shown.token_file}
     said = {f"TIMELINE_{name}": os.path.abspath(file) for name, file in files.items() if file}
     if shown.tls:
@@ -128,6 +126,7 @@ def said_to_workers(shown: Credentials) -> Iterator[None]:
 
 
 def pair(setting: str) -> tuple[str, str]:
+    """Return the two sides of NAME=VALUE. Raises BadParameter."""
     name, equals, value = setting.partition("=")
     if not equals or not name:
         raise click.BadParameter(f"{setting!r} is no NAME=VALUE", param_hint="--set")
@@ -135,13 +134,13 @@ def pair(setting: str) -> tuple[str, str]:
 
 
 def ours(failed: BaseException) -> tuple[str, str]:
-    """Kind and sentence of the error of ours that Spark wraps, else Spark's own first line."""
+    """Return class and reason of our error that Spark wraps as text, or no class and Spark's first line."""
     found = _OURS.findall(str(failed))
     return found[-1] if found else ("", first_line(failed))
 
 
 class JobProgress:
-    """Draws what a job says of its progress."""
+    """Draws the progress of a job."""
 
     def __init__(self) -> None:
         self._what = ""
@@ -171,8 +170,8 @@ def watched() -> Iterator[JobProgress]:
 def pipeline() -> None:
     """Load, back up, restore, forecast and audit by the million, on Spark.
 
-    Spark runs in this process on all cores unless --master names a cluster; it needs Java 17. Each command goes on
-    where a run that died was.
+    Spark needs Java 17. It runs in this process on all cores, unless --master names a cluster. A command continues
+    where an interrupted run stopped.
 
     \b
     Example:
@@ -184,53 +183,45 @@ def pipeline() -> None:
 @pipeline.command()
 @click.argument("source")
 @click.argument("topic", shell_complete=topic_names)
-@click.option(
-    "--format", "kind", default="parquet", show_default=True, help="How Spark reads SOURCE: parquet, csv, json …"
-)
-@click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="An option of that format; repeatable.")
-@click.option("--where", metavar="SQL", help="Only these rows.")
-@click.option("--due", metavar="SQL", help="When each is due.  [the column due]")
-@click.option("--payload", metavar="SQL", help="What it carries.  [the column payload]")
-@click.option("--id", "id", metavar="SQL", help="Its id.  [the column id, else made of the row]")
-@click.option("--tag", metavar="SQL", help="Its tag.  [the column tag]")
-@click.option("--headers", metavar="SQL", help="Its headers, a map.  [the column headers]")
-@click.option("--expires", metavar="SQL", help="When it expires.  [the column expires]")
-@click.option("--group", default="default", show_default=True, help="The producer group that owns the messages.")
-@click.option("--shift-to", metavar="TIME", help="Move all in time so that the first is due then: now, or a time.")
-@click.option(
-    "--past", type=click.Choice(("reject", "now")), default="reject", show_default=True, help="What is due by now."
-)
-@click.option("--max-rejects", default=0, show_default=True, help="Rows that may be left out.")
-@click.option("--rejects", default="", metavar="URL", help="Keep rows that are left out here.")
-@click.option("--allow-identical", is_flag=True, help="Rows without an id that are identical collapse into one.")
-@click.option("--state", default="", metavar="URL", help="A file by which a run that died goes on.")
-@click.option("--dry-run", is_flag=True, help="Look at the rows, say what would be, put nothing.")
+@click.option("--format", "kind", default="parquet", help="How Spark reads SOURCE: parquet, csv, json …")
+@click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Option of that format; repeatable.")
+@text_option("--where", metavar="SQL", help="Only these rows.")
+@click.option("--due", metavar="SQL", help="Due time. Default: the column due.")
+@click.option("--payload", metavar="SQL", help="Payload. Default: the column payload.")
+@click.option("--id", metavar="SQL", help="Id. Default: the column id, or one made of the row.")
+@click.option("--tag", metavar="SQL", help="Tag. Default: the column tag.")
+@click.option("--headers", metavar="SQL", help="Headers, a map. Default: the column headers.")
+@click.option("--expires", metavar="SQL", help="Expiry. Default: the column expires.")
+@group_option
+@click.option("--shift-to", metavar="TIME", help="Shift all due times so that the first is this time, or now.")
+@click.option("--past", type=click.Choice(("reject", "now")), default="reject", help="Rows due before now.")
+@click.option("--max-rejects", default=0, help="Rows that may be rejected.")
+@text_option("--rejects", metavar="URL", help="Folder for rejected rows.")
+@click.option("--allow-identical", is_flag=True, help="Collapse identical rows without an id into one.")
+@text_option("--state", metavar="URL", help="File that lets an interrupted run continue.")
+@click.option("--dry-run", is_flag=True, help="Check the rows, print what would happen, put nothing.")
 @pipeline_command
 def load(
-    job: SparkJob, source: str, topic: str, kind: str, options: tuple[str, ...], where: str | None, due: str | None,
-    payload: str | None, id: str | None, tag: str | None, headers: str | None, expires: str | None,
-    shift_to: str | None, **asked: Any,
-) -> int:  # fmt: skip
+    job: SparkJob, source: str, topic: str, kind: str, options: tuple[str, ...], shift_to: str | None, **asked: Any
+) -> int:
     """Put the rows of SOURCE, any table that Spark reads, on TOPIC.
 
-    All rows are looked at first: what cannot be put, and the load that they add, with its spikes.
+    All rows are checked first: which cannot be put, and the load that they add, with its spikes.
 
     \b
     Example:
       timeline pipeline load flights.parquet departures --id flight_id \\
         --due "timestamp_millis(sched_dep_ms)" --payload "to_json(struct(*))" --tag carrier --shift-to now
     """
-    told = {"due": due, "payload": payload, "id": id, "tag": tag, "headers": headers, "expires": expires}
+    told = {name: asked.pop(name) for name in ("due", "payload", "id", "tag", "headers", "expires")}
     expressions = {name: sql for name, sql in told.items() if sql}
-    shift_ms = 0
-    if shift_to:
-        shift_ms = parse_time(shift_to, "--shift-to").absolute_ms()
+    shift_ms = parse_time(shift_to, "--shift-to").absolute_ms() if shift_to else 0
     with job.running("load") as spark, watched() as watch:
         from timeline.pipeline.jobs.load import LoadRequest
         from timeline.pipeline.jobs.load import load as run
 
         table = spark.read.format(kind).options(**dict(pair(each) for each in options)).load(source)
-        wish = LoadRequest(job.address, topic, shift_to_ms=shift_ms, where=where or "", **asked)
+        wish = LoadRequest(job.address, topic, shift_to_ms=shift_ms, **asked)
         loaded = run(spark, table, wish, expressions, watch)
     _tell_load(loaded, topic, job.as_json)
     return SOME_FAILED if loaded.rejected else DONE
@@ -273,7 +264,7 @@ def _tell_load(loaded: Any, topic: str, as_json: bool) -> None:
 @pipeline.command()
 @click.argument("topic", shell_complete=topic_names)
 @click.argument("url")
-@click.option("--chunks", default=8, show_default=True, help="Parts that are written one after the other.")
+@click.option("--chunks", default=8, help="Parts, written one after the other.")
 @pipeline_command
 def backup(job: SparkJob, topic: str, url: str, chunks: int) -> int:
     """Write TOPIC, payloads and dead letters included, below URL, with a manifest.
@@ -296,16 +287,10 @@ def backup(job: SparkJob, topic: str, url: str, chunks: int) -> int:
 
 @pipeline.command()
 @click.argument("url")
-@click.option("--topic", default="", metavar="NAME", help="Into this topic.  [the one it was of]")
-@click.option(
-    "--past",
-    type=click.Choice(("refuse", "now", "skip")),
-    default="refuse",
-    show_default=True,
-    help="What is due by now.",
-)
-@click.option("--dead", type=click.Choice(("skip", "revive")), default="skip", show_default=True, help="Dead letters.")
-@click.option("--verify", "verifies", is_flag=True, help="Put nothing: hold the topic against the backup.")
+@text_option("--topic", metavar="NAME", help="Target topic. Default: the topic of the backup.")
+@click.option("--past", type=click.Choice(("refuse", "now", "skip")), default="refuse", help="Due before now.")
+@click.option("--dead", type=click.Choice(("skip", "revive")), default="skip", help="Dead letters.")
+@click.option("--verify", "verifies", is_flag=True, help="Put nothing; compare the topic with the backup.")
 @pipeline_command
 def restore(job: SparkJob, url: str, topic: str, past: str, dead: str, verifies: bool) -> int:
     """Put the messages of the backup at URL on a topic, ids and scheduled times kept.
@@ -329,16 +314,18 @@ def restore(job: SparkJob, url: str, topic: str, past: str, dead: str, verifies:
 
 @pipeline.command()
 @click.argument("topic", shell_complete=topic_names)
-@click.option("--window", default="7d", show_default=True, type=Milliseconds(), help="How far to look ahead.")
-@click.option("--step", default="1h", show_default=True, type=Milliseconds(), help="How much a step covers.")
-@click.option("--journal", default="", metavar="URL", help="Learn from this journal.")
+@click.option("--window", default="7d", type=Milliseconds(), help="How far to look ahead.")
+@click.option("--step", default="1h", type=Milliseconds(), help="How much a step covers.")
+@text_option("--journal", metavar="URL", help="Journal to learn from.")
 @click.option(
-    "--per-consumer", default=0.0, metavar="RATE", help="What a consumer settles a second.  [as the journal shows]"
+    "--per-consumer", type=float, metavar="RATE", help="Settles per second of a consumer. Default: journal's."
 )
-@click.option("--html", default="", metavar="URL", help="Write a page with pictures.")
+@text_option("--html", metavar="URL", help="Page with pictures to write.")
 @pipeline_command
-def forecast(job: SparkJob, topic: str, window: int, step: int, journal: str, per_consumer: float, html: str) -> int:
-    """Reckon the load ahead of TOPIC: what is pending, what is still to be put, its band, the consumers it takes.
+def forecast(
+    job: SparkJob, topic: str, window: int, step: int, journal: str, per_consumer: float | None, html: str
+) -> int:
+    """Forecast the load of TOPIC: what is pending and what will still be put, with its band and the consumers needed.
 
     \b
     Example:
@@ -349,14 +336,12 @@ def forecast(job: SparkJob, topic: str, window: int, step: int, journal: str, pe
         from timeline.pipeline.jobs.forecast import forecast as run
         from timeline.pipeline.jobs.forecast import forecast_page
 
-        ahead = run(spark, job.address, topic, window, step, journal, per_consumer, watch)
+        ahead = run(spark, job.address, topic, window, step, journal, per_consumer or 0.0, watch)
         if html:
             write_bytes(html, forecast_page(ahead).encode())
     if job.as_json:
-        print_json(
-            dataclasses.asdict(ahead)
-            | {"consumers": ahead.consumers, "spikes": [dataclasses.asdict(one) for one in ahead.spikes]}
-        )
+        spikes = [dataclasses.asdict(one) for one in ahead.spikes]
+        print_json(dataclasses.asdict(ahead) | {"consumers": ahead.consumers, "spikes": spikes})
         return DONE
     print_fields(
         {
@@ -375,23 +360,17 @@ def forecast(job: SparkJob, topic: str, window: int, step: int, journal: str, pe
 
 @pipeline.command()
 @click.argument("journal")
-@click.option(
-    "--topic",
-    "topics",
-    multiple=True,
-    metavar="NAME",
-    help="Only this topic, whose broker is asked what is still there; repeatable.",
-)
-@click.option("--backup", default="", metavar="URL", help="What was still there, instead of asking a broker.")
-@click.option("--id", "ids", multiple=True, metavar="ID", help="Tell this message's story; repeatable.")
-@click.option("--html", default="", metavar="URL", help="Write a page with plots.")
+@click.option("--topic", "topics", multiple=True, metavar="NAME", help="Only this topic, as it is now; repeatable.")
+@text_option("--backup", metavar="URL", help="Backup to use in place of what a broker has now.")
+@click.option("--id", "ids", multiple=True, metavar="ID", help="Print this message's history; repeatable.")
+@text_option("--html", metavar="URL", help="Page with plots to write.")
 @pipeline_command
 def audit(job: SparkJob, journal: str, topics: tuple[str, ...], backup: str, ids: tuple[str, ...], html: str) -> int:
-    """Tell what happened to every message, out of the journal at JOURNAL, and whether the promises were kept.
+    """Print what happened to every message, by the journal at JOURNAL, and whether the promises were kept.
 
-    Ends with 1 when one was broken, with 3 when events are missing in the journal, whose interval it then names, or
-    when it has none of a topic that is asked for: a broker that runs writes a file each minute (its journal's roll).
-    What it has not written yet is not known either: what may be there is not called lost.
+    Exit code 1 when a promise was broken. Exit code 3 when the journal misses events, whose interval is printed, or has
+    no event of a --topic. A broker writes a journal file per minute (its roll). Events that it has not written yet are
+    unknown, so their messages are not called lost.
 
     \b
     Example:
@@ -409,14 +388,8 @@ def audit(job: SparkJob, journal: str, topics: tuple[str, ...], backup: str, ids
         if html:
             write_bytes(html, audit_page(found, shown(journal)).encode())
     if job.as_json:
-        print_json(
-            {
-                **dataclasses.asdict(found),
-                "exit_code": found.exit_code,
-                "stories": _plain(found.stories),
-                "examples": _plain(found.examples),
-            }
-        )
+        told = {"stories": _plain(found.stories), "examples": _plain(found.examples)}
+        print_json({**dataclasses.asdict(found), "exit_code": found.exit_code, **told})
     else:
         for id in dict.fromkeys(ids):
             _tell_story(id, found.stories.get(id, []))
@@ -432,28 +405,22 @@ def _tell_story(id: str, events: Sequence[Mapping[str, Any]]) -> None:
     say(f"{id}:")
     rows = [
         (
-            _told_time(one["time"]),
-            one["kind"].replace("_", " "),
-            one["topic"],
-            one["version"],
-            _told_time(one["due"]),
-            one["consumer"] or "",
-            one["cause"] or "",
+            _told_time(one["time"]), one["kind"].replace("_", " "), one["topic"], one["version"],
+            _told_time(one["due"]), one["consumer"] or "", one["cause"] or "",
         )
         for one in events
-    ]
+    ]  # fmt: skip
     heads = ("time", "event", "topic", "version", "due", "consumer", "cause or reason")
     print_table(heads, rows, ("version",), empty="the journal has no event of it")
     say("")
 
 
 def _told_time(at: datetime | None) -> str:
-    """Spark gives times of this machine's zone without saying so."""
+    """Return a time of Spark, which is naive and in this machine's zone."""
     return "" if at is None else shown_time(round(at.timestamp() * 1_000.0))
 
 
 def _plain(value: Any) -> Any:
-    """Values that JSON takes."""
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -463,12 +430,10 @@ def _plain(value: Any) -> Any:
 
 @pipeline.command()
 @click.argument("journal")
-@click.option(
-    "--older", default="2h", show_default=True, type=Milliseconds(0), help="Only hours that began so long ago."
-)
+@click.option("--older", default="2h", type=Milliseconds(0), help="Least age of an hour's start.")
 @pipeline_command
 def compact(job: SparkJob, journal: str, older: int) -> int:
-    """Make few large files of the journal's many small ones.
+    """Join the journal's many small files into few large ones.
 
     \b
     Example:
@@ -484,12 +449,12 @@ def compact(job: SparkJob, journal: str, older: int) -> int:
 
 @pipeline.command()
 @click.argument("data")
-@click.option("--into", metavar="FOLDER", help="Leave journal, backup and pages here.  [nowhere]")
-@click.option("--begins-in", default="90s", show_default=True, type=Milliseconds(0), help="Until the first departure.")
-@click.option("--lasts", default="60s", show_default=True, type=Milliseconds(), help="From the first to the last.")
+@click.option("--into", metavar="FOLDER", help="Folder that keeps journal, backup and pages. Default: none.")
+@click.option("--begins-in", default="90s", type=Milliseconds(0), help="Until the first departure.")
+@click.option("--lasts", default="60s", type=Milliseconds(), help="From the first to the last departure.")
 @pipeline_command
 def year(job: SparkJob, data: str, into: str | None, begins_in: int, lasts: int) -> int:
-    """Account for a year of departures: DATA (flights_2013.parquet) through brokers of its own and all of the pipeline.
+    """Account for a year of departures: send DATA (flights_2013.parquet) through own brokers and all of the pipeline.
 
     \b
     Example:
@@ -514,26 +479,27 @@ def year(job: SparkJob, data: str, into: str | None, begins_in: int, lasts: int)
 
 
 @pipeline.command()
-@click.option("--rows", type=click.IntRange(1), default=1_000_000, show_default=True, help="How many are loaded.")
-@click.option("--payload-bytes", type=click.IntRange(1, 1 << 20), default=100, show_default=True, help="Of each row.")
-@click.option("--store", default="memory://", show_default=True, type=Url(), help="Where rows are loaded.")
-@click.option("--restore-into", default="memory://", show_default=True, type=Url(), help="Where they are restored.")
+@click.option("--rows", type=click.IntRange(1), default=1_000_000, help="Rows to load.")
+@click.option("--payload-bytes", type=click.IntRange(1, 1 << 20), default=100, help="Payload of each row.")
+@click.option("--store", default="memory://", type=Url(), help="Store that rows are loaded into.")
+@click.option("--restore-into", default="memory://", type=Url(), help="Store that they are restored into.")
 @click.option(
     "--parallel",
     "degrees",
     type=click.IntRange(1, 1024),
     multiple=True,
+    default=(2,),
     metavar="N",
-    help="Tasks at a time; repeatable.  [2]",
+    help="Tasks at a time; repeatable.",
 )
 @pipeline_command
 def measure(
     job: SparkJob, rows: int, payload_bytes: int, store: str, restore_into: str, degrees: tuple[int, ...]
 ) -> int:
-    """Measure load, scan, backup and restore in rows a second, beside the same rows written as Parquet.
+    """Measure load, scan, backup and restore in rows per second, beside the same rows written as Parquet.
 
-    It starts brokers of its own, on --store `sqlite://` in a file of its own. Per row: the processor time of Spark's
-    engine, of its Python workers and of the broker.
+    It starts own brokers; --store sqlite:// is a fresh file. Per row, it prints the processor time of Spark's engine,
+    its Python workers and the broker.
 
     \b
     Example:
@@ -541,7 +507,7 @@ def measure(
       timeline pipeline measure --rows 10000000 --store sqlite:// --set spark.driver.memory=1g --json
     """
     found = []
-    for parallel in degrees or (2,):
+    for parallel in degrees:
         with (
             tempfile.TemporaryDirectory(prefix="timeline-measure-") as scratch,
             job.running("measure", f"local[{parallel}]") as spark,
@@ -560,15 +526,13 @@ def measure(
 
 
 def _tell_measured(figures: Any) -> None:
-    print_fields(
-        {
-            "rows": f"{figures.rows:,}",
-            "tasks at a time": figures.parallel,
-            "store": figures.store,
-            "of the load, looking": f"{figures.looked_s:.1f} s",
-            "broker after the load": f"{figures.broker_mib:,} MiB",
-        }
-    )
+    print_fields({
+        "rows": f"{figures.rows:,}",
+        "tasks at a time": figures.parallel,
+        "store": figures.store,
+        "checks of the load": f"{figures.looked_s:.1f} s",
+        "broker after the load": f"{figures.broker_mib:,} MiB",
+    })  # fmt: skip
     numbers = ("seconds", "rows/s", "engine", "workers", "broker", "engine MiB", "driver MiB", "a worker MiB")
     rows = [
         (

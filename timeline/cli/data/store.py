@@ -1,20 +1,42 @@
-"""`timeline store`: the schema of a store."""
+"""`timeline store` and `timeline copy`: a store's schema, and topics from one store into another."""
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+from typing import Any
+
 import click
 
-from timeline.cli.app import DONE, Suggesting, awaited, say
-from timeline.cli.look.findings import check_there
-from timeline.cli.options.values import Url
-from timeline.cli.terminal.output import confirm, print_fields, print_json
-from timeline.storage_plugins import make_store, shown
+from timeline.cli.app import (
+    DONE,
+    REFUSED,
+    SOME_FAILED,
+    Failed,
+    Suggesting,
+    awaited,
+    complain,
+    exit_code_of,
+    explain,
+    say,
+)
+from timeline.cli.options import Url, json_option, shown_bytes, shown_count, yes_option
+from timeline.cli.output import Progress, confirm, id_cell, picked, print_fields, print_json, print_table
+from timeline.clock import Clock
+from timeline.errors import Invalid
+from timeline.model import Topic
+from timeline.storage_plugins import make_store, offload_of, shown
+from timeline.storage_plugins.contract import Store, StoreError, StoreRefused, TopicConflict
+from timeline.storage_plugins.copying import Compared, Copied, TopicCopy, topic_of
 from timeline.storage_plugins.versions import Versions
+
+SHOWN = 20
+"""Messages that could not be copied, as many as are named."""
 
 
 @click.group(cls=Suggesting)
 def store() -> None:
-    """Look after a store's schema.
+    """Bring a store's schema to this version.
 
     \b
     Example:
@@ -24,15 +46,15 @@ def store() -> None:
 
 @store.command()
 @click.argument("url", type=Url())
-@click.option("--contract", is_flag=True, help="Take away what only brokers of the version before needed.")
-@click.option("--yes", is_flag=True, help="Do not ask whether such brokers still run.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+@click.option("--contract", is_flag=True, help="Remove what only brokers of the previous version need.")
+@yes_option
+@json_option
 def migrate(url: str, contract: bool, yes: bool, as_json: bool) -> int:
     """Bring the schema of the store at URL to this Timeline's version.
 
-    The first broker of a new version does that by itself: it adds what it needs, and brokers of the version before go
-    on beside it. Once none of them is left, --contract takes away what only they needed; from then on they are refused,
-    and one that runs still fails. A store does not know who uses it: so you are asked.
+    The first broker of a new version does that by itself: it adds what it needs, and brokers of the previous version
+    go on beside it. When none of them is left, --contract removes what only they needed. From then on they are refused,
+    and one that still runs fails. A store does not know its brokers, so you are asked.
 
     \b
     Example:
@@ -66,3 +88,156 @@ def migrate(url: str, contract: bool, yes: bool, as_json: bool) -> int:
         shares = f"brokers of {reached.oldest} may share it" if reached.oldest < reached.version else "contracted"
         print_fields({"store": shown(url), "schema version": f"{reached.version}, {shares}"})
     return DONE
+
+
+def file_of(url: str) -> Path | None:
+    """Return the file of an SQLite store. None for other stores. Raises StoreRefused."""
+    if not url.startswith("sqlite:"):
+        return None
+    from timeline.storage_plugins.sqlite.database import SqliteLocation
+
+    return SqliteLocation.of(offload_of(url)[0]).path
+
+
+def check_there(url: str, purpose: str) -> None:
+    """Raise StoreRefused when the file of a store is missing: to open it would create it."""
+    file = file_of(url)
+    if file is not None and not file.exists():
+        raise StoreRefused(f"{shown(url)}: there is no file {file}, so nothing to {purpose}")
+
+
+@click.command()
+@click.argument("source", metavar="SRC", type=Url())
+@click.argument("target", metavar="DST", type=Url())
+@click.option("--topic", "topics", multiple=True, metavar="NAME", help="Topic to copy; repeatable.")
+@click.option("--leased", is_flag=True, help="Copy leased messages, too, as due at the end of their lease.")
+@click.option("--live", is_flag=True, help="Copy a topic that is not paused. No broker may serve it.")
+@click.option("--no-verify", is_flag=True, help="Do not scan both stores to compare them.")
+@json_option
+def copy(source: str, target: str, topics: tuple[str, ...], no_verify: bool, as_json: bool, **given: bool) -> int:
+    """Copy topics, payloads and dead letters included, from the store at SRC into the one at DST.
+
+    Stop all writers to the source first: pause the topic, wait until nothing is leased, stop the brokers. The topic
+    in DST is paused until both sides are compared and equal. Then it delivers if the source's does. A copy that broke
+    off continues when it is run again, and skips topics that are complete.
+
+    Exit code 1 when something could not be copied or differs, 4 when a topic was refused. The others are still copied.
+
+    \b
+    Example:
+      timeline copy sqlite:///timeline.db redis://localhost:6379/0 --topic departures
+      timeline copy sqlite:///old.db 'sqlite:///new.db?payloads=file:///srv/payloads' --topic a --topic b
+    """
+    if not topics:
+        raise Invalid("name what to copy: --topic NAME, once for each")
+    return awaited(_copy_all(source, target, topics, not no_verify, as_json, **given))
+
+
+async def _copy_all(
+    source_url: str, target_url: str, names: tuple[str, ...], verify: bool, as_json: bool, **given: bool
+) -> int:
+    source, target = make_store(source_url), make_store(target_url)
+    check_there(source_url, "copy")
+    try:
+        ours = await _opened(source, source_url)
+        if ours == await _opened(target, target_url):
+            raise StoreRefused(f"{shown(source_url)} and {shown(target_url)} are one and the same store")
+        topics = [await topic_of(source, name) for name in dict.fromkeys(names)]
+        codes = []
+        for topic in topics:
+            copying = TopicCopy(source, target, topic, Clock().now_ms, **given)
+            try:
+                codes.append(await _copy_one(copying, verify, as_json))
+            except (StoreRefused, TopicConflict) as refused:
+                if len(topics) == 1:
+                    raise
+                complain(explain(refused))
+                codes.append(REFUSED)
+    finally:
+        await source.close()
+        await target.close()
+    return max(codes)
+
+
+async def _opened(store: Store, url: str) -> str:
+    """Open the store and return its cluster's uid. An error names the store."""
+    try:
+        return (await store.open()).cluster_uid
+    except StoreError as error:
+        raise type(error)(f"{shown(url)}: {error.reason}") from error
+
+
+async def _copy_one(copying: TopicCopy, verify: bool, as_json: bool) -> int:
+    topic = copying.topic
+    with Progress(f"counted of {topic.name}") as counting:
+        await copying.prepare(counting.add)
+    if copying.whole is not None:
+        there = copying.whole.target.messages  # an earlier run finished the copy
+        if as_json:
+            print_json(_as_json(topic, Copied(there=there), copying.whole, 0.0, True, {}))
+        else:
+            say(f"{topic.name} is there already, whole: {there:,} messages, compared and the same")
+        return DONE
+    try:
+        with Progress(f"copied of {topic.name}", copying.total) as progress:
+            done = await copying.run(progress.add)
+        rate_per_s = progress.rate_per_s
+        compared: Compared | None = None
+        if verify:
+            with Progress(f"compared of {topic.name}", done.copied + done.there) as comparing:
+                compared = await copying.compare(comparing.add)
+    except StoreError as error:
+        raise Failed(
+            exit_code_of(error),
+            f"{error.reason}. {copying.done.copied:,} messages were copied; the same command goes on from there",
+        ) from error
+    well = not done.failed and (compared is None or compared.same)
+    if well:
+        await copying.finish()
+    _tell(topic, done, compared, rate_per_s, well, as_json)
+    return DONE if well else SOME_FAILED
+
+
+def _tell(topic: Topic, done: Copied, compared: Compared | None, rate_per_s: float, well: bool, as_json: bool) -> None:
+    reasons = {**(compared.reasons if compared else {}), **done.reasons}
+    if as_json:
+        print_json(_as_json(topic, done, compared, rate_per_s, well, reasons))
+        return
+    fields: dict[str, object] = {
+        "topic": topic.name,
+        "copied": shown_count(done.copied, rate_per_s),
+        "there already": f"{done.there:,}",
+        "dead letters": f"{done.dead:,} of these",
+        "expired": f"{done.expired:,}, left behind",
+        "failed": f"{done.failed:,}",
+    }
+    if compared is not None:
+        for side, told in (("source", compared.source), ("target", compared.target)):
+            fields[side] = f"{told.messages:,} messages, {shown_bytes(told.payload_bytes)}, {told.checksum}"
+        fields["differing"] = f"{compared.differing:,}"
+    if not well:
+        fields["the target"] = "stays paused: mend what is told below, and run it again"
+    print_fields(fields)
+    if reasons:
+        rows = [(id_cell(id.decode(errors="replace")), why) for id, why in list(reasons.items())[:SHOWN]]
+        print_table(("id", "why"), rows, empty="")
+
+
+def _as_json(
+    topic: Topic, done: Copied, compared: Compared | None, rate_per_s: float, well: bool, reasons: dict[bytes, str]
+) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "topic": topic.name,
+        "ok": well,
+        **picked(done, "copied", "there", "dead", "expired"),
+        "rate_per_s": round(rate_per_s),
+        "failed": done.failed,
+        "reasons": {id.decode(errors="replace"): why for id, why in reasons.items()},
+    }
+    if compared is not None:
+        told |= {
+            "source": dataclasses.asdict(compared.source),
+            "target": dataclasses.asdict(compared.target),
+            "differing": compared.differing,
+        }
+    return told

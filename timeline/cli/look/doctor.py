@@ -1,35 +1,53 @@
-"""`timeline doctor`: is everything as it should be, and what to do where it is not."""
+"""`timeline doctor`: check versions, settings, brokers, clocks, store, ports and topics, and say how to fix them."""
 
 from __future__ import annotations
 
+import os
 import platform
-from collections.abc import AsyncGenerator
+import shutil
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
+from enum import IntEnum
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
 
 import click
 from click.core import ParameterSource
 from rich.text import Text
 
 import timeline
-from timeline import config
+from timeline import __version__, config
+from timeline.broker.server.process import check_free
 from timeline.cli.app import DONE, SOME_FAILED
-from timeline.cli.look.findings import BAD, GOOD, WARNING, Finding, of_broker, of_ports, of_store, of_topics
-from timeline.cli.options.client_options import (
+from timeline.cli.data.store import file_of
+from timeline.cli.look.top import added_up
+from timeline.cli.options import (
     START_ONE,
     ClientOptions,
     client_command,
     connected,
     credentials,
     nobody_found,
+    who_serves,
 )
+from timeline.cli.output import console, picked, print_json
 from timeline.cli.run.serve import stranded
-from timeline.cli.terminal.output import console, print_json
+from timeline.clock import CRITICAL_MS, WARN_MS, Clock
+from timeline.driver.brokers import BrokerStanding, Standings
 from timeline.driver.queries import PingAnswer
 from timeline.errors import STAYS, Forbidden, Invalid, TimelineError
+from timeline.model import TopicSettings
+from timeline.storage_plugins import make_store, shown
+from timeline.storage_plugins.contract import StoreError
+from timeline.wire import Health
 from timeline.wire.transport import Fault
-from timeline.wording import install_command
+from timeline.wording import install_command, shown_lateness
 
+STORE_SLOW_MS = 50.0
+DISK_LOW_BYTES = 1024**3
+DURABLE = "'timeline serve --store sqlite:///timeline.db' keeps them"
 NEEDED = ("grpcio", "numpy")
 TO_SERVE = ("prometheus-client", "grpcio-health-checking")
 _MENDED = {
@@ -41,19 +59,61 @@ _MENDED = {
     "WANTS_CERTIFICATE": "give one: --tls-cert FILE and --tls-key FILE",
     "CERTIFICATE_REFUSED": "give one that the broker's --client-ca has signed: --tls-cert and --tls-key",
 }
-"""By what was found at the broker's address, what mends it here."""
+"""What to do here, by what was found at the broker's address."""
+UNWELL = {
+    Health.SILENT: ("was not heard of lately", "its process or its network hangs: it gets nothing until it is heard"),
+    Health.STALLED: ("does not take what is pushed", "its process is too busy to read: give it less credit"),
+    Health.SET_ASIDE: (
+        "let its leases run out one after another and is set aside for a while",
+        "its handler hangs, or the lease is too short for it",
+    ),
+}
+"""What is wrong with a consumer, and what to do about it."""
+
+
+class Severity(IntEnum):
+    """How good something is: the command fails for BAD alone."""
+
+    GOOD = 0
+    WARNING = 1
+    BAD = 2
+
+
+GOOD, WARNING, BAD = Severity
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check. `advice`: what to do, or empty. `nobody`: no broker is there."""
+
+    about: str
+    severity: Severity
+    found: str
+    advice: str = ""
+    nobody: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the finding for machines."""
+        return picked(self, "about", "verdict=severity", "found", "advice")
+
+
 _SIGNS = {GOOD: ("✓", "green"), WARNING: ("!", "bold yellow"), BAD: ("✗", "bold red")}
 
 
 @click.command()
-@click.option("--config", "file", envvar="TIMELINE_CONFIG", metavar="FILE", help="serve's settings; TIMELINE_CONFIG.")
+@click.option(
+    "--config",
+    "file",
+    envvar="TIMELINE_CONFIG",
+    metavar="FILE",
+    help="Settings file of serve. Variable: TIMELINE_CONFIG.",
+)
 @client_command
 def doctor(options: ClientOptions, file: str | None) -> int:
-    """Check versions, configuration, broker, clock, store, ports, topics and consumers; say what to do.
+    """Check versions, configuration, broker, clock, store, ports, topics and consumers, and say what to do.
 
-    A broker that answers at --address is asked how it stands. Where none does, the store that 'timeline serve' would
-    take here is opened as serve would, and closed, and its ports are tried.
-    Exit code 1 when something is wrong; a warning alone is no error.
+    If a broker answers at --address, it is asked for its status. If none does, the store and the ports that 'timeline
+    serve' would use here are tried. Exit code 1 when something is wrong; a warning alone is no error.
 
     \b
     Example:
@@ -65,7 +125,7 @@ def doctor(options: ClientOptions, file: str | None) -> int:
     async def work(tl: timeline.Timeline) -> int:
         worst = GOOD
         _tell(_asked(options.address, source), options.as_json)
-        # It holds a client, which is to be closed here even when nobody reads on (`| head`).
+        # Closed here even when nobody reads the output any more (`| head`), since it holds a client.
         async with aclosing(_look(tl, options, file)) as findings:
             async for finding in findings:
                 worst = max(worst, finding.severity)
@@ -76,7 +136,7 @@ def doctor(options: ClientOptions, file: str | None) -> int:
 
 
 def _asked(address: str, source: ParameterSource | None) -> Finding:
-    """Where a broker is looked for, and who said so."""
+    """Return where a broker is looked for, and which setting says so."""
     said = {ParameterSource.COMMANDLINE: "as --address says", ParameterSource.ENVIRONMENT: "as TIMELINE_ADDRESS says"}
     by_default = "which is the default; --address HOST:PORT or TIMELINE_ADDRESS say another"
     who = said.get(source, by_default) if source is not None else by_default
@@ -95,7 +155,7 @@ def _tell(finding: Finding, as_json: bool) -> None:
 
 
 async def _look(tl: timeline.Timeline, options: ClientOptions, file: str | None) -> AsyncGenerator[Finding, None]:
-    """One thing after the other: what is here, then what a broker says, or where none does, what one would need."""
+    """Yield findings: what is here, then what a broker says, or what a broker would need if none answers."""
     yield _versions()
     settings = None
     try:
@@ -117,7 +177,7 @@ async def _look(tl: timeline.Timeline, options: ClientOptions, file: str | None)
             try:
                 ping = await _ping(one.address, options.timeout)
             except TimelineError as trouble:
-                yield await _no_broker(one.address, trouble)  # it has gone since it said how it stands
+                yield await _no_broker(one.address, trouble)  # it has gone since it sent its status
                 continue
             for finding in of_broker(one, ping):
                 yield finding
@@ -127,7 +187,7 @@ async def _look(tl: timeline.Timeline, options: ClientOptions, file: str | None)
             yield await _no_broker(gone, silent)
         for finding in of_topics(standings, {each.name: each.settings for each in await _topics(tl)}):
             yield finding
-        # Ports are of interest to whoever might start a broker here; beside one that answers, with --config.
+        # Beside a broker that answers, ports matter only for the --config of another one.
         for finding in [] if settings is None or file is None else await of_ports(settings, answered=True):
             yield finding
         return
@@ -137,13 +197,13 @@ async def _look(tl: timeline.Timeline, options: ClientOptions, file: str | None)
 
 
 async def _ping(address: str, timeout: str) -> PingAnswer:
-    """The round trip to this very broker."""
+    """Measure the round trip to this broker."""
     async with connected(address, timeout) as tl:
         return await tl.ping()
 
 
 async def _topics(tl: timeline.Timeline) -> list[timeline.Topic]:
-    """The topics; none when the broker cannot say, which its own finding tells."""
+    """Return the topics. None when the broker cannot list them, which is a finding of its own."""
     try:
         return await tl.topics()
     except TimelineError:
@@ -151,7 +211,7 @@ async def _topics(tl: timeline.Timeline) -> list[timeline.Topic]:
 
 
 def _versions() -> Finding:
-    """This package and what it stands on."""
+    """Check this package and those that it needs."""
     missing = [name for name in TO_SERVE if not _installed(name)]
     said = ", ".join(f"{name} {_installed(name)}" for name in NEEDED)
     serves = "" if not missing else f"; cannot serve here without {' and '.join(missing)}"
@@ -168,8 +228,6 @@ def _installed(package: str) -> str:
 
 
 def _shown(settings: config.ServeConfig, file: str | None) -> str:
-    from timeline.storage_plugins import shown
-
     place = f"{file}: " if file else ""
     return (
         f"{place}'timeline serve' without options would listen on {settings.listen}, "
@@ -186,7 +244,7 @@ async def _no_broker(address: str, trouble: TimelineError) -> Finding:
 
 
 def _mends(trouble: TimelineError) -> str:
-    """What to do about a broker that is there and cannot be asked."""
+    """Return what to do about a broker that is there and cannot be asked."""
     if isinstance(trouble, Forbidden):
         said = credentials()
         if Fault.UNAUTHENTICATED in trouble.found and not (said.token or said.token_file):
@@ -194,3 +252,147 @@ def _mends(trouble: TimelineError) -> str:
         return "--token-file FILE, or TIMELINE_TOKEN, gives another token: 'timeline token create' makes one"
     known = next((_MENDED[found] for found in trouble.found if found in _MENDED), "")
     return known or "is it a Timeline broker of this version? metrics are on a port of their own"
+
+
+def of_broker(one: BrokerStanding, ping: PingAnswer) -> list[Finding]:
+    """Check a broker that answered: its readiness, version, clock and store."""
+    up = shown_lateness(max(0, one.now_ms - one.started_ms))
+    who = f"{one.broker} at {one.address}, timeline {one.version}, up {up}, {ping.round_trip_ms:.1f} ms away"
+    if one.trouble:
+        found = [
+            Finding("broker", BAD, f"{who}: not ready: {one.trouble}", "it tries again by itself; its log says more")
+        ]
+    elif one.version != __version__:
+        found = [Finding("broker", WARNING, f"{who}; this is {__version__}", "bring both to one version when you can")]
+    else:
+        found = [Finding("broker", GOOD, who)]
+    return [*found, _clock(ping), *_store_of(one)]
+
+
+def _clock(ping: PingAnswer) -> Finding:
+    offset_ms, error_ms = ping.offset_ms, ping.error_ms
+    ahead = "ahead of" if offset_ms >= 0 else "behind"
+    off, about = shown_lateness(abs(offset_ms)), shown_lateness(error_ms)
+    said = f"the broker's is {off} {ahead} this machine's, give or take {about}"
+    sure_ms = abs(offset_ms) - error_ms
+    if sure_ms < WARN_MS:
+        return Finding("clock", GOOD, said)
+    verdict = BAD if sure_ms >= CRITICAL_MS else WARNING
+    return Finding("clock", verdict, said, "set both clocks by chrony or ntpd: due times are read on the broker's")
+
+
+def _store_of(one: BrokerStanding) -> list[Finding]:
+    """Check a broker's store: its speed, and a finding for each warning. A warning alone is enough when the store is
+    not used, or works well."""
+    weak = [Finding("store", WARNING, f"{one.store}: {warning}") for warning in one.warnings]
+    asked = _store_at_work(one)
+    return weak if weak and (one.trouble or asked.severity is GOOD) else [asked, *weak]
+
+
+def _store_at_work(one: BrokerStanding) -> Finding:
+    if one.trouble:
+        return Finding("store", WARNING, f"{one.store or 'the store'}: not asked, the broker is not ready")
+    took = f", leases take up to {shown_lateness(one.store_ms)}" if one.store_ms else ""
+    if one.store_ms > STORE_SLOW_MS:
+        advice = (
+            "beyond lease ahead it is lateness: look at the disk or database (timeline_store_call_seconds in /metrics)"
+        )
+        return Finding("store", WARNING, f"{one.store}{took} (99 of 100)", advice)
+    if one.store.startswith("memory://"):
+        return Finding("store", WARNING, f"{one.store}{took}: messages end with the broker", DURABLE)
+    return Finding("store", GOOD, f"{one.store}{took}")
+
+
+async def of_ports(settings: config.ServeConfig, answered: bool) -> list[Finding]:
+    """Check whether the ports that serve would use here are free, or which broker has them. `answered`: a broker has
+    answered, so that one here is no surprise."""
+    found, who = [], ""
+    for option, address in (("--listen", settings.listen), ("--metrics", settings.metrics)):
+        if address == "off":
+            continue
+        another = f"choose another: {option} HOST:PORT"
+        try:
+            check_free(address)
+        except OSError as taken:
+            if option == "--listen":
+                who = await who_serves(address)
+            if who:
+                about = who if option == "--listen" else "it is taken, as is the port of --listen"
+                verdict = GOOD if answered else WARNING
+                found.append(Finding("port", verdict, f"{address} for {option}: {about}", "" if answered else another))
+            else:
+                why = (taken.strerror or str(taken)).lower()
+                found.append(Finding("port", BAD, f"{address} for {option} cannot be had: {why}", another))
+        else:
+            found.append(Finding("port", GOOD, f"{address} for {option} is free"))
+    return found
+
+
+async def of_store(url: str) -> list[Finding]:
+    """Check whether the store at `url` could be served. A missing file is not created."""
+    name = shown(url)
+    try:
+        store = make_store(url)
+        if not store.capabilities.durable:
+            return [Finding("store", WARNING, f"{name}: messages end with the broker", DURABLE)]
+        file = file_of(url)
+        if file is not None and not file.exists():
+            return [_folder(name, file)]
+        clock = Clock()
+        begun_ms = clock.monotonic_ms()
+        try:
+            opened = await store.open()
+            await store.check()
+        finally:
+            await store.close()
+        took_ms = clock.monotonic_ms() - begun_ms
+    except StoreError as refused:
+        return [Finding("store", BAD, f"{name}: {refused.reason}", "'timeline serve' would meet the same")]
+    found = [Finding("store", GOOD, f"{name}: {opened.server}, opened and checked in {shown_lateness(took_ms)}")]
+    found += [Finding("store", WARNING, f"{name}: {warning}") for warning in opened.warnings]
+    return [*found, *([] if file is None else _room(file))]
+
+
+def _folder(name: str, file: Path) -> Finding:
+    folder = file.absolute().parent
+    if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
+        return Finding("store", GOOD, f"{name} is not there yet; serve will make it")
+    why = "is not there" if not folder.is_dir() else "cannot be written by this user"
+    return Finding("store", BAD, f"{name}: the folder {folder} {why}", f"mkdir -p {folder}, owned by who runs serve")
+
+
+def _room(file: Path) -> list[Finding]:
+    left = shutil.disk_usage(file.absolute().parent).free
+    if left >= DISK_LOW_BYTES:
+        return []
+    found = f"{left // 1024**2:,} MiB left where {file.name} is"
+    return [Finding("disk", WARNING, found, "make room: a full disk stops puts; nothing that was answered is lost")]
+
+
+def of_topics(standings: Standings, settings: Mapping[str, TopicSettings]) -> list[Finding]:
+    """Check what stops deliveries, topic by topic, and which consumers are not healthy."""
+    found: list[Finding] = []
+    loads = added_up(standings)
+    for name, load in sorted(loads.items()):
+        waiting = load.available
+        if name in settings and settings[name].paused:
+            advice = f"'timeline topic resume {name}' lets it deliver"
+            found.append(Finding("topic", WARNING, f"{name} is paused, {waiting:,} due", advice))
+        elif waiting and not load.consumers:
+            advice = f"start one: 'timeline consume {name}' takes and prints them"
+            found.append(Finding("consumers", WARNING, f"nobody consumes {name}, with {waiting:,} due", advice))
+        elif waiting and not load.credit:
+            advice = "start more, give them more credit, or let handlers take less time"
+            full = f"all consumers of {name} are full, with {waiting:,} due"
+            found.append(Finding("consumers", WARNING, full, advice))
+    for consumer in (consumer for one in standings.brokers for consumer in one.consumers):
+        if consumer.health is not Health.HEALTHY:
+            what, advice = UNWELL[consumer.health]
+            found.append(Finding("consumers", WARNING, f"{consumer.id} of {consumer.topic} {what}", advice))
+    due, consumers = (sum(getattr(load, name) for load in loads.values()) for name in ("available", "consumers"))
+    summary = f"{_many(len(loads), 'topic')}, {_many(due, 'message')} due, {_many(consumers, 'consumer')}"
+    return [Finding("topics", GOOD, summary), *found]
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -13,21 +13,19 @@ import numpy as np
 from rich.text import Text
 
 import timeline
-from timeline.cli.options.client_options import ClientOptions, client_command, topic_names
-from timeline.cli.options.values import DURATION, Milliseconds, iso, shown_zone_option
-from timeline.cli.terminal.chart import NICE_STEPS_MS, columns, nice_step_ms, widened
-from timeline.cli.terminal.output import console, picked, print_json
+from timeline.cli.options import DURATION, ClientOptions, Milliseconds, client_command, iso, topic_names, zone_option
+from timeline.cli.output import NICE_STEPS_MS, bars, console, nice_step_ms, picked, print_json, widened
 from timeline.driver.queries import MAX_STEPS
 from timeline.driver.times import as_datetime, duration_ms
 from timeline.errors import Invalid
 from timeline.wording import shown_duration
 
 AT_ONCE = 64
-"""Topics that are asked for at once."""
+"""Topics that are asked for at the same time."""
 HEIGHT = 8
 MARGIN = 12
 WIDTH_UNSEEN = 100
-"""How wide the picture is where nobody sees it on a terminal."""
+"""Width of the picture without a terminal."""
 PEAKS = 3
 DAY_MS = 86_400_000
 LABEL_GAP = 3
@@ -36,7 +34,7 @@ LEAST_MARK_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class DueLoad:
-    """What comes due per step, of one topic or of all. `edges_ms` is one longer than `counts`."""
+    """What comes due per step. `edges_ms` is one longer than `counts`."""
 
     edges_ms: list[int]
     counts: list[int]
@@ -50,18 +48,18 @@ class DueLoad:
 
 @click.command()
 @click.argument("topic", required=False, shell_complete=topic_names)
-@click.option("--window", default="1h", show_default=True, type=Milliseconds(), help="How far to look ahead.")
-@click.option("--step", type=DURATION, help="How much a column covers.  [a round one that fits the terminal]")
-@shown_zone_option
+@click.option("--window", default="1h", type=Milliseconds(), help="How far to look ahead.")
+@click.option("--step", type=DURATION, help="How much a column covers. Default: a round step that fits the terminal.")
+@zone_option
 @client_command
 async def forecast(
     tl: timeline.Timeline, options: ClientOptions, topic: str | None, window: int, step: str | None,
     zone: ZoneInfo | None,
 ) -> None:  # fmt: skip
-    """Draw how many messages come due in the time ahead, of TOPIC or of all topics.
+    """Draw how many messages of TOPIC, or of all topics, come due in the time ahead.
 
-    Counted at the broker's store, so it is what stands now: messages that are put, moved or cancelled later change it,
-    and what a consumer has counts at its lease's end.
+    The store is counted as it is now. Messages that are put, moved or cancelled later change the picture. A leased
+    message counts at its lease's end.
 
     \b
     Example:
@@ -81,7 +79,7 @@ async def forecast(
 
 
 async def load_ahead(tl: timeline.Timeline, topic: str | None, window_ms: int, step_ms: int) -> DueLoad:
-    """The load of `topic` (None: of all topics, added up)."""
+    """Return the load of `topic`. None: of all topics, added up."""
     room = asyncio.Semaphore(AT_ONCE)
 
     async def ask(name: str) -> timeline.Outlook | None:
@@ -104,8 +102,8 @@ async def load_ahead(tl: timeline.Timeline, topic: str | None, window_ms: int, s
 
 
 async def _to_forecast(tl: timeline.Timeline) -> list[str]:
-    """The topics that may have messages: all but those that every broker counted as empty, of which one is kept, for
-    the steps. A broker that does not answer may know of any."""
+    """Return the topics that may have messages: all but those that every broker counted as empty. If all are empty, one
+    is kept, for the steps. If a broker does not answer, all are kept."""
     names = [each.name for each in await tl.topics()]
     told = await tl.standing()
     if told.unreachable:
@@ -118,7 +116,7 @@ async def _to_forecast(tl: timeline.Timeline) -> list[str]:
 
 
 def picture(name: str, load: DueLoad, step_ms: int, width: int, zone: ZoneInfo | None) -> list[Text]:
-    """The load drawn in columns, its peaks in words."""
+    """Return the load drawn in columns, with its peaks in words."""
     about = "" if load.exact else "about "
     head = Text.assemble((name, "bold"), f": {about}{load.total:,} to come")
     if load.edges_ms:
@@ -131,15 +129,15 @@ def picture(name: str, load: DueLoad, step_ms: int, width: int, zone: ZoneInfo |
     per_step = step_ms * max(1, -(-len(load.counts) // width))
     top = max(shown)
     lines = [head, Text("")]
-    # Half of a small odd number is no count.
+    # Half of a small odd number is not a count.
     half = f"{top / 2:,.0f}" if top % 2 == 0 or top >= 10 else ""
-    for at, bars in enumerate(columns(shown, HEIGHT)):
+    for at, line in enumerate(bars(shown, HEIGHT)):
         label = f"{top:,.0f}" if at == 0 else half if at == HEIGHT // 2 else ""
         lines.append(
-            Text.assemble((f"{label:>9} ", "grey58"), ("│", "grey58"), (bars, "green" if at else "bold green"))
+            Text.assemble((f"{label:>9} ", "grey58"), ("│", "grey58"), (line, "green" if at else "bold green"))
         )
-    line, times = _axis(load, len(shown), zone)
-    lines.append(Text(f"{'0':>9} └{line}", "grey58"))
+    axis, times = _axis(load, len(shown), zone)
+    lines.append(Text(f"{'0':>9} └{axis}", "grey58"))
     lines.append(Text(f"{'':11}{times}", "grey58"))
     of_zone = zone.key if zone is not None else f"UTC{as_datetime(load.edges_ms[0]).astimezone().isoformat()[-6:]}"
     said = f"a column is what comes due within {shown_duration(per_step)}; ┬ stands at the time below it, {of_zone}"
@@ -149,7 +147,7 @@ def picture(name: str, load: DueLoad, step_ms: int, width: int, zone: ZoneInfo |
 
 
 def _axis(load: DueLoad, width: int, zone: ZoneInfo | None) -> tuple[str, str]:
-    """The line under the columns, with a mark at each round time, and the times, each beginning at its mark."""
+    """Return the line under the columns, with a mark at each round time, and the times, each starting at its mark."""
     first_ms, last_ms = load.edges_ms[0], load.edges_ms[-1]
     window_ms = max(1, last_ms - first_ms)
     offset = as_datetime(first_ms).astimezone(zone).utcoffset()
@@ -170,7 +168,7 @@ def _axis(load: DueLoad, width: int, zone: ZoneInfo | None) -> tuple[str, str]:
 
 
 def _form(every_ms: int, window_ms: int) -> str:
-    """How a time is written that stands `every_ms` from the next: as short as leaves no doubt."""
+    """Return the shortest clear format of times that are `every_ms` apart."""
     if every_ms < 60_000:
         return "%H:%M:%S"
     if every_ms < DAY_MS:
@@ -179,7 +177,7 @@ def _form(every_ms: int, window_ms: int) -> str:
 
 
 def _clock(at_ms: int, zone: ZoneInfo | None, load: DueLoad) -> str:
-    """A time as short as the window allows."""
+    """Return a time, as short as the window allows."""
     when = as_datetime(at_ms).astimezone(zone)
     window_ms = load.edges_ms[-1] - load.edges_ms[0]
     if window_ms <= 600_000:
@@ -190,7 +188,7 @@ def _clock(at_ms: int, zone: ZoneInfo | None, load: DueLoad) -> str:
 
 
 def _peaks(load: DueLoad, step_ms: int, zone: ZoneInfo | None) -> list[Text]:
-    """The fullest steps, fullest first."""
+    """Return the fullest steps in words, the fullest first."""
     order = sorted(range(len(load.counts)), key=lambda at: (-load.counts[at], at))
     lines = []
     for at in [at for at in order if load.counts[at]][:PEAKS]:

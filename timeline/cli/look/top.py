@@ -1,37 +1,78 @@
-"""`timeline top`: running brokers, watched live in a terminal."""
+"""`timeline top`: running brokers, drawn as wide and high as the terminal, until a key ends it."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import os
+import sys
+import termios
+import tty
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
 import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 import timeline
-from timeline.cli.look.snapshot import Watcher
-from timeline.cli.look.top_view import picture, seconds_ahead, watch_live
-from timeline.cli.options.client_options import ClientOptions, check_topic, client_command, topic_names
-from timeline.cli.options.values import every_option, shown_zone_option
-from timeline.cli.terminal.output import console, print_json
+from timeline.cli.look.late import COLUMNS, SPARE, late_json
+from timeline.cli.options import ClientOptions, check_topic, client_command, every_option, iso, topic_names, zone_option
+from timeline.cli.output import QUIET, bars, console, id_cell, picked, print_json, table
+from timeline.driver.brokers import BrokerStanding, ConsumerStatus, LatenessHistogram, Standings, TopicLoad
+from timeline.driver.late import LateDelivery
+from timeline.driver.queries import Outlook
+from timeline.driver.times import as_datetime
+from timeline.errors import TimelineError
+from timeline.model import Topic
+from timeline.wire import Health
+from timeline.wording import shown_lateness
 
+STEP_S = 1.0
+LATENESS_OVER_MS = 60_000
+"""Percentiles cover the watched part of the last minute. At the first look they cover all since the broker started."""
+FORECAST_TOPICS = 50
+"""The coming load is added up over this many topics, the largest."""
+LATE_SINCE = "10m"
+LATE_SHOWN = 50
+T = TypeVar("T")
+CHART_HEIGHT = 5
+ENDING_KEYS = (b"q", b"Q", b"\x1b")
+MARGIN = 11
+ROWS_ASIDE = 6
+"""Lines that are neither rows of a table nor brokers nor the chart: titles, heads, gaps."""
+LATE_ONCE = 10
+"""Late deliveries in a picture that is drawn once. Many have the same cause."""
+WELL_MS, FAIR_MS = 10.0, 50.0
+TOPICS_ONCE = 200
+"""Topics in a picture of unbounded height."""
+_HEALTH = {Health.HEALTHY: ("healthy", "green"), Health.SILENT: ("silent", "bold red"),
+           Health.STALLED: ("stalled", "bold red"), Health.SET_ASIDE: ("set aside", "bold yellow")}  # fmt: skip
 WIDTH_UNSEEN = 120
 
 
 @click.command()
 @click.argument("topic", required=False, shell_complete=topic_names)
-@every_option("How often to look.")
+@every_option("Time between two looks.")
 @click.option("--once", is_flag=True, help="Print one picture and end.")
-@shown_zone_option
+@zone_option
 @client_command
 async def top(
     tl: timeline.Timeline, options: ClientOptions, topic: str | None, every: int, once: bool, zone: ZoneInfo | None
 ) -> None:
-    """Watch brokers live: topics, what comes due in each second ahead, consumers and their credit, how late deliveries
-    were, and the late ones with their causes.
+    """Watch brokers live: topics, the load of the coming seconds, consumers with their credit, and late deliveries with
+    their causes.
 
-    Percentiles are of the last minute (at the first look: since the broker started), as bounds that were kept. Where
-    standard output is no terminal, and with --once or --json, it looks twice, --every apart, for the rates, tells once,
-    with percentiles since the broker started, and ends.
+    Percentiles are bounds that were kept in the last minute. At the first look: since the broker started. With --once
+    or --json, or without a terminal, it looks twice, --every apart, for the rates. Then it prints one picture, with
+    percentiles since the broker started, and ends.
 
     \b
     Example:
@@ -59,3 +100,434 @@ async def top(
         print_json(snapshot.as_json())
     else:
         screen.print(picture(snapshot, width, None, zone))
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSnapshot:
+    """A topic over all brokers. `waiting`: None until the store has counted. `delivered_per_s`: None at the first look.
+    Percentiles are None without deliveries, infinite past the last bound."""
+
+    name: str
+    state: str
+    due: int
+    waiting: int | None
+    next_due_ms: int
+    delivered_per_s: float | None
+    consumers: int
+    in_flight: int
+    credit: int
+    p50_ms: float | None
+    p99_ms: float | None
+    max_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Brokers at one moment. `ahead[k]` messages come due in second k from now; `overdue` were due before."""
+
+    now_ms: int
+    brokers: tuple[BrokerStanding, ...]
+    unreachable: Mapping[str, str]
+    topics: tuple[TopicSnapshot, ...]
+    ahead: tuple[int, ...]
+    overdue: int
+    consumers: tuple[ConsumerStatus, ...]
+    late: tuple[LateDelivery, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the snapshot for machines."""
+        return {
+            "now": iso(self.now_ms),
+            "brokers": [
+                {
+                    **picked(one, "address", "broker", "version"),
+                    "up_ms": one.now_ms - one.started_ms,
+                    **picked(one, "trouble", "store"),
+                    "store_ms": one.store_ms or None,
+                    "store_warnings": list(one.warnings),
+                }
+                for one in self.brokers
+            ],
+            "unreachable": dict(self.unreachable),
+            "topics": [_topic_json(one) for one in self.topics],
+            "due_per_s_ahead": list(self.ahead),
+            "overdue": self.overdue,
+            "consumers": [
+                picked(one, "topic", "id", "health", "in_flight", "credit", "credit_bytes")
+                for one in self.consumers
+            ],
+            "late": [late_json(one) for one in self.late],
+        }  # fmt: skip
+
+
+def _topic_json(one: TopicSnapshot) -> dict[str, Any]:
+    return {
+        **picked(one, "name", "state", "due", "waiting", "next_due"),
+        "delivered_per_s": None if one.delivered_per_s is None else round(one.delivered_per_s, 3),
+        **picked(one, "consumers", "in_flight", "credit"),
+        "lateness_ms": lateness_json((one.p50_ms, one.p99_ms, one.max_ms)),
+    }
+
+
+class Watcher:
+    """Looks at brokers, and remembers the looks of the last minute, for rates and percentiles. `ever`: percentiles
+    of all deliveries since the brokers started."""
+
+    def __init__(self, tl: timeline.Timeline, topic: str = "", ever: bool = False) -> None:
+        self._tl, self._topic, self._ever = tl, topic, ever
+        self._looks: deque[Standings] = deque()
+        self._rates: dict[str, float] | None = None
+
+    async def look(self, seconds_ahead: int) -> Snapshot:
+        """Return a snapshot, with the load of the next `seconds_ahead` seconds. Raises TimelineError."""
+        tl = self._tl
+        standings = await tl.standing(self._topic)
+        records = {each.name: each for each in await tl.topics() if self._topic in ("", each.name)}
+        report = await tl.late(LATE_SINCE, topic=self._topic, limit=LATE_SHOWN)
+        loads = added_up(standings)
+        largest = sorted(records, key=lambda name: (-_size(loads.get(name)), name))[:FORECAST_TOPICS]
+        outlooks = await asyncio.gather(*(tl.forecast(name, seconds_ahead * STEP_S, STEP_S) for name in largest))
+        overdue = {name: outlook.overdue for name, outlook in zip(largest, outlooks, strict=True)}
+        self._remember(standings)
+        return Snapshot(
+            now_ms=max(one.now_ms for one in standings.brokers),
+            brokers=standings.brokers,
+            unreachable=standings.unreachable,
+            topics=tuple(
+                self._topic_snapshot(record, loads.get(name), overdue.get(name))
+                for name, record in sorted(records.items())
+            ),
+            ahead=_together(outlooks, seconds_ahead),
+            overdue=sum(overdue.values()),
+            consumers=tuple(one for broker in standings.brokers for one in broker.consumers),
+            late=report.deliveries[::-1],
+        )
+
+    def _remember(self, standings: Standings) -> None:
+        if self._looks:
+            self._rates = _rates(standings, self._looks[-1])
+        self._looks.append(standings)
+        now_ms = standings.brokers[0].now_ms
+        while len(self._looks) > 2 and now_ms - self._looks[1].brokers[0].now_ms >= LATENESS_OVER_MS:
+            self._looks.popleft()
+
+    def _topic_snapshot(self, record: Topic, load: TopicLoad | None, overdue: int | None) -> TopicSnapshot:
+        """Return a topic's snapshot. `overdue`: as counted just now. None: as the broker counted last."""
+        load = load or TopicLoad(record.name, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        late = self._lateness(record.name)
+        rate = record.settings.max_rate_per_s
+        return TopicSnapshot(
+            name=record.name,
+            state="paused" if record.settings.paused else f"{rate:,}/s at most" if rate else "delivers",
+            due=load.available if overdue is None else overdue,
+            waiting=load.waiting if load.counted_ms else None,
+            next_due_ms=load.next_due_ms,
+            delivered_per_s=self._rate(record.name),
+            consumers=load.consumers,
+            in_flight=load.in_flight,
+            credit=load.credit,
+            **dict(zip(("p50_ms", "p99_ms", "max_ms"), bounds_ms(late), strict=True)),
+        )
+
+    def _rate(self, name: str) -> float | None:
+        """Return deliveries per second since the last look, over the brokers that were there at both."""
+        return None if self._rates is None else self._rates.get(name, 0.0)
+
+    def _lateness(self, name: str) -> LatenessHistogram | None:
+        """Return lateness over all brokers, of the last minute or since they started. None without deliveries."""
+        told: LatenessHistogram | None = None
+        since_first = len(self._looks) > 1 and not self._ever
+        earlier = {one.address: one for one in self._looks[0].brokers} if since_first else {}
+        for one in self._looks[-1].brokers:
+            late = one.lateness.get(name)
+            if late is None:
+                continue
+            then = earlier.get(one.address)
+            if then is not None and then.started_ms == one.started_ms and name in then.lateness:
+                late = late.since(then.lateness[name])
+            told = late if told is None or told.up_to_ms != late.up_to_ms else told.plus(late)
+        return told
+
+
+def _rates(now: Standings, then: Standings) -> dict[str, float]:
+    """Return deliveries per second between two looks, by topic. A broker that restarted in between is left out."""
+    before = {one.address: one for one in then.brokers}
+    rates: dict[str, float] = {}
+    for one in now.brokers:
+        earlier = before.get(one.address)
+        if earlier is None or earlier.started_ms != one.started_ms or one.now_ms <= earlier.now_ms:
+            continue
+        delivered = {load.topic: load.delivered for load in earlier.topics}
+        for load in one.topics:
+            more = max(0, load.delivered - delivered.get(load.topic, 0))
+            rates[load.topic] = rates.get(load.topic, 0.0) + more * 1000 / (one.now_ms - earlier.now_ms)
+    return rates
+
+
+def added_up(standings: Standings) -> dict[str, TopicLoad]:
+    """Return each topic's load over all brokers. They share the store, so depths are the latest count of one broker."""
+    found: dict[str, TopicLoad] = {}
+    for load in (load for one in standings.brokers for load in one.topics):
+        other = found.get(load.topic)
+        if other is None:
+            found[load.topic] = load
+            continue
+        counted = max(load, other, key=lambda one: one.counted_ms)
+        summed = ("consumers", "in_flight", "credit", "delivered", "redelivered", "dealt")
+        sums = {name: getattr(load, name) + getattr(other, name) for name in summed}
+        found[load.topic] = replace(counted, **sums)
+    return found
+
+
+def _size(load: TopicLoad | None) -> int:
+    return 0 if load is None else load.available + load.waiting
+
+
+def _together(outlooks: list[Outlook], steps: int) -> tuple[int, ...]:
+    total = [0] * steps
+    for outlook in outlooks:
+        for at, count in enumerate(outlook.counts.tolist()[:steps]):
+            total[at] += count
+    return tuple(total)
+
+
+def bounds_ms(late: LatenessHistogram | None) -> tuple[float | None, ...]:
+    """Return the bounds that 50 %, 99 % and all of the deliveries kept. None without deliveries, infinite past the
+    last bound."""
+    bounds = [None if late is None else late.at_most(share) for share in (0.5, 0.99, 1.0)]
+    return tuple(
+        None if one is None else math.inf if one == timedelta.max else one / timedelta(milliseconds=1) for one in bounds
+    )
+
+
+def lateness_json(bounds: Sequence[float | None]) -> dict[str, float | None]:
+    """Return what `bounds_ms` returned for machines. Infinity is null there, too."""
+    finite = (None if bound is None or math.isinf(bound) else bound for bound in bounds)
+    return dict(zip(("p50", "p99", "max"), finite, strict=True))
+
+
+def seconds_ahead(width: int) -> int:
+    """Return how many seconds of coming load fit, one column each."""
+    return max(10, min(300, width - MARGIN - 1))
+
+
+def picture(snapshot: Snapshot, width: int, height: int | None, zone: ZoneInfo | None, trouble: str = "") -> Group:
+    """Draw the snapshot with lines of `width`, cut to `height` of them. None: all of it, and TOPICS_ONCE topics.
+    `trouble`: why it is not of this moment."""
+    parts: list[RenderableType] = [_head(snapshot, zone, trouble), *map(_broker, snapshot.brokers)]
+    parts += store_warnings(snapshot.brokers, no_wrap=True)
+    parts += [Text(f"  ✗ {address}: {why}", "bold red") for address, why in snapshot.unreachable.items()]
+    parts += _ahead(snapshot, zone)
+    used = len(parts) + ROWS_ASIDE + (3 if snapshot.late else 1)
+    topics, consumers, late = _shares(height, used, (len(snapshot.topics), len(snapshot.consumers), len(snapshot.late)))
+    parts += [Text(""), _topics(_busiest(snapshot.topics, topics), snapshot.now_ms, width)]
+    parts += more(len(snapshot.topics) - topics, "topic")
+    parts += [Text(""), consumer_table(snapshot.consumers[:consumers], width)]
+    parts += more(len(snapshot.consumers) - consumers, "consumer")
+    shown = late if height is not None else min(late, LATE_ONCE)
+    parts += [Text(""), _late(snapshot.late[:shown], width, zone)]
+    if shown < late:
+        parts.append(Text("… and more: 'timeline late' has all of them, with a count of their causes", QUIET))
+    return Group(*parts)
+
+
+def _shares(height: int | None, used: int, wanted: tuple[int, int, int]) -> list[int]:
+    """Return the rows of each of three tables: a third of what is left, and what the others do not need."""
+    if height is None:
+        return [min(wanted[0], TOPICS_ONCE), *wanted[1:]]
+    left = max(3, height - used)
+    given = [0, 0, 0]
+    while left > 0 and any(has < wants for has, wants in zip(given, wanted, strict=True)):
+        for at in range(3):
+            if left > 0 and given[at] < wanted[at]:
+                given[at] += 1
+                left -= 1
+    return given
+
+
+def _head(snapshot: Snapshot, zone: ZoneInfo | None, trouble: str) -> Text:
+    when = as_datetime(snapshot.now_ms).astimezone(zone).strftime("%Y-%m-%d %H:%M:%S")
+    head = Text.assemble(("timeline top", "bold"), f"  {when}", no_wrap=True, overflow="ellipsis")
+    if trouble:
+        head.append(f"   {trouble}", "bold red")
+    return head
+
+
+def _broker(one: BrokerStanding) -> Text:
+    up = shown_lateness(max(0, one.now_ms - one.started_ms))
+    store = f", leases' p99 {shown_lateness(one.store_ms)}" if one.store_ms else ""
+    line = Text.assemble(
+        ("  ● ", "bold red" if one.trouble else "green"),
+        (one.broker, "bold"),
+        (f" at {one.address}  {one.version}  up {up}  {one.store}{store}", QUIET),
+        no_wrap=True,
+        overflow="ellipsis",
+    )
+    if one.trouble:
+        line.append(f"  {one.trouble}", "bold red")
+    return line
+
+
+def store_warnings(brokers: Sequence[BrokerStanding], no_wrap: bool = False) -> list[Text]:
+    """Return a line for each setting that weakens a store, with the brokers that found it."""
+    found: dict[str, list[str]] = {}
+    for one in brokers:
+        for warning in one.warnings:
+            found.setdefault(warning, []).append(one.broker)
+    return [
+        Text(f"  ! store of {', '.join(names)}: {warning}", "bold yellow", no_wrap=no_wrap, overflow="ellipsis")
+        for warning, names in found.items()
+    ]
+
+
+def _ahead(snapshot: Snapshot, zone: ZoneInfo | None) -> list[RenderableType]:
+    """Draw the coming load, one column per second."""
+    most = max(snapshot.ahead, default=0)
+    head = Text.assemble(("DUE PER SECOND", "bold"), f"  {sum(snapshot.ahead):,} in the next {len(snapshot.ahead)} s")
+    if most:
+        at_ms = snapshot.now_ms + snapshot.ahead.index(most) * 1000
+        head.append(f", most {most:,} at {as_datetime(at_ms).astimezone(zone).strftime('%H:%M:%S')}")
+    if snapshot.overdue:
+        head.append(f"; {snapshot.overdue:,} due and not delivered", "bold yellow")
+    lines: list[RenderableType] = [Text(""), head]
+    for at, line in enumerate(bars(snapshot.ahead, CHART_HEIGHT)):
+        label = f"{most:,}" if at == 0 and most else ""
+        style = ("bold yellow", "yellow", "green", "green", "green")[at]
+        lines.append(Text.assemble((f"{label:>{MARGIN - 2}} │", QUIET), (line, style), no_wrap=True, overflow="crop"))
+    marks = "".join("┴" if at and at % 10 == 0 else "─" for at in range(len(snapshot.ahead)))
+    lines.append(Text(f"{'0':>{MARGIN - 2}} └{marks}", QUIET, no_wrap=True, overflow="crop"))
+    axis = [" "] * (len(snapshot.ahead) + 6)
+    for at in range(0, len(snapshot.ahead), 20 if len(snapshot.ahead) > 40 else 10):
+        said = f"+{at}s" if at else "now"
+        start = max(0, at - len(said) // 2) if at else 0
+        axis[start : start + len(said)] = said
+    lines.append(Text(" " * MARGIN + "".join(axis).rstrip(), QUIET, no_wrap=True, overflow="crop"))
+    return lines
+
+
+LATE = ("p50 LATE", "p99 LATE", "MAX LATE")
+
+
+def _topics(topics: Sequence[TopicSnapshot], now_ms: int, width: int) -> Table:
+    numbers = ("DUE", "WAITING", "NEXT DUE", "OUT/s", "CONSUMERS", "IN FLIGHT", "CREDIT", *LATE)
+    rows = []
+    for one in topics:
+        starved = "bold yellow" if one.due and not (one.consumers and one.credit) else ""
+        rows.append((
+            Text(one.name, "bold"),
+            Text(one.state, "bold yellow" if one.state == "paused" else ""),
+            Text(f"{one.due:,}", starved),
+            "" if one.waiting is None else f"{one.waiting:,}",
+            _until(one.next_due_ms, now_ms),
+            "" if one.delivered_per_s is None else f"{one.delivered_per_s:,.1f}",
+            Text(f"{one.consumers:,}", "" if one.consumers else starved),
+            f"{one.in_flight:,}",
+            Text(f"{one.credit:,}", starved if one.consumers else ""),
+            *map(late_bound, (one.p50_ms, one.p99_ms, one.max_ms)),
+        ))  # fmt: skip
+    spare = ("p50 LATE", "IN FLIGHT", "NEXT DUE", "OUT/s", "WAITING", "CREDIT", "STATE", "MAX LATE")
+    return table(("TOPIC", "STATE", *numbers), rows, width, numbers, empty="none yet", spare=spare)
+
+
+def _busiest(topics: Sequence[TopicSnapshot], count: int) -> Sequence[TopicSnapshot]:
+    """Return the topics by name: all, or the `count` busiest."""
+    if count >= len(topics):
+        return topics
+
+    def busy(one: TopicSnapshot) -> tuple[float, ...]:
+        return one.due, one.delivered_per_s or 0.0, one.in_flight, one.waiting or 0
+
+    return sorted(sorted(topics, key=busy, reverse=True)[:count], key=lambda one: one.name)
+
+
+def _until(at_ms: int, now_ms: int) -> str:
+    if not at_ms:
+        return ""
+    return "now" if at_ms <= now_ms else f"in {shown_lateness(at_ms - now_ms)}"
+
+
+def late_bound(value_ms: float | None) -> Text:
+    """Return a bound of lateness in its colour."""
+    if value_ms is None:
+        return Text("")
+    if math.isinf(value_ms):
+        return Text("> 1h", "bold red")
+    style = "green" if value_ms <= WELL_MS else "yellow" if value_ms <= FAIR_MS else "bold red"
+    return Text(f"≤ {shown_lateness(value_ms)}", style)
+
+
+def consumer_table(consumers: Sequence[ConsumerStatus], width: int, brokers: Sequence[str] = ()) -> Table:
+    """Draw a line per consumer. `brokers`: where each is connected, if that is shown."""
+    numbers = ("IN FLIGHT", "CREDIT", "CREDIT MiB")
+    rows = [
+        (
+            one.id, one.topic, *brokers[at : at + 1], Text(*_HEALTH[one.health]), f"{one.in_flight:,}",
+            f"{one.credit:,}", f"{one.credit_bytes / 1024**2:,.1f}",
+        )
+        for at, one in enumerate(consumers)
+    ]  # fmt: skip
+    heads = ("CONSUMER", "TOPIC", *(("BROKER",) if brokers else ()), "HEALTH", *numbers)
+    spare = ("CREDIT MiB", "BROKER", "CREDIT", "TOPIC")
+    return table(heads, rows, width, numbers, empty="nobody is connected", spare=spare)
+
+
+def _late(late: Sequence[LateDelivery], width: int, zone: ZoneInfo | None) -> RenderableType:
+    if not late:
+        return Text("LATE  nothing was more than 50 ms late in the last ten minutes", QUIET)
+    rows = [
+        (
+            as_datetime(one.delivered_ms).astimezone(zone).strftime("%H:%M:%S"),
+            shown_lateness(one.delivered_ms - one.due_ms), one.topic, id_cell(one.id), one.consumer, one.why,
+        )
+        for one in late
+    ]  # fmt: skip
+    return table(COLUMNS, rows, width, ("LATE BY",), spare=SPARE)
+
+
+def more(count: int, what: str) -> list[RenderableType]:
+    """Return a line with the number of what is not shown."""
+    return [Text(f"… and {count:,} {what}{'s' if count > 1 else ''} more", QUIET)] if count > 0 else []
+
+
+async def watch_live(
+    screen: Console, every_s: float, look: Callable[[], Awaitable[T]], draw: Callable[[T, str], RenderableType]
+) -> None:
+    """Draw one look after the other until the key q. While a broker is away, the last look stays, with the error."""
+    ended, trouble = asyncio.Event(), ""
+    # The first look comes before the screen is cleared: its error is printed as usual.
+    seen = await look()
+    with keys(ended), Live(console=screen, screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(draw(seen, trouble), refresh=True)
+            try:
+                await asyncio.wait_for(ended.wait(), every_s)
+                return
+            except TimeoutError:
+                try:
+                    seen, trouble = await look(), ""
+                except TimelineError as gone:
+                    trouble = f"how it stood; {gone.code}: {gone.reason or gone.advice}"
+
+
+@contextmanager
+def keys(ended: asyncio.Event) -> Iterator[None]:
+    """Within it, the key q or escape sets `ended`, without the return key."""
+    loop = asyncio.get_running_loop()
+    if sys.stdin is None or not sys.stdin.isatty():
+        yield
+        return
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
+
+    def pressed() -> None:
+        keys = os.read(keyboard, 64)
+        if not keys or keys in ENDING_KEYS:
+            ended.set()
+
+    tty.setcbreak(keyboard)
+    loop.add_reader(keyboard, pressed)
+    try:
+        yield
+    finally:
+        loop.remove_reader(keyboard)
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)

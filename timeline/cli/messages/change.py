@@ -1,11 +1,11 @@
-"""`timeline move` and `timeline cancel`: by ids, or all of a tag."""
+"""`timeline move` and `timeline cancel`: by ids, or all messages of a tag."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,18 +13,19 @@ import click
 
 import timeline
 from timeline.cli.app import complain, say
-from timeline.cli.options.client_options import (
+from timeline.cli.messages.receipts import counts_json, speaking, tell_counts, tell_receipts
+from timeline.cli.options import (
+    DURATION,
     ClientOptions,
     check_receipts,
     client_command,
+    due_of,
     group_option,
     operator_option,
     topic_names,
+    zone_of,
 )
-from timeline.cli.options.values import DURATION, due_of, zone_of
-from timeline.cli.terminal.output import print_json
-from timeline.cli.terminal.progress import Progress
-from timeline.cli.terminal.receipts import counts_json, speaking, tell_counts, tell_receipts
+from timeline.cli.output import Progress, print_json
 from timeline.driver.times import shift_ms
 from timeline.errors import Invalid, Leased, TimelineError, Unknown
 from timeline.model import Status
@@ -33,33 +34,41 @@ MOVED: dict[str, str] = {
     Status.FENCED: "it stands at another version than --if-version says: look with 'timeline show', decide again"
 }
 CANCELLED: dict[str, str] = {**MOVED, Status.LEASED: f"{Leased.advice}, or cancel it all the same with --leased"}
-"""What to do about a refusal, in words of this command line."""
-resume_option = click.option(
-    "--resume", metavar="TOKEN", help="With --tag: continue a call that was interrupted, with the token it printed."
-)
+"""What to do about a refusal, by status, with this command line's options."""
+
+
+def selection_options(verb: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds the options of both commands to a client command."""
+
+    def selecting(function: Callable[..., Any]) -> Callable[..., Any]:
+        function = operator_option(group_option(client_command(function)))
+        for option in (
+            click.option("--resume", metavar="TOKEN", help="With --tag: continue an interrupted call by its token."),
+            click.option("--dry-run", is_flag=True, help="With --tag: count only."),
+            click.option("--if-version", type=int, metavar="N", help="Only if it has this version (one ID)."),
+            click.option("--tag", help=f"{verb} all messages of this tag."),
+            click.argument("ids", nargs=-1, metavar="ID…"),
+            click.argument("topic", shell_complete=topic_names),
+        ):
+            function = option(function)
+        return function
+
+    return selecting
 
 
 @click.command()
-@click.argument("topic", shell_complete=topic_names)
-@click.argument("ids", nargs=-1, metavar="ID…")
 @click.option(
-    "--to", "--at", "to", metavar="TIME", help="The new due: 2026-03-29T09:00+02:00, now+15m, or local with --tz."
+    "--to", "--at", "to", metavar="TIME", help="New due time: 2026-03-29T09:00+02:00, now+15m, or local with --tz."
 )
-@click.option("--in", "in_", type=DURATION, help="The new due from now: 15m, 2h.")
-@click.option("--by", type=DURATION, help="With --tag: shift each by this, such as 2h or -30m.")
+@click.option("--in", "in_", type=DURATION, help="New due time from now: 15m, 2h.")
+@click.option("--by", type=DURATION, help="With --tag: shift each message by this, such as 2h or -30m.")
 @click.option("--tz", metavar="ZONE", help="Time zone of a local --to.")
-@click.option("--tag", help="Move all messages of this tag.")
-@click.option("--if-version", type=int, metavar="N", help="Only if it has this version (one ID).")
-@click.option("--dry-run", is_flag=True, help="With --tag: only count.")
-@resume_option
-@group_option
-@operator_option
-@client_command
+@selection_options("Move")
 async def move(
     tl: timeline.Timeline, options: ClientOptions, topic: str, group: str, to: str | None, in_: str | None,
     by: str | None, tz: str | None, **selected: Any,
 ) -> int:  # fmt: skip
-    """Move messages of TOPIC that no consumer has to another time.
+    """Move messages of TOPIC to another time. A message that a consumer has is not moved.
 
     \b
     Example:
@@ -67,12 +76,12 @@ async def move(
       timeline move departures UA1545 DL863 --in 20m
       timeline move campaigns --tag spring --by 2h --dry-run
     """
-    selection = _Selection(**selected).check()
+    selection = _Selection(**selected)
     if by is not None:
         if selection.tag is None or to is not None or in_ is not None:
             raise Invalid("--by shifts all messages of a --tag, and goes without --to and --in")
         zone_of(tz)
-        shift_ms(by, "--by")  # judged here, so that what is wrong with it names the option
+        shift_ms(by, "--by")  # an error of it names the option here
         when: dict[str, Any] = {"by": by}
     elif to is None and in_ is None:
         raise Invalid(
@@ -85,26 +94,12 @@ async def move(
         if selection.tag is not None:
             total = None if selection.dry_run else await _how_many(producer, selection.tag)
             return await _ByTag(selection, "moved", options, total).run(producer.move_tag, **when)
-        if selection.if_version is not None:
-            with speaking(MOVED):
-                receipt = await producer.move(selection.ids[0], if_version=selection.if_version, **when)
-            return tell_receipts([receipt], options.as_json, "moved")
-        receipts = await producer.move_many(selection.ids, **when)
-        await check_receipts(tl, topic, receipts)
-        return tell_receipts(receipts, options.as_json, "moved", MOVED)
+        return await selection.run(tl, topic, "moved", options, producer.move, producer.move_many, MOVED, **when)
 
 
 @click.command()
-@click.argument("topic", shell_complete=topic_names)
-@click.argument("ids", nargs=-1, metavar="ID…")
-@click.option("--tag", help="Cancel all messages of this tag.")
-@click.option("--leased", is_flag=True, help="Also those that a consumer has.")
-@click.option("--if-version", type=int, metavar="N", help="Only if it has this version (one ID).")
-@click.option("--dry-run", is_flag=True, help="With --tag: only count.")
-@resume_option
-@group_option
-@operator_option
-@client_command
+@click.option("--leased", is_flag=True, help="Cancel messages that a consumer has, too.")
+@selection_options("Cancel")
 async def cancel(
     tl: timeline.Timeline, options: ClientOptions, topic: str, group: str, leased: bool, **selected: Any
 ) -> int:
@@ -116,22 +111,17 @@ async def cancel(
       timeline cancel campaigns --tag spring --dry-run
       timeline cancel campaigns --tag spring --leased
     """
-    selection = _Selection(**selected).check()
+    selection = _Selection(**selected)
     async with tl.producer(topic, group=group) as producer:
         if selection.tag is not None:
             return await _ByTag(selection, "cancelled", options).run(producer.cancel_tag, leased=leased)
-        if selection.if_version is not None:
-            with speaking(CANCELLED):
-                receipt = await producer.cancel(selection.ids[0], leased=leased, if_version=selection.if_version)
-            return tell_receipts([receipt], options.as_json, "cancelled")
-        receipts = await producer.cancel_many(selection.ids, leased=leased)
-        await check_receipts(tl, topic, receipts)
-        return tell_receipts(receipts, options.as_json, "cancelled", CANCELLED)
+        one, many = producer.cancel, producer.cancel_many
+        return await selection.run(tl, topic, "cancelled", options, one, many, CANCELLED, leased=leased)
 
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
-    """Which messages: either ids or all of a tag, and only what goes with it."""
+    """Which messages: ids, or all of a tag. Raises Invalid for options that do not go together."""
 
     ids: tuple[str, ...]
     tag: str | None
@@ -139,8 +129,7 @@ class _Selection:
     dry_run: bool
     resume: str | None
 
-    def check(self) -> _Selection:
-        """Itself. Raises Invalid."""
+    def __post_init__(self) -> None:
         if bool(self.ids) == (self.tag is not None):
             raise Invalid("give either one or more IDs, or --tag, one of the two")
         if self.if_version is not None and len(self.ids) != 1:
@@ -149,12 +138,24 @@ class _Selection:
             raise Invalid("--dry-run goes with --tag; to look at single messages use: timeline show TOPIC ID")
         if self.resume is not None and self.tag is None:
             raise Invalid("--resume goes with --tag: it continues the call by tag that printed the token")
-        return self
+
+    async def run(
+        self, tl: timeline.Timeline, topic: str, what: str, options: ClientOptions,
+        one: Callable[..., Awaitable[timeline.Receipt]], many: Callable[..., Awaitable[timeline.Receipts]],
+        words: Mapping[str, str], **given: Any,
+    ) -> int:  # fmt: skip
+        """Make the call for the ids and print the receipts. Return the exit code."""
+        if self.if_version is not None:
+            with speaking(words):
+                receipt = await one(self.ids[0], if_version=self.if_version, **given)
+            return tell_receipts([receipt], options.as_json, what)
+        receipts = await many(self.ids, **given)
+        await check_receipts(tl, topic, receipts)
+        return tell_receipts(receipts, options.as_json, what, words)
 
 
 async def _how_many(producer: timeline.Producer, tag: str) -> int | None:
-    """How many messages of the tag there are, counted first where a person watches, who wants to know how long it
-    takes; None where nobody does."""
+    """Count the messages of the tag when a person watches, for the time left. Else return None."""
     with Progress("counted") as progress:
         if not progress.watched:
             return None
@@ -165,7 +166,8 @@ async def _how_many(producer: timeline.Producer, tag: str) -> int | None:
 
 
 class _ByTag:
-    """A call by tag, watched. `what` was done to the messages, in words. Interrupted, it prints how to continue."""
+    """A call by tag, watched. `what` was done to the messages, in words. When it is interrupted, it prints how to
+    continue."""
 
     def __init__(self, selection: _Selection, what: str, options: ClientOptions, total: int | None = None) -> None:
         self._selection, self._what, self._options = selection, what, options
@@ -173,18 +175,18 @@ class _ByTag:
         self._told: timeline.TagProgress | None = None
 
     def chunk(self, told: timeline.TagProgress) -> None:
-        """Take note of how far it is."""
+        """Take note of the progress."""
         self._told = told
         self._progress.total = told.total or self._progress.total
         self._progress.add(told.done - self._progress.done)
 
     async def run(self, call: Callable[..., Awaitable[timeline.TagProgress]], **given: Any) -> int:
-        """Make the call and print the counts; the exit code. SIGTERM interrupts it, as Ctrl-C does."""
+        """Make the call, print the counts and return the exit code. SIGTERM interrupts it, as Ctrl-C does."""
         tag, dry_run, resume = self._selection.tag, self._selection.dry_run, self._selection.resume
         assert tag is not None
         working = asyncio.current_task()
         assert working is not None
-        if threading.current_thread() is threading.main_thread():  # elsewhere nobody hears signals
+        if threading.current_thread() is threading.main_thread():  # no other thread gets signals
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)
         try:
             with self._progress:

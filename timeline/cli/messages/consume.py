@@ -1,46 +1,63 @@
-"""`timeline consume`: takes messages when they come due."""
+"""`timeline consume`: take messages when they come due, print them, or run a shell's command for each."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
-from collections.abc import Coroutine
+import subprocess
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 
 import timeline
-from timeline.cli.app import DONE, INTERRUPTED, SOME_FAILED, complain, explain, say
-from timeline.cli.messages.execution import ANSWER_S, check_command, execute, shown_ending
-from timeline.cli.options.client_options import ClientOptions, client_command, topic_names
-from timeline.cli.options.values import Milliseconds
-from timeline.cli.terminal.output import payload_fields, picked, print_json, shown_payload
+from timeline.cli.app import DONE, INTERRUPTED, SOME_FAILED, USAGE, Failed, complain, explain, say
+from timeline.cli.options import ClientOptions, Milliseconds, client_command, iso, topic_names
+from timeline.cli.output import payload_fields, picked, print_json, shown_payload
 from timeline.driver.tasks import end
 from timeline.driver.times import shown_time
-from timeline.errors import Invalid, TimelineError
+from timeline.errors import Closed, Invalid, NotFound, TimelineError
 from timeline.wording import shown_lateness
 
 BACKOFF_FIRST_S, BACKOFF_CAP_S = 1.0, 3600.0
 QUIET_S = 0.5
 PARTING_S = 1.0
-"""How long a consumer with nothing in hand may take to end in order after a signal: without a broker there is nothing
-to end in order, but a long time to wait."""
+"""Longest time for an orderly end after a signal, with nothing in flight. Without a broker the wait would be long."""
+EXTEND_S = 5.0
+"""Longest time of one try to extend a lease, and longest wait before the next try."""
+ENDING_S = 2.0
+"""How long a command may take to end after SIGTERM."""
+LOOK_FIRST_S, LOOK_CAP_S = 0.02, 0.3
+"""First and longest wait between two looks whether a process group is gone. The kernel does not announce it."""
+ANSWER_S = 1.0
+"""How long to wait for the answer to a settle after a signal."""
+_PROGRAM = re.compile(r"\s*([\w./+-]+)(?=\s|$)")
 
 
 @click.command()
 @click.argument("topic", shell_complete=topic_names)
-@click.option("--id", help="This consumer's id; one that comes back under its id gets what it still holds.  [host-pid]")
-@click.option("--lease", type=Milliseconds(), help="How long to have each message.  [the topic's]")
-@click.option("--credit", type=click.IntRange(1, 100_000), default=100, show_default=True, help="Messages at once.")
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after so many.")
-@click.option("--wait", type=Milliseconds(), help="End when nothing has come for so long.")
 @click.option(
-    "--release", type=Milliseconds(0), help="Do not ack: put each back on the timeline, due again so long from now."
+    "--id", help="Id of this consumer. One that returns under its id gets what it still holds. Default: host-pid."
 )
-@click.option("--exec", "command", metavar="CMD", help="Run CMD with the payload on its standard input.")
+@click.option("--lease", type=Milliseconds(), help="Lease of each message. Default: the topic's.")
+@click.option("--credit", type=click.IntRange(1, 100_000), default=100, help="Most messages in flight.")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
+@click.option("--wait", type=Milliseconds(), help="End when no message came for this long.")
+@click.option(
+    "--release", type=Milliseconds(0), help="Release each message instead of an ack. It is due again after this time."
+)
+@click.option(
+    "--exec",
+    "command",
+    metavar="CMD",
+    help="Shell command to run for each message, with the payload on its standard input.",
+)
 @client_command
 async def consume(
     tl: timeline.Timeline, options: ClientOptions, topic: str, id: str | None, lease: int | None, credit: int,
@@ -48,14 +65,14 @@ async def consume(
 ) -> int:  # fmt: skip
     """Print messages of TOPIC as they come due, and ack each.
 
-    With --exec, a shell runs CMD for one message after the other: exit code 0 acks it, any other puts it back with a
-    wait that doubles with each delivery (1s to 1h). The lease is extended while CMD runs; CMD finds TIMELINE_ID,
-    TIMELINE_TAG, TIMELINE_DUE and TIMELINE_DELIVERIES in its environment. Several that consume one topic share its
-    messages: each message goes to one of them.
+    With --exec, a shell runs CMD for one message at a time. Exit code 0 acks the message. Any other code releases it,
+    with a wait that doubles with each delivery (1s to 1h). The lease is extended while CMD runs. The environment of CMD
+    has TIMELINE_ID, TIMELINE_TAG, TIMELINE_DUE and TIMELINE_DELIVERIES.
 
-    SIGTERM and Ctrl-C (exit code 130) end in order: what nobody saw goes back at once, a CMD that runs may finish. A
-    second one, at any moment, ends CMD and all that it started, with SIGTERM and 2s later with SIGKILL; its message
-    goes back at once.
+    Several consumers of a topic share its messages: each message goes to one of them.
+
+    SIGTERM and Ctrl-C (exit code 130) end in order: unseen messages return at once, and a running CMD may finish. A
+    second signal ends CMD and all that it started, with SIGTERM and 2s later with SIGKILL. Its message returns at once.
 
     \b
     Example:
@@ -81,8 +98,8 @@ async def consume(
 
 
 async def _until_told(consumer: timeline.Consumer, taker: Taker) -> int:
-    """Takes until all is done or a signal comes; the exit code. The first signal ends in order, the second one also
-    what is in hand; what that takes is bounded, so that a third one need not do anything."""
+    """Take messages until all is done or a signal comes, and return the exit code. The first signal ends in order, the
+    second one also ends what is in flight. Both take a bounded time, so a third signal does nothing."""
     loop, taking = asyncio.get_running_loop(), asyncio.ensure_future(taker.take(consumer))
     told: list[signal.Signals] = []
     heard = asyncio.Event()
@@ -109,7 +126,7 @@ async def _until_told(consumer: timeline.Consumer, taker: Taker) -> int:
 
 
 async def _close(consumer: timeline.Consumer, told: asyncio.Event) -> None:
-    """In order, but no longer than PARTING_S once a person or a supervisor wants it to end."""
+    """Close in order, but within PARTING_S after a signal."""
     closing, hearing = asyncio.ensure_future(consumer.aclose()), asyncio.ensure_future(told.wait())
     await asyncio.wait({closing, hearing}, return_when=asyncio.FIRST_COMPLETED)
     await asyncio.wait({closing}, timeout=PARTING_S)
@@ -119,8 +136,8 @@ async def _close(consumer: timeline.Consumer, told: asyncio.Event) -> None:
 
 @dataclass(slots=True)
 class Taker:
-    """Takes deliveries one after the other and settles each as was asked. What is only printed is acked once its line
-    is written, and without waiting for the answer. `taken` counts deliveries, `failed` what was not acked."""
+    """Takes deliveries one after the other and settles each. A delivery that is only printed is acked once its line is
+    written, without waiting for the answer. `taken` counts deliveries, `failed` those that were not acked."""
 
     as_json: bool
     release_s: float | None
@@ -131,12 +148,12 @@ class Taker:
     failed: int = 0
 
     def say_it_waits(self, topic: str) -> None:
-        """That it goes on, where it does so until told and nothing has shown that yet."""
+        """Print that it waits, when nothing else shows that and nothing bounds the wait."""
         if not (self.taken or self.as_json or self.count or self.wait_s is not None):
             complain(f"waiting for messages of {topic}; Ctrl-C ends it")
 
     async def take(self, consumer: timeline.Consumer) -> None:
-        """Until `count` have come, nothing comes for `wait_s`, or the consumer takes no more."""
+        """Take until `count` have come, nothing came for `wait_s`, or the consumer takes no more."""
         consumer.on_settle_error = self._not_acked
         while self.taken != self.count:
             try:
@@ -151,7 +168,7 @@ class Taker:
 
     @property
     def code(self) -> int:
-        """The exit code: final once the consumer is closed, which waits for the answers to its acks."""
+        """The exit code. It is final once the consumer is closed, which waits for the answers to its acks."""
         return SOME_FAILED if self.failed else DONE
 
     async def _settle(self, delivery: timeline.Delivery, consumer: timeline.Consumer) -> None:
@@ -164,14 +181,14 @@ class Taker:
             else:
                 try:
                     self._print(delivery, "")
-                except OSError:  # nobody reads it any more: whoever comes next does
+                except OSError:  # nobody reads the output any more: the next consumer gets the message
                     await delivery.release(in_=0, reason="its consumer could not print it")
                     raise
                 delivery.ack_soon()
         except TimelineError as error:
             self.failed += 1
             complain(explain(error))
-        except asyncio.CancelledError:  # told twice, with this one in hand
+        except asyncio.CancelledError:  # a second signal, with this one in flight
             self.failed += 1
             raise
 
@@ -180,9 +197,8 @@ class Taker:
         complain(explain(error))
 
     async def _run(self, delivery: timeline.Delivery, command: str, consumer: timeline.Consumer) -> None:
-        """Runs the command for a delivery and acks or releases by its exit code, also when the broker is away for a
-        while: what was done is else done again. Prints it once that is answered, so that nothing looks done that is
-        another's by now."""
+        """Run the command for a delivery, then ack or release it by the exit code. It waits for an absent broker, since
+        the work would be done again. It is printed after the answer: until then another consumer may have it."""
         code, hurried = await execute(delivery, command, consumer)
         said, then = shown_ending(code), ""
         patience_s = ANSWER_S if hurried else consumer.patience_s(delivery)
@@ -207,14 +223,14 @@ class Taker:
             return
         again = f"  delivery {delivery.deliveries}" if delivery.deliveries > 1 else ""
         done = f"  {done}" if done else ""
-        due = shown_time(delivery.due_ms)  # what it is late by is counted from it
+        due = shown_time(delivery.due_ms)  # the lateness counts from it
         text = f"{due}  {delivery.id}  {shown_payload(delivery.payload, 200)}"
         say(f"{text}  (+{shown_lateness(late_ms)}){again}{done}")
 
 
 async def _answered(delivery: timeline.Delivery, settling: Coroutine[Any, Any, None]) -> None:
-    """Waits for the answer to a settle, once a person wants to be gone for no longer than ANSWER_S; says what is not
-    known then. Where the answer comes in time, the cancellation is put off: the consumer takes no more by itself."""
+    """Wait for the answer to a settle; after a cancellation, for ANSWER_S at most. An answer in time undoes the
+    cancellation: the consumer takes no more anyway."""
     answering = asyncio.ensure_future(settling)
     try:
         await asyncio.shield(answering)
@@ -230,8 +246,195 @@ async def _answered(delivery: timeline.Delivery, settling: Coroutine[Any, Any, N
 
 
 def delivery_json(delivery: timeline.Delivery) -> dict[str, Any]:
-    """A delivery for machines."""
+    """Return a delivery for machines."""
     more = picked(
         delivery, "tag", "due", "due_ms", "scheduled", "scheduled_ms", "deliveries", "version", "lease_until"
     )  # fmt: skip
     return {"id": delivery.id, **payload_fields(delivery.payload), "headers": dict(delivery.headers), **more}
+
+
+def check_command(command: str) -> None:
+    """Raise Failed when CMD is empty or names a program that the shell does not find.
+
+    A shell with an empty command ends with 0, so every message would be acked unseen. A misspelt program would release
+    every message after a delivery. Anything but a plain name is left to the shell."""
+    if not command.strip():
+        raise Failed(USAGE, "--exec is empty: nothing would handle the messages, and all would be acked")
+    named = _PROGRAM.match(command)
+    if named is None:
+        return
+    found = subprocess.run(["/bin/sh", "-c", f"command -v {named[1]}"], capture_output=True)
+    if found.returncode or ("/" in named[1] and os.path.isdir(named[1])):
+        raise Failed(USAGE, f"the shell finds no program {named[1]!r}: give --exec its path, or one that is there")
+
+
+class Ended(NamedTuple):
+    """A command that ended by itself: its exit code, below 0 for a signal. `hurried`: a signal came meanwhile, so its
+    message must be settled within ANSWER_S."""
+
+    code: int
+    hurried: bool
+
+
+async def execute(delivery: timeline.Delivery, command: str, consumer: timeline.Consumer) -> Ended:
+    """Run `command` for a delivery and extend its lease meanwhile. A cancellation ends the command and returns the
+    message; when the command has just ended, it is undone, since finished work must be settled."""
+    environment = {
+        **os.environ,
+        "TIMELINE_ID": delivery.id,
+        "TIMELINE_TAG": delivery.tag or "",
+        "TIMELINE_DUE": iso(delivery.scheduled_ms) or "",
+        "TIMELINE_DELIVERIES": str(delivery.deliveries),
+    }
+    process: asyncio.subprocess.Process | None = None
+    starting: asyncio.Task[asyncio.subprocess.Process] | None = None
+    hurried = False
+    keeping = asyncio.ensure_future(_keep(delivery, consumer))
+    async with AsyncExitStack() as fed:
+        try:
+            stdin = await fed.enter_async_context(_pipe_of(delivery.payload))
+            # In a process group of its own: Ctrl-C goes to `timeline consume`, which lets CMD end.
+            spawning = asyncio.create_subprocess_shell(command, stdin=stdin, env=environment, process_group=0)
+            starting = asyncio.ensure_future(spawning)
+            # Shielded: a cancelled start kills the shell alone, and loses track of what it has started.
+            process = await asyncio.shield(starting)
+            await process.wait()
+            await end(keeping)  # else it would report the ack as a lost lease
+        except asyncio.CancelledError:
+            if starting is not None:
+                with suppress(OSError):
+                    process = await starting
+            if process is None or not _has_ended(process):
+                await _stop(delivery, process, keeping)
+                raise
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
+            await end(keeping)
+            hurried = True
+        finally:
+            keeping.cancel()
+    return Ended(await process.wait(), hurried)
+
+
+@asynccontextmanager
+async def _pipe_of(payload: bytes) -> AsyncIterator[int]:
+    """Yield the reading end of a pipe that `payload` is written into. With asyncio's own pipe, a process would count
+    as running as long as a child that it left behind holds the other end."""
+    reading, writing = os.pipe()
+    try:
+        feed, _ = await asyncio.get_running_loop().connect_write_pipe(asyncio.BaseProtocol, os.fdopen(writing, "wb", 0))
+        feed.write(payload)
+        feed.write_eof()
+        try:
+            yield reading
+        finally:
+            if feed.get_write_buffer_size():
+                feed.abort()
+    finally:
+        os.close(reading)
+
+
+async def _keep(delivery: timeline.Delivery, consumer: timeline.Consumer) -> None:
+    """Extend a lease whenever it is time, until it is lost. A failed try is repeated soon."""
+    failing = False
+    while True:
+        lease_s = consumer.lease_ms / 1000
+        rest_s = (consumer.extend_at_ms(delivery) - consumer.monotonic_ms()) / 1000
+        await asyncio.sleep(min(lease_s / 12, EXTEND_S) if failing else rest_s)
+        try:
+            await delivery.extend(lease_s, timeout=min(lease_s / 3, EXTEND_S))
+            failing = False
+        except TimelineError as error:
+            if delivery.lost or isinstance(error, Closed):
+                complain(_lost(delivery.id, error))
+                return
+            if not failing:
+                why = error.reason.partition(":")[0] or error.code
+                complain(f"the lease of {delivery.id!r} could not be extended ({why}); trying again")
+            failing = True
+
+
+def _lost(id: str, error: TimelineError) -> str:
+    if isinstance(error, NotFound):
+        return f"{id!r} is gone while its command runs: somebody cancelled it, or had it and acknowledged it"
+    return f"the lease of {id!r} has ended: another consumer may run the command, too"
+
+
+async def _stop(
+    delivery: timeline.Delivery, process: asyncio.subprocess.Process | None, keeping: asyncio.Task[None]
+) -> None:
+    """End a command early, return its message, and print both."""
+    about = f"the command for {delivery.id!r}"
+    try:
+        how = "was not started" if process is None else await _end(process)
+    except PermissionError:
+        complain(f"{about} runs on, since this user may not end it; its message comes again when its lease ends")
+        return
+    await end(keeping)
+    try:
+        await delivery.release(reason="its consumer was stopped", timeout=ANSWER_S)
+        back = "its message was given back"
+    except TimelineError as error:
+        nobody = "no broker took its message back, which comes again when its lease ends"
+        back = nobody if error.retryable else explain(error)
+    complain(f"{about} {how}; {back}")
+
+
+def _has_ended(process: asyncio.subprocess.Process) -> bool:
+    """Return whether a command has ended by itself. asyncio may not know yet."""
+    if process.returncode is not None:
+        return True
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # a thread of asyncio has already collected its exit code
+        return True
+
+
+async def _end(process: asyncio.subprocess.Process) -> str:
+    """End a command with its whole process group, and return how, in words. After a SIGKILL none of them runs any more,
+    even if the kernel still lists them."""
+    look_s = LOOK_FIRST_S
+    try:
+        os.killpg(process.pid, signal.SIGTERM)
+        async with asyncio.timeout(ENDING_S):
+            await process.wait()
+            while not is_gone(process.pid):
+                await asyncio.sleep(look_s)
+                look_s = min(2 * look_s, LOOK_CAP_S)
+        return "was ended"
+    except ProcessLookupError:
+        return "was ended"
+    except TimeoutError:
+        with suppress(ProcessLookupError, TimeoutError):
+            os.killpg(process.pid, signal.SIGKILL)
+            async with asyncio.timeout(ENDING_S):
+                await process.wait()
+        return f"was killed, since it was still there {ENDING_S:g}s after SIGTERM"
+
+
+def is_gone(group: int) -> bool:
+    """Return whether nothing of a process group runs any more. A zombie counts as gone where /proc shows it: not every
+    container has an init that reaps orphans."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    states = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, member_of, *_ = stat.read_bytes().rpartition(b") ")[2].split()
+        except (OSError, ValueError):  # it has ended meanwhile
+            continue
+        if int(member_of) == group:
+            states.append(state)
+    return bool(states) and all(state in b"ZX" for state in states)
+
+
+def shown_ending(code: int) -> str:
+    """Return how a command ended: `exit 3`, or `killed by SIGKILL`."""
+    if code >= 0:
+        return f"exit {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:  # only the first and the last real-time signal have names
+        return f"killed by signal {-code}"

@@ -11,33 +11,44 @@ import click
 import timeline
 from timeline.cli.app import Suggesting, complain, say
 from timeline.cli.messages.read import entry_json
-from timeline.cli.options.client_options import (
+from timeline.cli.messages.receipts import tell_receipts
+from timeline.cli.options import (
+    DURATION,
     ClientOptions,
     check_receipts,
     client_command,
+    due_of,
     group_option,
     operator_option,
     topic_names,
+    yes_option,
 )
-from timeline.cli.options.values import DURATION, due_of
-from timeline.cli.terminal.output import confirm, print_json, print_table
-from timeline.cli.terminal.progress import Progress, counted
-from timeline.cli.terminal.receipts import tell_receipts
-from timeline.driver.times import shown_time
+from timeline.cli.output import Progress, confirm, counted, id_cell, print_json, print_table, time_cell
 from timeline.errors import Invalid, TimelineError
 from timeline.model import Status
 
-ALL_HELP = "All dead letters of the group."
-TAG_HELP = "The group's dead letters of this tag."
 ALIVE: dict[str, str] = {Status.EXISTS: "it is no dead letter; 'timeline show' says where it is"}
-"""What it means that a message is there which should be dead."""
+"""What EXISTS means here: a message is there that should be dead."""
 CHUNK = 5_000
-"""Letters a call, so that long work shows how far it is."""
+"""Letters per call, so that long work shows its progress."""
+
+
+def letters_command(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what selects dead letters of TOPIC to a client command: IDs, --tag or --all, and the group."""
+    function = operator_option(group_option(client_command(function)))
+    for option in (
+        click.option("--tag", help="All dead letters of the group with this tag."),
+        click.option("--all", "everything", is_flag=True, help="All dead letters of the group."),
+        click.argument("ids", nargs=-1, metavar="ID…"),
+        click.argument("topic", shell_complete=topic_names),
+    ):
+        function = option(function)
+    return function
 
 
 @click.group(cls=Suggesting)
 def dead() -> None:
-    """Dead letters: messages that were buried, by a consumer or after too many deliveries.
+    """List, revive and purge dead letters: messages that a consumer buried, or that had too many deliveries.
 
     \b
     Example:
@@ -49,10 +60,10 @@ def dead() -> None:
 @dead.command("list")
 @click.argument("topic", shell_complete=topic_names)
 @click.option("--tag", help="Only those of this tag.")
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="The newest N.  [all]")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the newest N. Default: all.")
 @client_command
 async def list_(tl: timeline.Timeline, options: ClientOptions, topic: str, tag: str | None, limit: int | None) -> None:
-    """Dead letters of TOPIC with their reasons, by when they died.
+    """List dead letters of TOPIC with their reasons, by time of death.
 
     \b
     Example:
@@ -73,24 +84,19 @@ async def list_(tl: timeline.Timeline, options: ClientOptions, topic: str, tag: 
             print_json(entry_json(entry))
         return
     rows = [
-        (shown_time(entry.died_ms), entry.id, entry.dead, entry.deliveries, entry.group, entry.tag or "")
+        (time_cell(entry.died_ms), id_cell(entry.id), entry.dead, entry.deliveries, entry.group, entry.tag or "")
         for entry in entries
     ]
     columns = ("DIED", "ID", "REASON", "DELIVERIES", "GROUP", "TAG")
-    print_table(columns, rows, right=("DELIVERIES",), empty=f"{topic} has no dead letters{_of(tag)}")
+    empty = f"{topic} has no dead letters{_of(tag)}"
+    print_table(columns, rows, right=("DELIVERIES",), empty=empty, spare=("GROUP", "TAG", "DELIVERIES"))
 
 
 @dead.command()
-@click.argument("topic", shell_complete=topic_names)
-@click.argument("ids", nargs=-1, metavar="ID…")
-@click.option("--all", "everything", is_flag=True, help=ALL_HELP)
-@click.option("--tag", help=TAG_HELP)
 @click.option("--at", metavar="TIME", help="When they are due again.")
-@click.option("--in", "in_", type=DURATION, help="The same from now.  [now]")
+@click.option("--in", "in_", type=DURATION, help="How long from now they are due again. Default: now.")
 @click.option("--tz", metavar="ZONE", help="Time zone of a local --at.")
-@group_option
-@operator_option
-@client_command
+@letters_command
 async def revive(
     tl: timeline.Timeline, options: ClientOptions, topic: str, group: str, at: str | None, in_: str | None,
     tz: str | None, **selected: Any,
@@ -112,14 +118,8 @@ async def revive(
 
 
 @dead.command()
-@click.argument("topic", shell_complete=topic_names)
-@click.argument("ids", nargs=-1, metavar="ID…")
-@click.option("--all", "everything", is_flag=True, help=ALL_HELP)
-@click.option("--tag", help=TAG_HELP)
-@group_option
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@operator_option
-@client_command
+@yes_option
+@letters_command
 def purge(options: ClientOptions, topic: str, group: str, yes: bool, **selected: Any) -> int:
     """Delete dead letters of TOPIC for good.
 
@@ -141,14 +141,14 @@ def purge(options: ClientOptions, topic: str, group: str, yes: bool, **selected:
             await check_receipts(tl, topic, receipts)
         return letters.tell(receipts, options, "purged")
 
-    # Where none of them is a dead letter, there is nothing to ask: each is refused, with what it is.
+    # If none of them is a dead letter, nothing is asked: each is refused with its reason.
     if (found := options.run(look)) and not yes:
         confirm(f"Delete {found} dead letter{'' if found == 1 else 's'} of {topic} for good?")
     return options.run(work)
 
 
 class _Letters:
-    """Dead letters of a group that a person chose: by id, by tag, or all. Raises Invalid."""
+    """Dead letters of a group, chosen by id, by tag, or all. Raises Invalid unless it is one of the three."""
 
     def __init__(self, topic: str, group: str, *, ids: tuple[str, ...], everything: bool, tag: str | None) -> None:
         if (bool(ids), everything, tag is not None).count(True) != 1:
@@ -159,7 +159,7 @@ class _Letters:
         self._topic, self._group, self._tag = topic, group, tag
 
     async def chosen(self, tl: timeline.Timeline) -> list[str]:
-        """Return their ids. Others' letters are not the group's to touch."""
+        """Return their ids. Letters of other groups are left out."""
         if self.ids:
             return list(self.ids)
         with Progress("read") as progress:
@@ -176,7 +176,7 @@ class _Letters:
         return found
 
     def tell(self, receipts: Sequence[timeline.Receipt], options: ClientOptions, done: str) -> int:
-        """Tell what became of them; the exit code."""
+        """Print what became of them, and return the exit code."""
         if not receipts and not options.as_json:
             say(f"{self._topic} has no dead letters{_of(self._tag)} of this group: nothing {done}")
         return tell_receipts(receipts, options.as_json, done, ALIVE)
@@ -189,7 +189,7 @@ def _of(tag: str | None) -> str:
 async def _in_chunks(
     call: Callable[[list[str]], Awaitable[timeline.Receipts]], ids: list[str], done: str
 ) -> list[timeline.Receipt]:
-    """Makes `call` for so many ids at a time, and shows how far it is."""
+    """Make `call` for `CHUNK` ids at a time, and show the progress."""
     receipts: list[timeline.Receipt] = []
     with Progress(done, len(ids)) as progress:
         try:

@@ -1,4 +1,4 @@
-"""`timeline produce`: puts messages on a timeline."""
+"""`timeline produce`: put messages on a timeline."""
 
 from __future__ import annotations
 
@@ -15,15 +15,25 @@ import click
 
 import timeline
 from timeline.cli.app import DONE, SOME_FAILED, complain, explain, say
-from timeline.cli.options.client_options import ClientOptions, check_topic, client_command, topic_names
-from timeline.cli.options.values import DURATION, due_of, is_length, parse_headers, parse_time, with_unit
-from timeline.cli.terminal.output import print_json
-from timeline.cli.terminal.progress import Progress
-from timeline.cli.terminal.receipts import judged, receipt_json, speaking, tell_receipts
+from timeline.cli.messages.receipts import judged, receipt_json, speaking, tell_receipts
+from timeline.cli.options import (
+    DURATION,
+    ClientOptions,
+    check_topic,
+    client_command,
+    due_of,
+    group_option,
+    is_length,
+    parse_headers,
+    parse_time,
+    topic_names,
+    with_unit,
+)
+from timeline.cli.output import Progress, print_json
 from timeline.clock import Clock
 from timeline.driver.times import duration_ms
 from timeline.errors import FIXED_LIMIT, Invalid, TimelineError, TooLarge, Unknown
-from timeline.model import DEFAULT_GROUP, MAX_PAYLOAD_BYTES, Status
+from timeline.model import MAX_PAYLOAD_BYTES, Status
 
 READ_BYTES = 256 * 1024
 TAKEN: dict[str, str] = {
@@ -34,18 +44,18 @@ TAKEN: dict[str, str] = {
 @click.command()
 @click.argument("topic", shell_complete=topic_names)
 @click.argument("payload", required=False)
-@click.option("--at", metavar="TIME", help="When it is due: 2026-03-29T09:00+02:00, now+15m, or local with --tz.")
-@click.option("--in", "in_", type=DURATION, help="How long from now: 250ms, 15m, 2h, 10d.")
+@click.option("--at", metavar="TIME", help="Due time: 2026-03-29T09:00+02:00, now+15m, or local with --tz.")
+@click.option("--in", "in_", type=DURATION, help="Due time from now: 250ms, 15m, 2h, 10d.")
 @click.option("--tz", metavar="ZONE", help="Time zone of a local --at, such as Europe/Berlin.")
-@click.option("--id", help="Its id, unique in the topic.  [a new UUIDv7]")
-@click.option("--tag", help="What bulk moves and cancels select by.")
-@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header; may be repeated.")
-@click.option("--expires", metavar="TIME|DURATION", help="Not delivered at or after this time, or so long from now.")
-@click.option("--group", default=DEFAULT_GROUP, show_default=True, help="The producer group that owns it.")
+@click.option("--id", help="Id of the message, unique in the topic. Default: a new UUIDv7.")
+@click.option("--tag", help="Tag that bulk moves and cancels select by.")
+@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header; repeatable.")
+@click.option("--expires", metavar="TIME|DURATION", help="Time after which it is not delivered; or how long from now.")
+@group_option
 @click.option(
     "--if-exists",
     type=click.Choice(["move", "replace"]),
-    help="If a message has that id: move it (only its due time changes), or replace all of it.",
+    help="Move the message that has this id (only its due time changes), or replace all of it.",
 )
 @click.option("--lines", is_flag=True, help="Put each line of standard input as a message.")
 @client_command
@@ -72,7 +82,7 @@ def produce(options: ClientOptions, topic: str, payload: str | None, lines: bool
 
 
 class _Put:
-    """What all messages of a call share."""
+    """What all messages of one command share."""
 
     def __init__(
         self, topic: str, options: ClientOptions, *, at: str | None, in_: str | None, tz: str | None, id: str | None,
@@ -88,7 +98,7 @@ class _Put:
         self.id = id
 
     async def one(self, tl: timeline.Timeline, content: bytes) -> int:
-        """Put one message; the exit code."""
+        """Put one message and return the exit code."""
         async with tl.producer(self._topic, group=self._group) as producer:
             with speaking(TAKEN):
                 receipt = await producer.produce(
@@ -100,10 +110,10 @@ class _Put:
         return code
 
     async def lines(self, tl: timeline.Timeline) -> int:
-        """Put each line of standard input; the exit code."""
+        """Put each line of standard input and return the exit code."""
         failed = sent = 0
         async with tl.producer(self._topic, group=self._group) as producer:
-            # Else each line would be refused by itself, with the same words.
+            # Otherwise each line would be refused, with the same words.
             await check_topic(tl, self._topic)
             with Progress("put") as progress:
                 try:
@@ -127,13 +137,13 @@ class _Put:
         return SOME_FAILED if failed else DONE
 
     def _tell_past(self, put: bool) -> None:
-        """Says of a time that is over what it means: a slip in a date is easily made."""
+        """Warn of a due time in the past, which may be a slip in a date."""
         at = self._at
         if put and at is not None and at.strip() != "now" and self._due.absolute_ms() < Clock().now_ms():
             complain(f"--at {at} is past: it goes out at once")
 
     def _tell(self, receipts: timeline.Receipts, progress: Progress) -> int:
-        """Says of each line what became of it, to people only where it was refused; how many were."""
+        """Print what became of each line: all as JSON, the refused ones for people. Return how many were refused."""
         failed, as_json = receipts.failed, self._options.as_json
         if failed and not as_json:
             progress.clear()
@@ -145,13 +155,13 @@ class _Put:
                     show = f"timeline show {shlex.quote(self._topic)} {receipt.id}"
                     error.advice = f"it may be stored or not, see: {show}"
                 else:
-                    error.id = None  # made here, and nothing is stored under it
+                    error.id = None  # generated here, and nothing is stored under it
                 complain(f"line {line:,}: {explain(error)}")
         return len(failed)
 
 
 def _stdin_whole() -> bytes:
-    """Standard input as one payload. Raises TooLarge before it takes more memory than a payload may."""
+    """Return standard input as one payload. Raises TooLarge before it reads more than a payload may have."""
     content = sys.stdin.buffer.read(MAX_PAYLOAD_BYTES + 1)
     if len(content) > MAX_PAYLOAD_BYTES:
         raise TooLarge(
@@ -162,7 +172,7 @@ def _stdin_whole() -> bytes:
 
 
 def _expires(text: str | None, zone: str | None) -> Any:
-    """`--expires`: a time, or a duration from now."""
+    """Return `--expires` for the driver: a time, or a duration from now."""
     if text is None:
         return None
     if is_length(text):
@@ -176,7 +186,7 @@ def _expires(text: str | None, zone: str | None) -> Any:
 
 
 def _in_doubt(first: int, last: int, topic: str, tag: str | None) -> str:
-    """What to do about lines that nobody answered for. To repeat them would put them twice: their ids are made anew."""
+    """Return what to do about lines without an answer. To repeat them may put them twice, under new ids."""
     lines = f"line {first:,} is" if first == last else f"lines {first:,} to {last:,} are"
     of_tag = f" --tag {shlex.quote(tag)}" if tag else ""
     return (
@@ -186,10 +196,10 @@ def _in_doubt(first: int, last: int, topic: str, tag: str | None) -> str:
 
 
 async def _stdin_lines() -> AsyncIterator[tuple[list[bytes], float | None]]:
-    """The lines of standard input without their ends, as many as came at once; what does not end with a newline counts
-    too. With the part of the input that they end, where that is a file."""
+    """Yield lines of standard input without their ends, as many as came at once. With a file, also yield the part of it
+    (0 to 1) that is read. A last line needs no newline."""
     source, read, ended = sys.stdin.fileno(), 0, 0
-    rest: list[bytes] = []  # pieces of a line whose end has not come
+    rest: list[bytes] = []  # pieces of a line whose end has not been read
     rest_bytes = 0
     file = os.fstat(source)
     size = file.st_size if stat.S_ISREG(file.st_mode) else 0
@@ -211,13 +221,13 @@ async def _stdin_lines() -> AsyncIterator[tuple[list[bytes], float | None]]:
 
 
 async def _read(source: int) -> bytes:
-    """What there is to read, empty at the end. Neither a thread nor a blocking read, which Ctrl-C could not end."""
+    """Read what is there, empty at the end. Ctrl-C could end neither a thread nor a blocking read."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     try:
         loop.add_reader(source, readable.set)
     except PermissionError:
-        return os.read(source, READ_BYTES)  # a file on a disk: there is nothing to wait for
+        return os.read(source, READ_BYTES)  # a file on a disk is always readable
     try:
         await readable.wait()
     finally:

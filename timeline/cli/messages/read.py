@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from functools import partial
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -14,17 +13,28 @@ import numpy as np
 
 import timeline
 from timeline.cli.app import REFUSED, Failed, complain, explain, say
-from timeline.cli.options.client_options import ClientOptions, check_topic, client_command, topic_names
-from timeline.cli.options.values import every_option, parse_time, shown_zone_option, zone_of
-from timeline.cli.terminal.output import (
+from timeline.cli.options import (
+    ClientOptions,
+    check_topic,
+    client_command,
+    every_option,
+    parse_time,
+    topic_names,
+    zone_of,
+    zone_option,
+)
+from timeline.cli.output import (
+    Progress,
+    counted,
+    id_cell,
     payload_fields,
     picked,
     print_fields,
     print_json,
     print_table,
     shown_payload,
+    time_cell,
 )
-from timeline.cli.terminal.progress import Progress, counted
 from timeline.driver.times import as_datetime, shown_time
 from timeline.errors import Invalid, TimelineError
 from timeline.model import MAX_DURATION_MS, State
@@ -38,22 +48,22 @@ FINEST_MS = 1_000
 SOON_MS = 1_000
 """What comes due while the scan begins is available by then."""
 SPARE = 1_000
-"""So many entries beyond those asked for are kept before the later ones are thrown away."""
+"""How many entries beyond the limit are kept before the later ones are dropped."""
 
 Look = Callable[[int | None], AsyncIterator[timeline.StoredMessage]]
-"""Begins a scan of what is due before a time in ms (None: of all)."""
+"""Begins a scan of what is due before a time in ms. None: of all."""
 Begin = Callable[[], AsyncIterator[timeline.StoredMessage]]
 Tell = Callable[[str, timeline.StoredMessage], None]
-"""Told of a change, in a word, and the message as it stands (or, for `gone`, stood)."""
+"""Gets a change, in a word, and the message as it stands. For `gone`: as it stood."""
 
 
 @click.command()
 @click.argument("topic", shell_complete=topic_names)
 @click.argument("id")
-@shown_zone_option
+@zone_option
 @client_command
 async def show(tl: timeline.Timeline, options: ClientOptions, topic: str, id: str, zone: ZoneInfo | None) -> None:
-    """One message of TOPIC with all of its fields, its payload and its state.
+    """Show one message of TOPIC with all of its fields, its payload and its state.
 
     A message that is over (acknowledged, cancelled, purged, expired) leaves nothing to show. A topic that remembers
     keeps its id, so that it is not put twice, but not how it ended.
@@ -91,7 +101,7 @@ async def show(tl: timeline.Timeline, options: ClientOptions, topic: str, id: st
 
 
 def _gone(topic: timeline.Topic, id: str) -> str:
-    """The sentence for an id without a message: what it may have been, and that nobody can say which."""
+    """Return the sentence for an id without a message."""
     said = (
         f"NOT_FOUND: no message {id!r} is on {topic.name}. It was never put, or it is over (acknowledged, cancelled, "
         "purged, expired): what is over leaves nothing to show"
@@ -107,28 +117,32 @@ def _gone(topic: timeline.Topic, id: str) -> str:
 @click.command()
 @click.argument("topic", shell_complete=topic_names)
 @click.option(
-    "--state", "states", multiple=True, type=click.Choice([str(state) for state in STATES]), help="Only these."
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice([str(state) for state in STATES]),
+    help="Only this state; repeatable.",
 )
 @click.option("--tag", help="Only messages of this tag.")
-@click.option("--due-from", metavar="TIME", help="Due at or after this time.")
-@click.option("--due-to", metavar="TIME", help="Due before this time.")
-@click.option("--tz", metavar="ZONE", help="Time zone of what is given and shown.  [this machine's]")
+@click.option("--due-from", metavar="TIME", help="Only messages due at or after this time.")
+@click.option("--due-to", metavar="TIME", help="Only messages due before this time.")
+@click.option("--tz", metavar="ZONE", help="Time zone of given and shown times. Default: this machine's.")
 @click.option(
     "--limit",
     type=click.IntRange(min=1),
     metavar="N",
-    help=f"At most so many.  [{LIMIT}; with --follow {FOLLOWED_AT_MOST}, which it reads at each look]",
+    help=f"At most N messages. Default: {LIMIT}; with --follow {FOLLOWED_AT_MOST}, which it reads at each look.",
 )
 @click.option("--all", "everything", is_flag=True, help="No limit; with --json printed as they come, in no order.")
 @click.option("--payload", "payloads", is_flag=True, help="Read payloads too.")
 @click.option("--follow", is_flag=True, help="Go on until Ctrl-C: print what is new, moves, is taken, is gone.")
-@every_option("With --follow: how often to look.")
+@every_option("With --follow: time between two looks.")
 @client_command
 async def ls(
     tl: timeline.Timeline, options: ClientOptions, topic: str, limit: int | None, everything: bool, follow: bool,
     every: int, **selected: Any,
 ) -> None:  # fmt: skip
-    """Messages of TOPIC, the first ones by due.
+    """List messages of TOPIC, the first ones by due time.
 
     \b
     Example:
@@ -141,10 +155,13 @@ async def ls(
         raise Invalid("--limit and --all contradict each other: give one of the two")
     bound = limit or (FOLLOWED_AT_MOST if follow else LIMIT)
     most = sys.maxsize if everything else bound
+
+    def begun() -> None:
+        if not options.as_json:
+            complain(f"following {topic}, a look every {shown_duration(every)}; Ctrl-C ends it")
+
     if follow:
-        goes_on = f"following {topic}, a look every {shown_duration(every)}; Ctrl-C ends it"
-        more_words = [] if options.as_json else [partial(complain, goes_on)]
-        return await follow_changes(search.look, most, every / 1000, search.teller(options), *more_words)
+        return await follow_changes(search.look, most, every / 1000, search.teller(options), begun)
     if everything and options.as_json:
         async for entry in search.look():
             print_json(entry_json(entry))
@@ -158,7 +175,7 @@ async def ls(
 
 
 class _Search:
-    """What `ls` looks for on a topic. Raises Invalid for times that cannot be meant."""
+    """What `ls` looks for on a topic. Raises Invalid for impossible times."""
 
     def __init__(
         self, tl: timeline.Timeline, topic: str, *, states: tuple[str, ...], tag: str | None, due_from: str | None,
@@ -183,7 +200,7 @@ class _Search:
         return bool(self._tag or self._due)
 
     def look(self, before_ms: int | None = None) -> AsyncIterator[timeline.StoredMessage]:
-        """Begin a scan, of what is due before a time in ms (None: of all)."""
+        """Begin a scan of what is due before a time in ms. None: of all."""
         due = self._due if before_ms is None else (None, before_ms)
         return self._tl.scan(self._topic, state=self.states or None, tag=self._tag, due=due, payload=self._payloads)
 
@@ -196,12 +213,13 @@ class _Search:
         columns = ["DUE", "ID", "STATE", "TAG", "GROUP", "DELIVERIES", *(["PAYLOAD"] if self._payloads else [])]
         rows = [
             [
-                shown_time(entry.due_ms, self._zone), entry.id, entry.state, entry.tag or "", entry.group,
+                time_cell(entry.due_ms, self._zone), id_cell(entry.id), entry.state, entry.tag or "", entry.group,
                 entry.deliveries, *([shown_payload(entry.payload or b"")] if self._payloads else []),
             ]
             for entry in entries
         ]  # fmt: skip
-        print_table(columns, rows, right=("DELIVERIES",), empty=self._nothing())
+        spare = ("GROUP", "DELIVERIES", "TAG")
+        print_table(columns, rows, right=("DELIVERIES",), empty=self._nothing(), spare=spare)
 
     def _nothing(self) -> str:
         of_tag = f" of tag {self._tag!r}" if self._tag else ""
@@ -209,7 +227,7 @@ class _Search:
         return f"no messages{of_tag} are{which} on {self._topic}{' in that time' if self._due else ''}"
 
     def teller(self, options: ClientOptions) -> Tell:
-        """Return what tells of a change: as JSON, or a line with the due, the id, what happened, and to whom."""
+        """Return what prints a change: as JSON, or a line with due time, id, what happened, and who has it."""
 
         def tell(change: str, entry: timeline.StoredMessage) -> None:
             if options.as_json:
@@ -224,7 +242,7 @@ class _Search:
 
 
 def entry_json(entry: timeline.StoredMessage) -> dict[str, Any]:
-    """A message as it stands, for machines."""
+    """Return a stored message for machines."""
     values = picked(
         entry, "id", "state", "due", "due_ms", "scheduled", "scheduled_ms", "version", "deliveries", "group", "holder",
         "tag", "expires", "died", "reason=dead",
@@ -235,12 +253,12 @@ def entry_json(entry: timeline.StoredMessage) -> dict[str, Any]:
 
 
 def by_due(entry: timeline.StoredMessage) -> tuple[int, str]:
-    """The order of a timeline."""
+    """Return the sort key of a timeline."""
     return entry.due_ms, entry.id
 
 
 async def earliest(look: Look, limit: int, before_ms: int | None) -> tuple[list[timeline.StoredMessage], bool]:
-    """The first `limit` entries by due, of those due before `before_ms`; and whether there are more."""
+    """Return the first `limit` entries by due time of those due before `before_ms`, and whether there are more."""
     kept: list[timeline.StoredMessage] = []
     more = False
     async for entry in look(before_ms):
@@ -254,10 +272,10 @@ async def earliest(look: Look, limit: int, before_ms: int | None) -> tuple[list[
 
 
 async def bound_ms(tl: timeline.Timeline, topic: str, limit: int, states: Collection[State]) -> int | None:
-    """A time before which more than `limit` messages in `states` (none given: all but dead letters) are due, as early
-    as a few counts can tell; None when there are not so many, or nobody can say."""
+    """Return a time before which more than `limit` messages in `states` are due, as early as a few counts can tell.
+    No states: all but dead letters. None when there are fewer, or counts are not exact."""
     if not set(states) <= {State.WAITING, State.AVAILABLE}:
-        return None  # leases and dead letters are not counted by due
+        return None  # forecasts do not count leases and dead letters
     waiting, available = (not states or state in states for state in (State.WAITING, State.AVAILABLE))
     window_ms = MAX_DURATION_MS
     while True:
@@ -277,16 +295,12 @@ async def bound_ms(tl: timeline.Timeline, topic: str, limit: int, states: Collec
         window_ms = int(outlook.edges_ms[1] - outlook.edges_ms[0])
 
 
-def _silent() -> None:
-    """Says nothing."""
-
-
 async def follow_changes(
-    look: Begin, limit: int, every_s: float, tell: Tell, begun: Callable[[], None] = _silent
+    look: Begin, limit: int, every_s: float, tell: Tell, begun: Callable[[], None] = lambda: None
 ) -> None:
-    """Looks again every `every_s` and tells what changed; never ends by itself. What changed twice between two looks is
-    told once. `begun` is called before the first is told. Raises Failed when more than `limit` match: only what is read
-    whole can be compared."""
+    """Look every `every_s`, tell what changed, and never end. Two changes of a message between two looks are told as
+    one. `begun` is called before the first. Raises Failed when more than `limit` match: only a whole scan can be
+    compared."""
     known: dict[str, timeline.StoredMessage] | None = None
     lost = False
     while True:
@@ -323,8 +337,8 @@ async def _read(look: Begin, limit: int) -> list[timeline.StoredMessage]:
 def changes(
     known: dict[str, timeline.StoredMessage], seen: dict[str, timeline.StoredMessage], *, first: bool
 ) -> list[tuple[str, timeline.StoredMessage]]:
-    """What is another since `known`, by due: what is there (`first`) or new, became another state, or moved; and what
-    is gone."""
+    """Return what changed since `known`, by due time: messages that are new (or there, with `first`), changed their
+    state, moved, or are gone."""
     found = []
     for id, entry in seen.items():
         before = known.get(id)
@@ -348,11 +362,11 @@ def _became(before: timeline.StoredMessage, entry: timeline.StoredMessage) -> st
 
 
 def _went_on(before: timeline.StoredMessage, entry: timeline.StoredMessage) -> str:
-    """What came to a message that is in the state that it was in."""
+    """Return what happened to a message that is in the same state as before."""
     if entry.state is State.LEASED:
         return "extended" if entry.version == before.version else "leased again"
     if entry.version - before.version > 1 and entry.state is State.AVAILABLE and entry.deliveries == before.deliveries:
-        return "handed back"  # leased and, before anybody saw it, let go again
+        return "handed back"  # leased, and released before a consumer saw it
     if entry.deliveries > before.deliveries:  # a consumer had it in between
         return "lease ran out" if entry.holder else "released"
     return "moved"

@@ -1,4 +1,4 @@
-"""`timeline demo`: a real day of New York's departures goes out on time."""
+"""`timeline demo`: a real day of New York's departures, on time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from functools import partial
 import click
 
 from timeline.cli.app import INTERRUPTED, REFUSED, SOME_FAILED, Failed, say
-from timeline.cli.options.values import Url
-from timeline.cli.terminal.output import Screen, print_json
+from timeline.cli.options import Url, json_option
+from timeline.cli.output import Screen, print_json
 from timeline.demo.board import watcher
 from timeline.demo.conductor import DemoOptions, conduct
 from timeline.demo.flights import DEFAULT_DAY, parse_day
@@ -21,29 +21,30 @@ from timeline.storage_plugins import make_store
 
 
 @click.command()
-@click.option("--speed", type=float, default=DEFAULT_SPEED, show_default=True, help="Times as fast as real time.")
-@click.option("--day", default=str(DEFAULT_DAY), show_default=True, metavar="YYYY-MM-DD", help="New York's day.")
-@click.option("--data", metavar="FILE", help="The year's parquet, for days that are not in the sample.")
+@click.option("--speed", type=float, default=DEFAULT_SPEED, help="How many times as fast as real time.")
+@click.option("--day", default=str(DEFAULT_DAY), metavar="YYYY-MM-DD", help="Day to play.")
+@click.option("--data", metavar="FILE", help="Parquet file of the year, for days outside the sample.")
 @click.option(
     "--store",
     default="",
+    show_default=False,
     type=Url(),
     metavar="URL",
-    help="Where the broker keeps messages.  [an SQLite file of its own]",
+    help="Store of the broker. Default: a new SQLite file.",
 )
-@click.option("--cluster", is_flag=True, help="Two brokers over three members of etcd; one is killed half-way.")
-@click.option("--json", "as_json", is_flag=True, help="The last line on standard output is one JSON object.")
-@click.option("--keep", is_flag=True, help="Leave histories, logs and store behind, and say where.")
-@click.option("--no-board", is_flag=True, help="Plain lines instead of the live board.")
+@click.option("--cluster", is_flag=True, help="Run two brokers and three members of etcd, and kill one broker.")
+@json_option
+@click.option("--keep", is_flag=True, help="Keep histories, logs and store, and print where they are.")
+@click.option("--no-board", is_flag=True, help="Print plain lines in place of the live board.")
 def demo(
     speed: float, day: str, data: str | None, store: str, cluster: bool, as_json: bool, keep: bool, no_board: bool
 ) -> int:
     """Watch a real day of New York's departures go out on time.
 
-    A broker, airlines' feeders and gates, each a process of its own: departures are put ahead of their scheduled time,
-    delays move them, cancellations cancel them, gates board them when they come due. Now and then a gate crashes and
-    its leases come back. What the end says comes from the processes' histories and a last scan, checked against the
-    data. Exit code 1 when anything is off.
+    A broker, the airlines' feeders and the gates are processes. Feeders put departures ahead of time, move delayed ones
+    and cancel cancelled ones. Gates board them when they come due. Sometimes a gate crashes, and its leases come back.
+
+    The report compares the processes' histories and a last scan with the data. Exit code 1 when anything is wrong.
 
     \b
     Example:
@@ -53,7 +54,7 @@ def demo(
       timeline demo --cluster                        two brokers, one of which is killed
     """
     if store:
-        make_store(store)  # judged here, before anything begins: as a setting, not as a broker that ended
+        make_store(store)  # a bad URL is a usage error, before anything starts
     options = DemoOptions(day=parse_day(day), speed=speed, data=data, store=store, keep=keep, cluster=cluster)
     console = Screen()
     write = partial(say, err=as_json)

@@ -9,13 +9,13 @@ from typing import Any
 import click
 
 from timeline import config
-from timeline.cli.app import REFUSED, Failed, complain
-from timeline.cli.options.values import Url, shown_bytes
-from timeline.wording import install_command, typed_name, typed_value
+from timeline.cli.app import REFUSED, Failed, complain, needing
+from timeline.cli.options import Url, shown_bytes
+from timeline.wording import typed_name, typed_value
 
 
 def setting_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add an option for each setting of serve, with its default in brackets."""
+    """Add an option for each setting of serve, with its default."""
     for each in reversed(dataclasses.fields(config.ServeConfig)):
         name, said = typed_name(each.name), each.metadata
         flag = f"--{name.replace('_', '-')}"
@@ -28,21 +28,29 @@ def setting_options(function: Callable[..., Any]) -> Callable[..., Any]:
         kind = (
             Url(f", or set TIMELINE_{name.upper()}, or {name} in a --config file") if "@FILE" in said["takes"] else None
         )
-        function = click.option(flag, type=kind, metavar=said["takes"], help=f"{said['does']}  [{default}]")(function)
+        does = f"{said['does'].removesuffix('.')}. Default: {default}."
+        function = click.option(flag, type=kind, metavar=said["takes"], help=does)(function)
     return function
 
 
 @click.command()
 @setting_options
-@click.option("--config", "file", envvar="TIMELINE_CONFIG", metavar="FILE", help="Settings as TOML; TIMELINE_CONFIG.")
+@click.option(
+    "--config",
+    "file",
+    envvar="TIMELINE_CONFIG",
+    metavar="FILE",
+    help="Settings file, in TOML. Variable: TIMELINE_CONFIG.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the addresses as one JSON object.")
 @click.option("--worker", "as_worker", is_flag=True, hidden=True)
 def serve(file: str | None, as_json: bool, as_worker: bool, **flags: str | None) -> int:
     """Run a broker until SIGTERM, then drain it and end.
 
-    Every option is a TIMELINE_* variable too (TIMELINE_STORE) and a key of the configuration file; options beat
-    variables beat the file. Others can read a password on the command line: give it elsewhere, or as @FILE. Standard
-    output gets the addresses once the store is open, logs go to standard error. Ctrl-C drains too.
+    Every option is also a variable (TIMELINE_STORE) and a key of the settings file. Options override variables, and
+    variables override the file. Others can read a password on the command line: give it elsewhere, or as @FILE.
+
+    Once the store is open, standard output gets the addresses. Logs go to standard error. Ctrl-C drains, too.
 
     \b
     Example:
@@ -50,26 +58,19 @@ def serve(file: str | None, as_json: bool, as_worker: bool, **flags: str | None)
       timeline serve --listen 0.0.0.0:9000 --tls-cert broker.pem --tls-key broker.key --tokens tokens.json
     """
     settings = config.ServeConfig() if as_worker else config.load(flags, file=file)
-    exposed = exposure(settings)
-    if exposed:
+    if exposed := exposure(settings):
         raise Failed(REFUSED, exposed)
     if not as_worker and (cut_off := stranded(settings)):
         complain(cut_off)
-    try:
+    with needing("server", "serving needs"):
         from timeline.cli.run.serving import run_alone, run_worker, run_workers
-    except ModuleNotFoundError as missing:
-        if (missing.name or "").startswith("timeline"):
-            raise
-        raise Failed(
-            REFUSED, f"serving needs {missing.name}, which is not installed: {install_command('server')}"
-        ) from missing
     if as_worker:
         return run_worker()
     return run_alone(settings, as_json) if settings.workers == 1 else run_workers(settings, as_json)
 
 
 def stranded(settings: config.ServeConfig) -> str:
-    """Return why others cannot reach this broker where it says that they can; empty when they can."""
+    """Return why others cannot reach this broker at its advertised address. Empty when they can."""
     host, port = config.split_address(settings.listen)
     if not settings.advertise or not config.is_loopback(host):
         return ""
@@ -83,7 +84,7 @@ def stranded(settings: config.ServeConfig) -> str:
 
 
 def exposure(settings: config.ServeConfig) -> str:
-    """Why this broker would be open to whoever reaches it, with what mends that; empty when it is not, or shall be."""
+    """Return why everybody could use this broker, and the remedy. Empty when nobody can, or --insecure allows it."""
     host, _ = config.split_address(settings.listen)
     missing = []
     if not settings.tls_cert:

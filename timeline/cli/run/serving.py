@@ -1,4 +1,4 @@
-"""What `timeline serve` runs: one broker in this process, several as processes behind one port, or one of those."""
+"""What `timeline serve` runs: one broker in this process, several worker processes behind one port, or a worker."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from timeline.broker.server.process import new_loop
 from timeline.broker.server.service import serve
 from timeline.broker.server.workers import Started, Supervisor, WorkerProcess, settings_from_supervisor
 from timeline.cli.app import DONE, REFUSED, Failed, say
-from timeline.cli.options.client_options import who_serves
+from timeline.cli.options import who_serves
 from timeline.storage_plugins import make_store, shown
 from timeline.sync import MembershipRefused
 
 
 def run_alone(settings: config.ServeConfig, as_json: bool) -> int:
-    """One broker, in this process. Raises Failed when it cannot listen."""
+    """Run one broker in this process. Raises Failed when it cannot listen."""
 
     def announce(listen: str, metrics: str, store_open: bool) -> None:
         _announce(settings, as_json, listen, [metrics], store_open)
@@ -31,7 +31,7 @@ def run_alone(settings: config.ServeConfig, as_json: bool) -> int:
 
 
 def run_workers(settings: config.ServeConfig, as_json: bool) -> int:
-    """`settings.workers` brokers behind one port, kept running. Raises Failed when they cannot share their store, or
+    """Keep `settings.workers` brokers running behind one port. Raises Failed when they cannot share their store, or
     cannot listen."""
     if not make_store(settings.store).capabilities.shared:
         raise Failed(
@@ -49,7 +49,7 @@ def run_workers(settings: config.ServeConfig, as_json: bool) -> int:
 
 
 def run_worker() -> int:
-    """One of the workers: the supervisor has standard input and output."""
+    """Run one of the workers. Its standard input and output belong to the supervisor."""
     worker = WorkerProcess(settings_from_supervisor())
     settings = worker.config
 
@@ -60,7 +60,7 @@ def run_worker() -> int:
 
 
 def _run(broker: Coroutine[Any, Any, None]) -> int:
-    """To its end, on a loop of a broker's own."""
+    """Run a broker to its end, on its own kind of loop."""
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(broker)
     return DONE
@@ -69,7 +69,7 @@ def _run(broker: Coroutine[Any, Any, None]) -> int:
 def _announce(
     settings: config.ServeConfig, as_json: bool, listen: str, metrics: list[str], store_open: bool, **workers: Any
 ) -> None:
-    """Say where brokers listen, and on which store; `workers`: each of them, where there are several."""
+    """Print where brokers listen, and their store. `workers`: each worker, if there are several."""
     store = shown(settings.store)
     if as_json:
         told = {"listen": listen, "metrics": metrics[0], "store": store, "store_open": store_open}
@@ -84,8 +84,7 @@ def _announce(
 
 
 def _listening(settings: config.ServeConfig, run: Callable[[], int]) -> int:
-    """Return what `run` returns. Raises Failed, with what to do, when an address cannot be had, or its cluster does not
-    take it."""
+    """Return what `run` returns. Raises Failed when an address is not free, or the cluster refuses the broker."""
     try:
         return run()
     except MembershipRefused as refused:
@@ -97,7 +96,7 @@ def _listening(settings: config.ServeConfig, run: Callable[[], int]) -> int:
 
 
 async def _cannot_listen(refused: OSError, settings: config.ServeConfig) -> str:
-    """Why an address cannot be had, who has it, and what to do."""
+    """Return why an address is not free, who has it, and what to do."""
     address = str(refused.filename)
     of_metrics = address == settings.metrics != settings.listen
     option = "--metrics HOST:PORT, or --metrics off" if of_metrics else "--listen HOST:PORT"

@@ -1,4 +1,4 @@
-"""`timeline token`: who may do what, kept in a file of hashes that brokers read again when it changes."""
+"""`timeline token`: who may do what. A file keeps hashes; brokers read it again when it changes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ from timeline.broker.server.tokens import (
     written_alone,
 )
 from timeline.cli.app import DONE, REFUSED, Failed, Suggesting, complain, say
-from timeline.cli.options.client_options import json_option
-from timeline.cli.options.values import Milliseconds
-from timeline.cli.terminal.output import picked, print_json, print_table
+from timeline.cli.options import Milliseconds, json_option
+from timeline.cli.output import picked, print_json, print_table, time_cell
 from timeline.clock import Clock
 from timeline.driver.times import shown_time
 from timeline.errors import Invalid
@@ -38,7 +37,7 @@ ROUND_MS = 86_400_000
 
 @click.group(cls=Suggesting)
 def token() -> None:
-    """Tokens: who may do what on brokers that serve with --tokens FILE.
+    """Create, list and revoke tokens: who may do what on brokers that serve with --tokens FILE.
 
     \b
     Example:
@@ -57,38 +56,42 @@ def file_command(function: Callable[..., Any]) -> Callable[..., Any]:
         required=True,
         metavar="FILE",
         type=click.Path(path_type=Path),
-        help=f"The file of tokens; {FILE_VARIABLE}.",
+        help=f"File of tokens. Variable: {FILE_VARIABLE}.",
     )
     return tokens(json_option(function))
 
 
 @token.command()
-@click.option(
-    "--name", required=True, help="Whose it is, in logs; a second one of the same name may replace the first."
-)
+@click.option("--name", required=True, help="Name shown in logs. Several tokens may share it, to replace one by one.")
 @click.option(
     "--right",
     "rights",
     multiple=True,
     required=True,
     type=click.Choice([right.value for right in Right]),
-    help="What it is for; may be given several times.",
+    help="Right that it gives; repeatable.",
 )
-@click.option("--topic", "topics", multiple=True, default=("*",), metavar="GLOB", help="Topics it is for. [*]")
-@click.option("--group", "groups", multiple=True, default=("*",), metavar="GLOB", help="Producer groups it is for. [*]")
+@click.option("--topic", "topics", multiple=True, default=("*",), metavar="GLOB", help="Topics that it is for.")
 @click.option(
-    "--into", metavar="FILE", type=click.Path(path_type=Path), help="Write it there, mode 0600, instead of showing it."
+    "--group", "groups", multiple=True, default=("*",), metavar="GLOB", help="Producer groups that it is for."
 )
-@click.option("--expires", type=Milliseconds(), help="How long it is good for, such as 90d; for ever without it.")
+@click.option(
+    "--into",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="File to write it to, mode 0600, in place of output.",
+)
+@click.option("--expires", type=Milliseconds(), help="How long it is valid, such as 90d. Default: for ever.")
 @file_command
 def create(file: Path, as_json: bool, into: Path | None, expires: int | None, **given: Any) -> int:
-    """Create a token, and print it this once.
+    """Create a token and print it, this once.
 
-    FILE, of --tokens, is the one that brokers serve with. It keeps the token's hash alone; it is made if missing.
+    --tokens FILE is the file that brokers serve with. It keeps the hash of the token, and is created if missing.
+    Brokers accept the token within a second.
 
     Rights: produce (put, and move, cancel, revive, purge what its groups own), consume (take messages, read payloads),
-    admin (create, change and drop topics), operator (act on whatever group's messages, --as-operator), broker (what
-    brokers ask each other). Brokers know it within a second.
+    admin (create, change and drop topics), operator (act on messages of any group, with --as-operator), broker (calls
+    between brokers).
 
     \b
     Example:
@@ -110,7 +113,7 @@ def _created(
     file: Path, into: Path | None, lasts_ms: int | None, *, name: str, rights: tuple[str, ...],
     topics: tuple[str, ...], groups: tuple[str, ...],
 ) -> tuple[str, TokenRecord]:  # fmt: skip
-    """Add a token to `file`; its text, and what the file keeps of it."""
+    """Add a token to `file`. Return its text, and its record in the file."""
     now_ms = Clock().now_ms()
     made: list[tuple[str, TokenRecord]] = []
     placing = ExitStack()
@@ -132,8 +135,8 @@ def _created(
         ).check()
         if into is not None:
             _check_place(into, file)
-            # Before anybody knows it, since what cannot be written is not created; and in the place of what was there
-            # only afterwards, since that is good as long as this one is not known.
+            # Written before brokers can read its hash: without the file there is no token. It replaces an older file
+            # only afterwards, since the older token is valid until then.
             placing.enter_context(written_alone(into, f"{text}\n"))
         made.append((text, entry))
         return [*tokens.values(), entry]
@@ -146,7 +149,7 @@ def _created(
 @token.command("list")
 @file_command
 def listed(file: Path, as_json: bool) -> int:
-    """List tokens: what each is for, never the token itself.
+    """List tokens: what each is for, not the token itself.
 
     \b
     Example:
@@ -162,11 +165,11 @@ def listed(file: Path, as_json: bool) -> int:
     rows = [
         (
             entry.id, entry.name, *map(", ".join, (entry.rights, entry.topics, entry.groups)),
-            shown_time(entry.created_ms), _shown_expiry(entry.expires_ms, now_ms),
+            time_cell(entry.created_ms), _shown_expiry(entry.expires_ms, now_ms),
         )
         for entry in entries
     ]  # fmt: skip
-    print_table(columns, rows, empty=f"{file} has no tokens")
+    print_table(columns, rows, empty=f"{file} has no tokens", spare=("CREATED",))
     return DONE
 
 
@@ -174,7 +177,7 @@ def listed(file: Path, as_json: bool) -> int:
 @click.argument("which", nargs=-1, required=True, metavar="ID|NAME…")
 @file_command
 def revoke(which: tuple[str, ...], file: Path, as_json: bool) -> int:
-    """Revoke tokens by id, or all of a name: within a second they open nothing more, and what they opened ends.
+    """Revoke tokens by id, or all of a name. Within a second they are refused, and their open streams end.
 
     \b
     Example:
@@ -204,7 +207,7 @@ def revoke(which: tuple[str, ...], file: Path, as_json: bool) -> int:
 
 
 def _check_place(into: Path, file: Path) -> None:
-    """Raises Invalid where the token would take the place of something else."""
+    """Raise Invalid when the token would overwrite something else."""
     if os.path.realpath(into) == os.path.realpath(file):
         raise Invalid("--into and --tokens are one file: the first gets the token itself, the second hashes of all")
     if not into.is_file():

@@ -1,5 +1,5 @@
-"""`timeline bench`: how fast this machine's Timeline is, and how late. Each scenario is a command: the fields that it
-declares as settings are the options, its docstring is the help."""
+"""`timeline bench`: how fast this machine's Timeline is, and how late. Each scenario is a command. Its settings are the
+options, and its docstring is the help."""
 
 from __future__ import annotations
 
@@ -35,19 +35,18 @@ from timeline.bench.scenarios.lateness import PENDING, BurstScenario, CancelTagS
 from timeline.bench.scenarios.throughput import CycleScenario, LoopScenario, ProduceScenario
 from timeline.bench.suite import BEANSTALKD, FULL, QUICK, SuiteEntry, compare_pending, measure, run_entry
 from timeline.cli.app import REFUSED, SOME_FAILED, Failed, Suggesting, say
-from timeline.cli.options.values import DURATION, Url
-from timeline.cli.terminal.output import print_json, print_table
-from timeline.cli.terminal.progress import Progress
+from timeline.cli.options import DURATION, Url
+from timeline.cli.output import Progress, print_json, print_table
 from timeline.demo.processes import ETCD, REDIS, CannotPlay, DemoProcesses, missing, start_etcd, start_redis
 
 FOLDER = click.Path(exists=True, file_okay=False, writable=True, path_type=Path)
 BROKERS = click.IntRange(1, 64)
 TOGETHER = (ClusterScenario, FailoverScenario)
-"""What takes several brokers, which get servers of their own where none are given."""
+"""Scenarios with several brokers. They get a store and an etcd of their own where none are given."""
 
 
 class Finite(click.FloatRange):
-    """Numbers of a range; NaN, which no comparison keeps out, and infinity are none."""
+    """A range of finite numbers. No comparison would refuse NaN."""
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
         number = float(super().convert(value, parameter, context))
@@ -57,25 +56,21 @@ class Finite(click.FloatRange):
 
 
 json_option = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON for machines.")
-folder_option = click.Option(["--folder"], type=FOLDER, help="Where files go.  [a temporary one]")
+folder_option = click.Option(["--folder"], type=FOLDER, help="Folder for files. Default: a temporary one.")
 profile_option = click.Option(
-    ["--profile", "profiled"], is_flag=True, help="Sample broker and client with py-spy; slows them a little."
+    ["--profile", "profiled"], is_flag=True, help="Sample broker and client with py-spy, which slows them a little."
 )
 BESIDE_IT = {
     CycleScenario: (
-        click.Option(["--bare"], is_flag=True, help="Beside it, the store's own statements without broker or wire."),
-        click.Option(["--peer"], type=click.Choice([BEANSTALKD, *PEERS]), help="Beside it, the same work by this one."),
+        click.Option(["--bare"], is_flag=True, help="Measure the store's own statements, too, without broker or wire."),
         click.Option(
-            ["--journal"],
-            is_flag=True,
-            help="Beside it, what the event journal costs: five pairs, with and without.",
+            ["--peer"], type=click.Choice([BEANSTALKD, *PEERS]), help="Measure the same work by this peer, too."
         ),
+        click.Option(["--journal"], is_flag=True, help="Measure the journal, too: five pairs with and without it."),
         profile_option,
     ),
     LatenessScenario: (
-        click.Option(
-            ["--bare"], is_flag=True, help="Beside it, gRPC alone: frames pushed at each due, and nothing else."
-        ),
+        click.Option(["--bare"], is_flag=True, help="Measure gRPC alone, too: only frames, pushed at each due time."),
         profile_option,
     ),
 }
@@ -101,14 +96,20 @@ def command_of(kind: type[Scenario]) -> click.Command:
     if kind in TOGETHER:
         store = [
             click.Option(
-                ["--store"], default="", type=Url(), help="One that brokers share.  [a Redis for the measurement]"
+                ["--store"],
+                default="",
+                show_default=False,
+                type=Url(),
+                help="Store that brokers share. Default: a new Redis.",
             ),
-            click.Option(["--sync"], default="", type=Url(), help="Where they meet.  [an etcd for the measurement]"),
+            click.Option(
+                ["--sync"], default="", show_default=False, type=Url(), help="Membership backend. Default: a new etcd."
+            ),
         ]
     else:
-        about = "sqlite:// alone is a fresh file."
+        about = "Store of the broker. sqlite:// alone is a fresh file."
         default = kind().store
-        store = [click.Option(["--store"], default=default, show_default=True, type=Url(), metavar="URL", help=about)]
+        store = [click.Option(["--store"], default=default, type=Url(), metavar="URL", help=about)]
     options = [_option_of(field) for field in dataclasses.fields(kind) if field.metadata]
     parameters: list[click.Parameter] = [*store, *options, *beside, json_option, folder_option]
     return click.Command(kind.name, callback=run, params=parameters, help=kind.__doc__)
@@ -118,9 +119,9 @@ def _option_of(field: dataclasses.Field[Any]) -> click.Option:
     """Return the option that a setting of a scenario is."""
     flag = f"--{field.name.replace('_', '-')}"
     of = field.metadata
-    more: dict[str, Any] = {"default": field.default, "help": of["help"] or None, "show_default": True}
+    more: dict[str, Any] = {"default": field.default, "help": of["help"] or None}
     if isinstance(field.default, bool):
-        return click.Option([flag], is_flag=True, **more | {"show_default": False})
+        return click.Option([flag], is_flag=True, **more)
     if of["takes"]:
         return click.Option([flag], type=DURATION, metavar=of["takes"], **more)
     if of["choices"]:
@@ -131,7 +132,7 @@ def _option_of(field: dataclasses.Field[Any]) -> click.Option:
 
 @asynccontextmanager
 async def _with_servers(asked: Scenario, place: Path) -> AsyncIterator[Scenario]:
-    """The scenario, with a store and an etcd of its own where several brokers need them and none are given."""
+    """Yield the scenario, with a new store and etcd where several brokers need them and none are given."""
     if not isinstance(asked, TOGETHER):
         yield asked
         return
@@ -163,14 +164,14 @@ class _Bench(Suggesting):
 
 
 @click.group(cls=_Bench, invoke_without_command=True)
-@click.option("--quick", is_flag=True, help="All scenarios, but small: some minutes instead of most of an hour.")
-@click.option("--brokers", type=BROKERS, help="So many brokers together instead: `bench cluster`, as it is.")
+@click.option("--quick", is_flag=True, help="All scenarios, but small: some minutes, not most of an hour.")
+@click.option("--brokers", type=BROKERS, help="Run `bench cluster` with this many brokers, and nothing else.")
 @click.pass_context
 def bench(context: click.Context, as_json: bool, folder: Path | None, quick: bool, brokers: int | None) -> int | None:
-    """Measure speed and lateness on this machine; brokers, clients and peers in processes of their own.
+    """Measure speed and lateness on this machine. Brokers, clients and peers are processes of their own.
 
     Without a command: all scenarios that the targets name, with beanstalkd beside the cycle. Exit code 1 when something
-    was wrong (a message lost, doubled, early); a missed target is shown, not an error.
+    was wrong (a message lost, doubled, early). A missed target is shown, and is no error.
 
     \b
     Example:
@@ -195,7 +196,7 @@ bench.params += [folder_option, json_option]
 
 
 def run_suite(suite: Sequence[SuiteEntry], as_json: bool, folder: Path | None) -> int:
-    """All of a suite, one after the other; each is told as it ends."""
+    """Run a suite, one scenario after the other. Each is printed as it ends."""
     on, reports = machine(), []
     for entry in suite:
         say(f"{entry.title} …", err=True)
@@ -212,7 +213,7 @@ def run_suite(suite: Sequence[SuiteEntry], as_json: bool, folder: Path | None) -
 
 
 def conducted(as_json: bool, folder: Path | None, run: Callable[[Path], Coroutine[Any, Any, BenchReport]]) -> int:
-    """Runs one scenario in a folder of its own and tells its report."""
+    """Run one scenario in a folder of its own and print its report."""
     on = machine()
     report = _measured(folder, run)
     if as_json:
@@ -238,14 +239,14 @@ def _code(*reports: BenchReport) -> int:
 
 
 async def ended_in_order(running: Coroutine[Any, Any, BenchReport]) -> BenchReport:
-    """Awaits it; SIGTERM interrupts it as Ctrl-C does, so that processes are ended and the topic is dropped."""
+    """Await it. SIGTERM interrupts it as Ctrl-C does, so that processes are ended and the topic is dropped."""
     task = asyncio.ensure_future(running)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     return await task
 
 
 def tell(report: BenchReport, on: dict[str, Any]) -> None:
-    """A report as a table, its peers beside it. `on`: the machine it was measured on."""
+    """Print a report as a table, with its peers. `on`: the machine that it was measured on."""
     told = {target.figure: target for target in report.targets}
     rows = []
     for one in (report, *report.beside):
@@ -266,7 +267,7 @@ def tell(report: BenchReport, on: dict[str, Any]) -> None:
 
 
 def store_lines(report: BenchReport) -> list[str]:
-    """What the figures were taken on: the store in words, what it declares, and what weakens that."""
+    """Return the store in words, with its promises, and what weakens them."""
     told = report.store
     kept = f"what it answered {'survives' if told['durable'] else 'need not survive'} a kill -9"
     line = f"store: {told['server']}; {kept}{' and the loss of a server' if told['survives_failover'] else ''}"
@@ -274,24 +275,24 @@ def store_lines(report: BenchReport) -> list[str]:
 
 
 def busy_line(on: dict[str, Any]) -> str:
-    """What a missed target may come from, where others were at work when the measurement began; else empty."""
+    """Return a hint for missed targets when the machine was busy at the start. Else empty."""
     if on["load_1min"] < on["cores"] / 2:
         return ""
     return f"MISSED on a machine that was busy: load {on['load_1min']} on {on['cores']} cores before; repeat it at rest"
 
 
 def signature(on: dict[str, Any]) -> str:
-    """What the figures were taken on, in a line."""
+    """Return the machine in a line."""
     return f"{on['cpu']}, {on['cores']} cores, load {on['load_1min']} at the start, Python {on['python']}"
 
 
 @bench.command()
-@click.option("--into", type=FOLDER, default=".", show_default=True, help="Where the SVGs go.")
-@click.option("--seconds", type=Finite(0.1), default=30.0, show_default=True, help="Each lateness.")
-@click.option("--messages", type=click.IntRange(1, MOST), default=500_000, show_default=True, help="Each cycle.")
-@click.option("--most", type=click.IntRange(0, MOST), default=10_000_000, show_default=True, help="Messages pending.")
+@click.option("--into", type=FOLDER, default=".", help="Folder for the SVGs.")
+@click.option("--seconds", type=Finite(0.1), default=30.0, help="Length of each lateness run.")
+@click.option("--messages", type=click.IntRange(1, MOST), default=500_000, help="Messages per cycle.")
+@click.option("--most", type=click.IntRange(0, MOST), default=10_000_000, help="Most messages pending.")
 def plot(into: Path, seconds: float, messages: int, most: int) -> int:
-    """Draw lateness and cost against how much there is, and the cycle's rate against the size of a batch.
+    """Draw lateness and cost by number of messages, and the cycle's rate by batch size.
 
     \b
     Example:

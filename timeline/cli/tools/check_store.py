@@ -1,4 +1,4 @@
-"""`timeline check-store`: proves a store against the storage contract."""
+"""`timeline check-store`: prove a store against the storage contract."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import click
 from rich.text import Text
 
 from timeline.cli.app import DONE, REFUSED, SOME_FAILED, Failed, awaited, complain, debugs, say
-from timeline.cli.options.values import DURATION, Url, shown_bytes
-from timeline.cli.terminal.output import console, print_fields, print_json
-from timeline.cli.terminal.progress import Progress
+from timeline.cli.options import DURATION, Url, json_option, shown_bytes
+from timeline.cli.output import Progress, console, print_fields, print_json
 from timeline.driver.times import duration_ms
 from timeline.errors import Invalid, TimelineError
 from timeline.storage_plugins import PluginRefused, make_store, shown
@@ -34,16 +33,16 @@ _SIGNS = {Outcome.PASSED: ("✓", "green"), Outcome.FAILED: ("✕", "bold red"),
 
 @click.command()
 @click.argument("url", required=False, type=Url())
-@click.option("--only", multiple=True, metavar="CHECK", help="Run this check; may be repeated.  [all]")
-@click.option("--list", "listing", is_flag=True, help="Name the checks and run none.")
-@click.option("--timeout", default="60s", show_default=True, type=DURATION, help="How long one call may take.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each check, and one with the counts.")
+@click.option("--only", multiple=True, metavar="CHECK", help="Check to run; repeatable. Default: all.")
+@click.option("--list", "listing", is_flag=True, help="List the checks and run none.")
+@click.option("--timeout", default="60s", type=DURATION, help="Longest time of one call to the store.")
+@json_option
 def check_store(url: str | None, only: tuple[str, ...], listing: bool, timeout: str, as_json: bool) -> int:
-    """Run the conformance suite on the store at URL: does it keep what the storage contract promises?
+    """Run the conformance suite on the store at URL: check the promises of the storage contract.
 
-    The suite works on topics of its own and drops them; still, point it at a store that nobody uses. Exit code 1 when a
-    check failed. Easy checks come first. A call that does not return within --timeout is reported, and ends the run.
-    'timeline --debug check-store' shows the traceback of what the plugin raised.
+    The suite creates topics and drops them. Use a store that nobody else uses. Easy checks come first. A call that does
+    not return within --timeout is reported, and ends the run. 'timeline --debug check-store' shows tracebacks of the
+    plugin. Exit code 1 when a check failed.
 
     \b
     Example:
@@ -65,14 +64,14 @@ def check_store(url: str | None, only: tuple[str, ...], listing: bool, timeout: 
 
 
 class _Run:
-    """One run of the suite, told as it goes."""
+    """One run of the suite, reported as it goes."""
 
     def __init__(self, url: str, watch: CallWatch, progress: Progress, as_json: bool) -> None:
         self._url, self._watch, self._progress, self._as_json = url, watch, progress, as_json
         self._running = ""
 
     async def all(self, only: tuple[str, ...]) -> int:
-        """Open the store, run the checks, sum up; the exit code."""
+        """Open the store, run the checks and sum up. Return the exit code."""
         opened, declared = await self._look()
         names = only or tuple(CHECKS)
         report = await run_suite(self._url, names, self._ended, begun=self._begun, watch=self._watch)
@@ -82,7 +81,7 @@ class _Run:
         return DONE if report.ok else SOME_FAILED
 
     async def _look(self) -> tuple[Opened, dict[str, Any]]:
-        """Open the store once: one that cannot be opened at all is told once, not by every check."""
+        """Open the store once, so that a failure to open is reported once, not by every check."""
         self._begun("open")
         try:
             store = self._watch.bounding(make_store(self._url))
@@ -97,7 +96,7 @@ class _Run:
             raise Failed(REFUSED, last) from refused
         except (TimelineError, OSError):
             raise
-        except Exception as error:  # whatever a stranger's plugin raises
+        except Exception as error:  # a plugin may raise anything
             found = str(error) if isinstance(error, StoreViolation) else f"{type(error).__name__}: {error}"
             told = " ".join((found, *getattr(error, "__notes__", ()))).rstrip(".")
             raise Failed(SOME_FAILED, f"the store cannot be opened: {told}. --debug shows where.") from error
@@ -105,7 +104,7 @@ class _Run:
             self._progress.clear()
 
     def stuck(self, found: str) -> None:
-        """End the process, since nothing else ends a call that blocks it."""
+        """End the process: nothing else ends a call that blocks it."""
         if self._running in CHECKS:
             self._ended(Result(self._running, Outcome.FAILED, CHECKS[self._running].sentence, found, hung=True))
         complain(f"{found}. No other check can be run")
@@ -138,7 +137,7 @@ def _told(result: Result, as_json: bool, listing: bool) -> None:
 
 
 def _declared(opened: Opened, declared: dict[str, Any]) -> None:
-    """What the store says of itself: the checks hold it to that."""
+    """Print what the store declares. The checks compare it with that."""
     fields: dict[str, object] = {"store": opened.server}
     for name, value in declared.items():
         if isinstance(value, bool):

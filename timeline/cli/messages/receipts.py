@@ -1,4 +1,4 @@
-"""Receipts on the command line: a line each, and the exit code they come to."""
+"""Receipts on the command line: a line for each, and the exit code of all."""
 
 from __future__ import annotations
 
@@ -8,18 +8,24 @@ from typing import Any
 
 import timeline
 from timeline.cli.app import DONE, SOME_FAILED, complain, exit_code_of, explain, say
-from timeline.cli.terminal.output import picked, print_json
+from timeline.cli.output import picked, print_json
 from timeline.driver.times import shown_time
 from timeline.errors import Forbidden, TimelineError
 from timeline.model import Operation, Status
 
 NO_WORDS: Mapping[str, str] = {}
+_REFUSALS_BY_TAG: Mapping[Status, str] = {
+    Status.FORBIDDEN: "these belong to another producer group: act for that one (--group NAME)",
+    Status.INVALID: "these would come due beyond the topic's horizon ('timeline topic show' says how far that is), or "
+    "not before they expire",
+    Status.UNKNOWN: "these are gone, and an answer was lost: they were cancelled, or delivered first",
+}
+"""What a status means in the counts of a call by tag."""
 
 
 @contextmanager
 def speaking(words: Mapping[str, str]) -> Iterator[None]:
-    """Has a refusal of one message speak of this command's options, where its own advice is for programs. `words`: what
-    to do, by status."""
+    """Give a refusal of one message advice about this command's options. `words`: what to do, by status."""
     try:
         yield
     except TimelineError as error:
@@ -29,15 +35,15 @@ def speaking(words: Mapping[str, str]) -> Iterator[None]:
 
 
 def receipt_json(receipt: timeline.Receipt) -> dict[str, Any]:
-    """A receipt for machines."""
+    """Return a receipt for machines."""
     moved = ("moved",) if receipt.operation is Operation.PUT else ()
     detail = ("detail",) if receipt.detail else ()
     return picked(receipt, "id", "status", "version", "due", "due_ms", "settled", *moved, *detail)
 
 
 def judged(receipts: Iterable[timeline.Receipt]) -> Iterator[tuple[timeline.Receipt, TimelineError | None]]:
-    """Receipts of one call, each with the error that it stands for; None: it is OK. A broker says only once why a token
-    has not the right, which is said of all that are FORBIDDEN."""
+    """Yield the receipts of one call, each with its error, or None when it is OK. A broker sends the reason of
+    FORBIDDEN once; here every FORBIDDEN gets it."""
     denied = ""
     for receipt in receipts:
         found: TimelineError | None = None
@@ -53,9 +59,8 @@ def judged(receipts: Iterable[timeline.Receipt]) -> Iterator[tuple[timeline.Rece
 def tell_receipts(
     receipts: Iterable[timeline.Receipt], as_json: bool, done: str, words: Mapping[str, str] = NO_WORDS
 ) -> int:
-    """Prints a line for each: what was `done`, on standard error what was refused and why. Exit code: 0; 1 when some
-    of several were refused; when the only one was, what its error means. `words`: what a refusal means here, by status,
-    where its error speaks of something else."""
+    """Print a line for each receipt: what was `done`, or on standard error why it was refused. Return 0, or 1 when
+    some of several were refused, or the exit code of the only one's error. `words`: what to say of a status here."""
     failed, count, code = 0, 0, DONE
     for receipt, error in judged(receipts):
         count += 1
@@ -67,18 +72,17 @@ def tell_receipts(
             failed, code = failed + 1, exit_code_of(error)
         elif not as_json:
             due = f", due {shown_time(receipt.due_ms)}" if receipt.due_ms else ""
-            id = receipt.id
             if receipt.status is not Status.DUPLICATE:
-                say(f"{id} {done}{due}")
+                say(f"{receipt.id} {done}{due}")
             elif receipt.settled:
-                say(f"{id} not {done} again: it was delivered or cancelled before, and the topic remembers")
+                say(f"{receipt.id} not {done} again: it was delivered or cancelled before, and the topic remembers")
             else:
-                say(f"{id} {done}{due} (it was there already, and stays as it is)")
+                say(f"{receipt.id} {done}{due} (it was there already, and stays as it is)")
     return code if count == 1 or not failed else SOME_FAILED
 
 
 def counts_json(told: timeline.TagProgress, dry_run: bool) -> dict[str, Any]:
-    """How far a call by tag came, for machines. `resume`: the token that continues it, null when it is finished."""
+    """Return the progress of a call by tag for machines. `resume`: the token that continues it, null at the end."""
     return {
         "matched": told.done,
         "dry_run": dry_run,
@@ -89,7 +93,7 @@ def counts_json(told: timeline.TagProgress, dry_run: bool) -> dict[str, Any]:
 
 
 def tell_counts(told: timeline.TagProgress, as_json: bool, tag: str, done: str, dry_run: bool) -> int:
-    """Print the counts of a call by `tag`; 1 when some were refused."""
+    """Print the counts of a call by `tag`. Return 1 when some were refused."""
     counts, total = told.counts, told.done
     if as_json:
         print_json(counts_json(told, dry_run))
@@ -103,12 +107,3 @@ def tell_counts(told: timeline.TagProgress, as_json: bool, tag: str, done: str, 
             if status in counts:
                 complain(f"{status}: {why}")
     return DONE if told.changed == total else SOME_FAILED
-
-
-_REFUSALS_BY_TAG: Mapping[Status, str] = {
-    Status.FORBIDDEN: "these belong to another producer group: act for that one (--group NAME)",
-    Status.INVALID: "these would come due beyond the topic's horizon ('timeline topic show' says how far that is), or "
-    "not before they expire",
-    Status.UNKNOWN: "these are gone, and an answer was lost: they were cancelled, or delivered first",
-}
-"""What a status means in the counts of a call by tag."""

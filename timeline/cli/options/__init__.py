@@ -1,1 +1,0 @@
-"""Options and values that people write on the command line."""
