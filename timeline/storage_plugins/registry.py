@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from timeline.config import parse_bytes
 from timeline.errors import Invalid, TimelineError
 from timeline.storage_plugins.contract import Store, StoreRefused
-from timeline.storage_plugins.offload import OFFLOAD_BYTES, PayloadsRefused
+from timeline.storage_plugins.offload import OFFLOAD_BYTES
 from timeline.wording import install_command
 
 GROUP = "timeline.storage_plugins"
@@ -75,10 +75,7 @@ def _made(url: str) -> Store:
         raise PluginRefused(
             f"payloads= needs fsspec, which is not installed: {install_command('offload')}"
         ) from missing
-    try:
-        return OffloadingStore(store, PayloadFiles(place), offload_bytes)
-    except PayloadsRefused as refused:
-        raise StoreRefused(str(refused)) from refused.__cause__ or refused
+    return OffloadingStore(store, PayloadFiles(place), offload_bytes)
 
 
 def _check_secrets(url: str) -> None:

@@ -1,8 +1,8 @@
-"""What a `mysql://` URL says, and a bounded pool of threads with a connection each: transactions, their repetition, and
-errors as the contract has them.
+"""The URL of a server, and a bounded pool of threads with a connection each. Transactions, their repetition, and errors
+as the contract has them.
 
-PyMySQL runs in threads: a batch is a few statements, so that the driver's cost per statement does not count, and
-building their text does not delay the event loop. A call has one deadline, which includes its wait for a thread. After
+PyMySQL runs in threads, so that building statements does not delay the event loop. A batch is a few statements: the
+driver's cost per statement does not count. A call has one deadline, which includes its wait for a thread. After
 it, the connection is cut, so that the thread is free again.
 """
 

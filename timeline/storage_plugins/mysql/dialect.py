@@ -1,5 +1,5 @@
 """MySQL's dialect: a batch goes in as one list of values or one JSON array, and comes out as one row of whole columns.
-And puts and settles in the plain case, by columns: a free id, or token and holder, decide.
+And puts and settles in the plain case, where a free id, or token and holder, decide.
 
 Byte strings go in as hexadecimal literals, which no character set changes. Each lookup names its index: without that,
 the planner may walk the whole table, and lock it.
@@ -106,8 +106,8 @@ _DELETE = (
     "DELETE m FROM JSON_TABLE(%s, '$[*]' COLUMNS (r BIGINT PATH '$')) AS a "
     "STRAIGHT_JOIN {table} AS m FORCE INDEX (PRIMARY) ON m.`row` = a.r"
 )
-"""`WHERE row IN (…)` is a little faster. But if the list is a fifth of the table, the server reads and locks all of it,
-and two brokers that acknowledge would wait for each other for ever."""
+"""`WHERE row IN (…)` is a little faster. But if the list is a fifth of the table, the server reads and locks all of it.
+Two brokers that acknowledge would then wait for each other for ever."""
 
 
 _LEASE_EACH = (

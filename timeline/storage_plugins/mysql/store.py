@@ -10,7 +10,6 @@ from functools import partial
 
 from timeline.model import MAX_PAYLOAD_BYTES, Answers, Topic
 from timeline.storage_plugins.contract import (
-    Capabilities,
     Grant,
     LeasedRows,
     Opened,
@@ -18,7 +17,6 @@ from timeline.storage_plugins.contract import (
     Settles,
     StoreRefused,
     StoreUnavailable,
-    StoreUnknown,
 )
 from timeline.storage_plugins.mysql import schema
 from timeline.storage_plugins.mysql.connections import Later, MysqlConnections, MysqlLocation, MysqlSession
@@ -28,7 +26,7 @@ from timeline.storage_plugins.sql.changes import settle
 from timeline.storage_plugins.sql.dialect import Changes, SqlDialect
 from timeline.storage_plugins.sql.leasing import LeaseOutcome, lease_due
 from timeline.storage_plugins.sql.statements import Plan, Result
-from timeline.storage_plugins.sql.store import SqlStore, cut, whole, without_all
+from timeline.storage_plugins.sql.store import ServerStore, cut, whole, without_all
 from timeline.storage_plugins.versions import Versions
 
 PUT_AT_ONCE = 5_000
@@ -44,47 +42,29 @@ class _Dropped(Exception):
     """The topic of a call does not stand."""
 
 
-class MysqlStore(SqlStore):
+class MysqlStore(ServerStore):
     """The store of `mysql://`; see `connections.MysqlLocation` for the URL."""
-
-    capabilities = Capabilities(
-        durable=True,
-        survives_failover=False,
-        shared=True,
-        payload_limit_bytes=MAX_PAYLOAD_BYTES,
-        own_clock=True,
-        exact_counts=True,
-    )
 
     sql = MysqlDialect()
 
     def __init__(self, url: str) -> None:
+        super().__init__()
         self._location = MysqlLocation.of(url)
         self._connections: MysqlConnections | None = None
-        self._opened: Opened | None = None
-        self._opening = asyncio.Lock()
         self._rows_lock = threading.Lock()
         self._next_row, self._last_row = 1, 0
         self._keys: dict[int, int] = {}
 
-    async def open(self) -> Opened:
-        async with self._opening:
-            if self._opened is None:
-                connections = MysqlConnections(self._location)
-                try:
-                    self._opened = await connections.transact(self._open)
-                except BaseException as error:
-                    await asyncio.to_thread(connections.close)
-                    if isinstance(error, StoreUnknown):
-                        # The next opening finds, or makes, whatever is missing of the schema.
-                        raise StoreUnavailable(error.reason) from error
-                    raise
-                connections.opening = False
-                self._connections = connections
-            return self._opened
-
-    def _open(self, session: MysqlSession) -> Opened:
-        return self._found(session, schema.prepare)
+    async def _open(self) -> Opened:
+        connections = MysqlConnections(self._location)
+        try:
+            opened = await connections.transact(lambda session: self._found(session, schema.prepare))
+        except BaseException:
+            await asyncio.to_thread(connections.close)
+            raise
+        connections.opening = False
+        self._connections = connections
+        return opened
 
     async def inspect(self) -> Opened:
         return await self._transact(lambda session: self._found(session, schema.known_uid))

@@ -17,6 +17,7 @@ import numpy as np
 
 from timeline.columns import Ragged
 from timeline.model import Rows, Topic, payload_sum
+from timeline.storage_plugins.errors import StoreRefused, StoreUnavailable
 
 MARK = b"\x00timeline payload\x01"
 NONCE_BYTES = 8
@@ -34,11 +35,11 @@ class PayloadGone(Exception):
     """There is no such payload."""
 
 
-class PayloadsUnavailable(Exception):
+class PayloadsUnavailable(StoreUnavailable):
     """The place does not answer now. Whether it has a payload is not known."""
 
 
-class PayloadsRefused(Exception):
+class PayloadsRefused(StoreRefused):
     """The place cannot be used as configured; the text says what to change."""
 
 
@@ -187,7 +188,7 @@ async def read_all(
         except PayloadGone:
             read.gone.append(at)
         except PayloadsUnavailable as trouble:
-            read.unread[at] = str(trouble)
+            read.unread[at] = trouble.reason
         else:
             whole = payload_sum(data) == int(rows.payload_sum[at]) & 0xFFFFFFFF
             read.found[at] = data if whole and len(data) == int(rows.payload_bytes[at]) else b""

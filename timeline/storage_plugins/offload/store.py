@@ -47,7 +47,6 @@ from timeline.storage_plugins.offload import (
     OFFLOAD_BYTES,
     SHARDS,
     PayloadGone,
-    PayloadsRefused,
     PayloadStore,
     PayloadsUnavailable,
     Place,
@@ -110,7 +109,7 @@ class Orphans:
                     await self._payloads.delete(names)
                 except PayloadsUnavailable as trouble:
                     # With all that wait behind them: each try may take a whole deadline.
-                    log.warning("%d payloads are left to a sweep: %s", len(names) + len(self._doomed), trouble)
+                    log.warning("%d payloads are left to a sweep: %s", len(names) + len(self._doomed), trouble.reason)
                     self._doomed = []
         finally:
             self._deleting = None
@@ -129,7 +128,7 @@ class Orphans:
             over = [name for name in orphans if self._suspected(name, now_ms) <= now_ms - self._grace_ms]
             await self._payloads.delete(over)
         except PayloadsUnavailable as trouble:
-            log.warning("payloads of %s could not be swept: %s", topic.name, trouble)
+            log.warning("payloads of %s could not be swept: %s", topic.name, trouble.reason)
             return 0
         for name in over:
             self._suspects.pop(name, None)
@@ -189,12 +188,7 @@ class OffloadingStore(Store):
     # ── lifecycle ──
 
     async def open(self) -> Opened:
-        try:
-            await self.payloads.open()
-        except PayloadsRefused as refused:
-            raise StoreRefused(str(refused)) from refused
-        except PayloadsUnavailable as trouble:
-            raise StoreUnavailable(str(trouble)) from trouble
+        await self.payloads.open()
         try:
             opened = await self.inner.open()
         except BaseException:
@@ -210,11 +204,7 @@ class OffloadingStore(Store):
 
     async def inspect(self) -> Opened:
         found = await self.inner.inspect()
-        try:
-            there = await self.payloads.in_place()
-        except PayloadsUnavailable as trouble:
-            raise StoreUnavailable(str(trouble)) from trouble
-        if not there:
+        if not await self.payloads.in_place():
             raise StoreRefused(
                 f"{self.payloads.described} is not the place of payloads that was opened. Its mark is gone, or is "
                 "another's. Mount the right one, and this broker goes on by itself."
@@ -232,14 +222,11 @@ class OffloadingStore(Store):
     async def _claim(self, cluster_uid: str) -> None:
         """Take a fresh place, unless it should have payloads and has none. Then it is not mounted, and each message
         would become a dead letter."""
-        try:
-            if self.payloads.fresh and self.payloads.durable and await self._lost():
-                raise StoreRefused(
-                    f"the store's payloads lie apart, and none of them in {self.payloads.described}: is it mounted?"
-                )
-            await self.payloads.claim(cluster_uid)
-        except PayloadsUnavailable as trouble:
-            raise StoreUnavailable(str(trouble)) from trouble
+        if self.payloads.fresh and self.payloads.durable and await self._lost():
+            raise StoreRefused(
+                f"the store's payloads lie apart, and none of them in {self.payloads.described}: is it mounted?"
+            )
+        await self.payloads.claim(cluster_uid)
 
     async def _lost(self) -> bool:
         """Return whether payloads are missing, by a first look into each topic."""
@@ -262,10 +249,7 @@ class OffloadingStore(Store):
 
     async def check(self) -> None:
         await self.inner.check()
-        try:
-            await self.payloads.check()
-        except PayloadsUnavailable as trouble:
-            raise StoreUnavailable(str(trouble)) from trouble
+        await self.payloads.check()
 
     async def migrate(self, contract: bool) -> Versions | None:
         return await self.inner.migrate(contract)
@@ -293,8 +277,8 @@ class OffloadingStore(Store):
             try:
                 await self.payloads.delete_folder(topic_folder(topic.uid))
             except PayloadsUnavailable as trouble:
-                folder = f"{self.payloads.described}/{topic_folder(topic.uid)}"
-                log.warning("topic %s is dropped; delete the folder %s yourself: %s", topic.name, folder, trouble)
+                folder, why = f"{self.payloads.described}/{topic_folder(topic.uid)}", trouble.reason
+                log.warning("topic %s is dropped; delete the folder %s yourself: %s", topic.name, folder, why)
         return dropped
 
     # ── messages ──
@@ -338,7 +322,7 @@ class OffloadingStore(Store):
             try:
                 await self.payloads.write(place.name(topic.uid), puts.payloads[at])
             except PayloadsUnavailable as trouble:
-                return str(trouble)
+                return trouble.reason
             return ""
 
         told = await asyncio.gather(*(write(at, place) for at, place in places.items()))

@@ -1,9 +1,9 @@
 """PostgreSQL's dialect: arrays in, records out; a change stands if the row is still as it was read.
 
 Puts, leases, settles and tag operations are one statement each in the plain case. The rules decide on the rest. The
-statement of a tag operation walks the chunk and changes the messages that nothing refuses (not leased, of the asking
-group, not expired, not done before), each as it is when it is locked. The others are read, decided by the rules, and
-changed if no other call was faster.
+statement of a tag operation walks the chunk. It changes free, unexpired messages of the asking group that were not done
+before, each as it is when it is locked. The others are read, decided by the rules, and changed if no other call was
+faster.
 """
 
 from __future__ import annotations

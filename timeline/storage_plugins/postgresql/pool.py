@@ -1,11 +1,9 @@
-"""The way to a server: what a `postgresql://` URL says, which of its hosts to take, what goes wrong on the way, and a
-bounded pool of connections.
+"""The way to a server: the URL, the host to take, the failures, and a bounded pool of connections.
 
 A dead connection is replaced, and one in a doubtful state is dropped. Of several hosts, the one that takes writes is
-taken, and never one that was replaced by a promotion: a standby that is promoted begins a new timeline with a higher
-number. A former primary that comes back by itself, or was only cut off, takes writes as well, under the old number:
-those writes are lost. Each connection asks all hosts, so that it finds the one promoted last wherever its name stands,
-and a machine that does not answer delays nobody.
+taken, and never one that was replaced by a promotion. A promoted standby begins a new timeline with a higher number. A
+former primary that comes back, or was only cut off, takes writes as well, under the old number: those writes are lost.
+Each connection asks all hosts, and so finds the one promoted last. A machine that does not answer causes no delay.
 """
 
 from __future__ import annotations

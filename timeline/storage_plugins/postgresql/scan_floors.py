@@ -3,10 +3,9 @@
 Leased and deleted messages stay in an index until they are collected: about a minute until PostgreSQL's vacuum, hours
 in CockroachDB. A look from the beginning of the timeline passes all of them each time. So a look begins a little before
 the earliest due time that the one before it left. Likewise it looks for the next lease to run out from the end of the
-one before. This is only an optimisation. Messages that another broker writes further back are found by the next look
-from the beginning: a look that found nothing begins there again, and so do the first one of each second and each sweep
-of overdue messages.
-"""
+one before. This is only an optimisation. The next look from the beginning finds messages that another broker wrote
+further back. A look that found nothing begins there again. So do the first look of each second and each sweep of
+overdue messages."""
 
 from __future__ import annotations
 

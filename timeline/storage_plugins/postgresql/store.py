@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from timeline.model import MAX_PAYLOAD_BYTES, Answers, Operation, Status, Topic
+from timeline.model import Answers, Operation, Status, Topic
 from timeline.storage_plugins.contract import (
-    Capabilities,
     Grant,
     LeasedRows,
     Mutations,
@@ -17,7 +15,6 @@ from timeline.storage_plugins.contract import (
     Puts,
     Settles,
     StoreUnavailable,
-    StoreUnknown,
     TagMutation,
     TagStep,
 )
@@ -42,24 +39,15 @@ from timeline.storage_plugins.sql.changes import mutate, settle
 from timeline.storage_plugins.sql.dialect import Changes, SqlDialect
 from timeline.storage_plugins.sql.leasing import LeaseOutcome, lease_due
 from timeline.storage_plugins.sql.statements import Plan, Result
-from timeline.storage_plugins.sql.store import SqlStore, without_all
+from timeline.storage_plugins.sql.store import ServerStore, without_all
 from timeline.storage_plugins.versions import Versions
 
 _MARK = "SELECT pg_logical_emit_message(true, 'timeline', '')"
 """A commit that changes nothing."""
 
 
-class PostgresqlStore(SqlStore):
+class PostgresqlStore(ServerStore):
     """The store of `postgresql://`; see `pool.PostgresqlLocation` for the URL."""
-
-    capabilities = Capabilities(
-        durable=True,
-        survives_failover=False,
-        shared=True,
-        payload_limit_bytes=MAX_PAYLOAD_BYTES,
-        own_clock=True,
-        exact_counts=True,
-    )
 
     located: ClassVar[Callable[[str], PostgresqlLocation]] = PostgresqlLocation.of
     connecting: ClassVar[type[PostgresqlConnections]] = PostgresqlConnections
@@ -67,23 +55,12 @@ class PostgresqlStore(SqlStore):
     sql: PostgresqlDialect = PostgresqlDialect()
 
     def __init__(self, url: str) -> None:
+        super().__init__()
         self._location = type(self).located(url)
         self._numbers = self.numbering()
         self._connections = self.connecting(self._location, self._numbers.forget)
-        self._opened: Opened | None = None
-        self._opening = asyncio.Lock()
         self._waits_for_standby = False
         self._floors = ScanFloors()
-
-    async def open(self) -> Opened:
-        async with self._opening:
-            if self._opened is None:
-                try:
-                    self._opened = await self._open()
-                except StoreUnknown as lost:
-                    # The next opening finds, or makes, whatever is missing of the schema.
-                    raise StoreUnavailable(lost.reason) from lost
-            return self._opened
 
     async def _open(self) -> Opened:
         await self._connections.open()
@@ -163,8 +140,8 @@ class PostgresqlStore(SqlStore):
     async def _answered(self, topic: Topic, now_ms: int, plan: Callable[[Changes], Plan[Answers]]) -> Answers:
         """Run a plan and return its answers once the standby has everything that they rest on.
 
-        A change waits for the standby by itself. A read may see a commit of another call whose wait was cut short, and
-        which may be on the primary alone: a commit of ours waits for all commits before it."""
+        A change waits for the standby by itself. A read may see a commit of another call whose wait was cut short. That
+        may be on the primary alone. A commit of ours waits for all commits before it."""
         steps = Steps(self._connections)
         answers = await steps.run(plan(Changes(self.sql, topic, topic.uid, now_ms)))
         if self._waits_for_standby and (answers.repeat.any() or (answers.status != Status.OK.code).any()):

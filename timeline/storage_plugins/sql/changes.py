@@ -144,7 +144,7 @@ def settle_by_columns(
 
 def likely(puts: Puts, now_ms: int, ids: Sequence[bytes], known: Collection[int] = ()) -> list[int]:
     """Return the puts that may be stored at once. Not those that are never deliverable or `known` to be remembered, nor
-    others under such an id: each of these must meet what the ones before it left."""
+    others under such an id. Each of these must meet what the ones before it left."""
     special = {*np.flatnonzero(puts.never_deliverable(now_ms)).tolist(), *known}
     if not special:
         return list(range(len(ids)))

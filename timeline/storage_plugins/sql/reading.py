@@ -137,7 +137,7 @@ def count_due(sql: SqlDialect, key: int, edges_ms: Int64) -> Plan[Int64]:
     """Return `Store.count_due`: a range of the index for each step.
 
     A statement counts COUNTS_AT_ONCE steps. More steps take several statements, each of which sees the store as it is
-    by then: a message that is moved meanwhile may count twice, or not at all."""
+    by then. A message that is moved meanwhile may count twice, or not at all."""
     steps = list(itertools.pairwise(edges_ms.tolist()))
     counts: list[int] = []
     for start in range(0, len(steps), COUNTS_AT_ONCE):

@@ -1,4 +1,4 @@
-"""Statements as data, and plans: a store's logic, which yields statements and receives what they answer. No I/O."""
+"""Statements as data, and plans: the logic of a store, which yields statements and receives their answers. No I/O."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """`values`: its parameters. `read`: what becomes of the rows that it answers; None: nobody needs an answer, so that
-    it may be sent together with the next one. `counts`: its answer is how many rows it changed. `writes`: it may change
-    something."""
+    """`values`: its parameters. `read`: makes the answer of its rows; None: it has no answer, and may be sent together
+    with the next one. `counts`: its answer is the number of changed rows. `writes`: it may change something."""
 
     text: str
     values: Sequence[Any] = ()
@@ -24,21 +23,22 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Atomic:
-    """A plan, made by `plan`, whose statements commit together; a driver may do it again. `single`: it has one
-    statement that changes anything."""
+    """A plan, made by `plan`, whose statements commit together. A driver may repeat it. `single`: only one statement
+    changes anything."""
 
     plan: Callable[[], Plan[Any]]
     single: bool = False
 
 
 Asked: TypeAlias = Statement | Atomic | tuple[Statement, ...]
-"""What a plan yields. Statements of one tuple may go in one exchange with the server; it receives all their answers."""
+"""The values that a plan yields. Statements of one tuple may go in one exchange; the plan receives all their
+answers."""
 Plan: TypeAlias = Generator[Asked, Any, Result]
 
 
 class Query:
-    """A statement under construction, for rows of the topic `key`: calling it takes up a value, and returns what stands
-    for it in the text. Values are taken up in the order of the text."""
+    """A statement under construction, for rows of the topic `key`. A call adds a value, and returns its placeholder.
+    Values are added in the order of the text."""
 
     __slots__ = ("_key", "_values")
 
@@ -52,28 +52,24 @@ class Query:
 
     @property
     def topic(self) -> str:
-        """The comparison with the rows' topic."""
+        """Return the comparison with the rows' topic."""
         return f"= {self(self._key)}"
 
     def reading(self, text: str, read: Callable[[Any], Any]) -> Statement:
-        """A statement that only reads."""
+        """Return a statement that only reads."""
         return Statement(text, tuple(self._values), read)
 
     def rows(self, text: str) -> Statement:
-        """A statement that answers its rows."""
+        """Return a statement whose answer is its rows."""
         return self.reading(text, list)
 
-    def changing(self, text: str) -> Statement:
-        """A statement that answers how many rows it changed."""
-        return Statement(text, tuple(self._values), counts=True, writes=True)
-
     def running(self, text: str) -> Statement:
-        """A statement that changes something, and whose answer nobody needs."""
+        """Return a statement that changes something and has no answer."""
         return Statement(text, tuple(self._values), writes=True)
 
 
 def drive(plan: Plan[Result], answer: Callable[[Sequence[Statement]], list[Any]]) -> Result:
-    """Run a plan where everything that happens until the commit is one transaction already."""
+    """Run a plan inside a transaction, so that all its statements commit together."""
     answered: Any = None
     while True:
         try:
@@ -92,7 +88,7 @@ def drive(plan: Plan[Result], answer: Callable[[Sequence[Statement]], list[Any]]
 async def drive_async(
     plan: Plan[Result], answer: Callable[[Statement], Awaitable[Any]], atomic: Callable[[Atomic], Awaitable[Any]]
 ) -> Result:
-    """Run a plan whose statements are answered by `answer`, and those that commit together by `atomic`."""
+    """Run a plan: single statements by `answer`, and those that commit together by `atomic`."""
     answered: Any = None
     while True:
         try:

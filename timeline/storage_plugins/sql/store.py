@@ -3,19 +3,24 @@ plans of topic records, each a transaction of its own."""
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 
 from timeline.columns import Int64
-from timeline.model import Answers, Rows, Topic
+from timeline.model import MAX_PAYLOAD_BYTES, Answers, Rows, Topic
 from timeline.storage_plugins.contract import (
+    Capabilities,
     Mutations,
+    Opened,
     Page,
     Puts,
     ScanFilter,
     Store,
+    StoreError,
     StoreUnavailable,
     StoreUnknown,
     Swept,
@@ -23,6 +28,7 @@ from timeline.storage_plugins.contract import (
     TagStep,
     TopicConflict,
 )
+from timeline.storage_plugins.errors import gravest
 from timeline.storage_plugins.records import check_update, dropped, same_settings, settings_text, topic_of
 from timeline.storage_plugins.sql import changes, reading
 from timeline.storage_plugins.sql.dialect import Changes, SqlDialect
@@ -119,6 +125,37 @@ class SqlStore(Store):
         return await self._read_of(topic, lambda key: reading.next_due(self.sql, key, after_ms, buckets), lambda: None)
 
 
+class ServerStore(SqlStore):
+    """The base of SQL stores on a server, which several brokers share."""
+
+    capabilities = Capabilities(
+        durable=True,
+        survives_failover=False,
+        shared=True,
+        payload_limit_bytes=MAX_PAYLOAD_BYTES,
+        own_clock=True,
+        exact_counts=True,
+    )
+
+    def __init__(self) -> None:
+        self._opened: Opened | None = None
+        self._opening = asyncio.Lock()
+
+    async def open(self) -> Opened:
+        async with self._opening:
+            if self._opened is None:
+                try:
+                    self._opened = await self._open()
+                except StoreUnknown as lost:
+                    # The next opening finds, or makes, whatever is missing of the schema.
+                    raise StoreUnavailable(lost.reason) from lost
+            return self._opened
+
+    @abstractmethod
+    async def _open(self) -> Opened:
+        """Connect, and create or migrate the schema. Hold nothing if that fails."""
+
+
 def without_all(topic: Topic, buckets: Sequence[int] | None) -> Sequence[int] | None:
     """Return the buckets to look into; None if they are all that the topic has."""
     return None if buckets is None or len(set(buckets)) == topic.settings.buckets else buckets
@@ -195,12 +232,9 @@ def whole(parts: list[Result | BaseException], begun: bool = False) -> list[Resu
     some parts were done. `begun`: some were done before these."""
     done = [part for part in parts if not isinstance(part, BaseException)]
     failed = [part for part in parts if isinstance(part, BaseException)]
-    if not failed:
-        return done
-    graver = next((error for error in failed if not isinstance(error, StoreUnavailable)), None)
-    if graver is None and (done or begun) and isinstance(failed[0], StoreUnavailable):
-        raise StoreUnknown(f"a part of it was done, then: {failed[0].reason}") from failed[0]
-    raise graver or failed[0]
+    if failed:
+        raise gravest(cast(list[StoreError], failed), begun or bool(done))
+    return done
 
 
 def cut(puts: Puts, at_once: int = PUT_AT_ONCE) -> list[Puts]:

@@ -26,15 +26,15 @@ APPLICATION_ID = 0x544C4E31
 MAGIC = b"SQLite format 3\0"
 """How every SQLite database begins, unless it is still empty."""
 PAGE_BYTES = 4096
-"""The page size of a new file. Larger pages make a commit of few messages slower: single puts run at 19,200 to 20,700/s
-with 4,096 and at 16,600 to 18,300 with 8,192, in turn. A cycle beside 1 M pending is equally fast."""
+"""The page size of a new file. Larger pages make a commit of few messages slower. Single puts, in turn: 19,200 to
+20,700/s with 4,096, and 16,600 to 18,300 with 8,192. A cycle beside 1 M pending is equally fast."""
 CACHE_MIB = 64
 CACHE_MIB_RANGE = (1, 65_536)
 SPARE_BYTES = 1024 * 1024
 """Puts are refused when the disk has only this much left, beside what the log still has to carry."""
 PASS_PAGES = 6_000
 """Pages in the log that make a pass worth its two fsyncs. With random ids the same page is written many times and
-carried once: measured with 1 M pending, 18k cycles/s with 1,000 pages, 26k with 8,000, 27k with 32,000."""
+carried once. Measured with 1 M pending: 18k cycles/s with 1,000 pages, 26k with 8,000, 27k with 32,000."""
 REST_PAGES = 600
 """So many pages the writer carries by itself: 2 to 4 ms. A whole log took it 40 to 50 ms inside a commit."""
 LOG_PAGES = 60_000
@@ -287,7 +287,7 @@ class Database:
 
 
 class _Watched:
-    """A file that SQLite has open. SQLite never makes it shorter than it was, or than `limit_bytes`: we do not vacuum
+    """A file that SQLite has open. SQLite never makes it shorter than it was, or than `limit_bytes`. We do not vacuum
     the database, and a log that starts again keeps its file up to the limit."""
 
     BACK = (

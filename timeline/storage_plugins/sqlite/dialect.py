@@ -1,5 +1,5 @@
-"""SQLite's dialect: batches in, columns out, each in one step. And puts and settles in the plain case, by columns: a
-free id, or token and holder, decide.
+"""SQLite's dialect: batches in, columns out, each in one step. And puts and settles in the plain case,
+where a free id, or token and holder, decide.
 
 The interpreter's lock is released at every step of a statement, and taken back only when the event loop's thread
 releases it. Measured with a busy main thread: 1,000 messages by `executemany` and a row fetched for each cycle at 200

@@ -46,8 +46,8 @@ from timeline.storage_plugins.versions import Versions
 READERS = 2
 ROWS_AT_ONCE = 150
 ROW_WEIGHT = 27
-"""Messages of one work of a tag operation or a sweep, and the weight of each in a transaction: it dirties at least two
-pages of its own. Leases and settles may have to wait for one work: messages that are leased ahead by then are not
+"""Messages of one work of a tag operation or a sweep, and the weight of each, which dirties at least two pages of its
+own. Leases and settles may have to wait for one work: messages that are leased ahead by then are not
 late."""
 WORKS_IN_LINE = 16
 """The most such works that wait at once, for a transaction each."""

@@ -1,12 +1,11 @@
 """The one writer: a thread that commits, in one transaction, all the work that waits for it.
 
 While one transaction is on its way to the disk, the work of the next one gathers: group commit by pressure, no timer.
-Leases and settles go ahead of puts and mutations. Each transaction has at least one put or mutation, or every other
-transaction if that one is heavy: puts go on, however many topics lease and settle. If leases or settles wait, it has
-just that one. Leases come last in a transaction, also those that came after it began: a message that is put as due is
-leased at once, with one commit for both. Nothing is answered before the commit. If the transaction fails, it is rolled
-back and its works run again one by one, so that only the faulty one fails.
-"""
+Leases and settles go ahead of puts and mutations. Each transaction has at least one put or mutation (every other one,
+if that is heavy), so that puts go on however many topics lease and settle. If leases or settles wait, it has just that
+one. Leases come last in a transaction, also those that came after it began. So a message that is put as due is leased
+at once, with one commit for both. Nothing is answered before the commit. If the transaction fails, it is rolled back
+and its works run again one by one, so that only the faulty one fails."""
 
 from __future__ import annotations
 
@@ -322,8 +321,8 @@ class SqliteWriter:
                 self.trouble["damaged"] = f"a transaction could not be rolled back: {error}"
 
     def _reuse_log(self) -> None:
-        """Carry the log to its place, so that the next transaction overwrites it instead of appending: when little is
-        left of it, and around a full disk, so that settles, which free space, go on."""
+        """Carry the log to its place, so that the next transaction overwrites it instead of appending. That is when
+        little is left of it, and around a full disk, where settles free space."""
         try:
             if not self._connection.in_transaction:
                 self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
