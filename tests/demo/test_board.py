@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from tests.demo.staged import StagedDay
+from timeline.cli.terminal.output import Screen
 from timeline.demo.board import BoardWatcher, LineWatcher, draw, shown, watcher
 from timeline.demo.picture import DayPicture, FlightStage, Tail, percentile
 from timeline.demo.plan import HISTORY_SUFFIX, DayPlan
@@ -190,8 +191,9 @@ def test_the_end_is_told(plan: DayPlan, tmp_path: Path) -> None:
         plan, read_history(tmp_path.glob(f"*{HISTORY_SUFFIX}")), [], plan.last_due_ms + 10_000, ["a gate fell"]
     )
     out = io.StringIO()
-    tell(Played(summary, plan, tmp_path), Console(file=out, width=120))
+    tell(Played(summary, plan, tmp_path), Screen(out))
     text = out.getvalue()
+    assert text.count("✓") == 7 and "✕" not in text and "[" not in text
     assert "Friday 08 March 2013" in text
     assert "off: a gate fell" in text
     assert "4 gates crashed, 4 leases ran out and came back" in text

@@ -177,7 +177,8 @@ def tell(played: Played, console: Console) -> None:
     table.columns[1].justify = table.columns[2].justify = "right"
     for name, asked in data_of(plan).items():
         found = getattr(summary, name)
-        table.add_row(name, str(found), str(asked), "[green]✓" if found == asked else "[bold red]✕")
+        mark = Text("✓", style="green") if found == asked else Text("✕", style="bold red")
+        table.add_row(name, str(found), str(asked), mark)
     console.print(table)
     back = summary.redelivery_lateness
     late = f", handed out again {back} after their time" if back.count else ""
@@ -191,4 +192,4 @@ def tell(played: Played, console: Console) -> None:
     if played.folder is not None:
         lines.append((f"histories, logs and store are kept in {played.folder}", "grey58"))
     for line, style in lines:
-        console.print(Text(line, style=style) if style else line, soft_wrap=True)
+        console.print(Text(line, style=style), soft_wrap=True)
