@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from tests.demo.staged import StagedDay
-from timeline.cli.terminal.output import Screen
+from timeline.cli.output import Screen
 from timeline.demo.board import BoardWatcher, LineWatcher, draw, shown, watcher
 from timeline.demo.picture import DayPicture, FlightStage, Tail, percentile
 from timeline.demo.plan import HISTORY_SUFFIX, DayPlan
