@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+from timeline.columns import Ragged
 from timeline.leases import Ask, Decision, Message, state_of
 from timeline.leases.table import REMEMBERED
-from timeline.model import Answers, Displaced, Operation, Rows, State, Status
+from timeline.model import Answers, Displaced, Operation, Rows, State, Status, buckets_of
 from timeline.storage_plugins.contract import Mutations, Page, Puts, ScanFilter, Settles, TagMutation
 from timeline.storage_plugins.errors import StoreError, StoreUnavailable
 
@@ -106,6 +107,15 @@ def matches(where: ScanFilter, message: Message, tag: bytes, now_ms: int) -> boo
 def cursor_at(bucket: int, id: bytes) -> bytes:
     """Return the cursor of a walk that has passed (bucket, id)."""
     return bucket.to_bytes(4, "big") + id
+
+
+def places_of(ids: Ragged, buckets: int, cursor: bytes, limit: int) -> tuple[list[tuple[int, bytes]], bytes | None]:
+    """Return a page of a scan of `ids`, as (bucket, id) in order, and where to go on (None: no more)."""
+    distinct = Ragged.of(list(set(ids.tolist())))
+    places = sorted(zip(buckets_of(distinct, buckets).tolist(), distinct.tolist(), strict=True))
+    if cursor:
+        places = [place for place in places if place > place_of(cursor)]
+    return places[:limit], cursor_at(*places[limit - 1]) if len(places) > limit else None
 
 
 def place_of(cursor: bytes) -> tuple[int, bytes]:

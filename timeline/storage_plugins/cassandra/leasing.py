@@ -201,19 +201,11 @@ class LeaseProgress:
         self.grant = [self.grant[at] for at in order]
 
 
-async def lease_due(
-    context: StoreContext,
-    topic: Topic,
-    buckets: Sequence[int] | None,
-    now_ms: int,
-    due_before_ms: int,
-    grants: Sequence[Grant],
-    overdue_ms: int,
-) -> LeasedRows:
+async def lease_due(call: LeaseCall, buckets: Sequence[int] | None, grants: Sequence[Grant]) -> LeasedRows:
     """`Store.lease_due`."""
+    context, topic, result = call.context, call.topic, LeaseProgress()
     count = topic.settings.buckets
     numbers = sorted({at for at in (range(count) if buckets is None else buckets) if 0 <= at < count})
-    call, result = LeaseCall(context, topic, now_ms, due_before_ms, overdue_ms), LeaseProgress()
     # If nothing is due by a bucket's head, nothing else of it needs to be known.
     heads, stands = await asyncio.gather(context.partition.heads(topic.uid, numbers), context.stands(topic))
     if not stands:
@@ -232,7 +224,7 @@ async def lease_due(
         grant=np.array(result.grant, dtype=np.uint32),
         was_due_ms=np.array([old.message.due_ms for old in result.before], dtype=np.int64),
         prior_holders=Ragged.of([old.message.holder for old in result.before]),
-        next_due_ms=None if overdue_ms > 0 else next_ms,
+        next_due_ms=None if call.overdue_ms > 0 else next_ms,
         expired=result.expired,
         buried=rows_of(result.buried),
         damaged=tuple(at for at, pair in enumerate(contents) if pair is None),

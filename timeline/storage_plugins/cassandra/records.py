@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from timeline.model import Topic
-from timeline.storage_plugins.cassandra.session import CassandraSession, WriteUnknown
+from timeline.storage_plugins.cassandra.session import CassandraSession, WriteUnknown, in_doubt
 from timeline.storage_plugins.cassandra.statements import PARTS
 from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown, TopicConflict
 from timeline.storage_plugins.records import check_update, same_settings, settings_text, topic_of
@@ -81,10 +81,8 @@ async def update(connected: CassandraSession, topic: Topic) -> Topic:
     """`Store.update_topic`."""
     changed = check_update(await standing(connected, topic.name), topic)
     values = (settings_text(changed), changed.revision, changed.created_ms, topic.name, topic.uid)
-    try:
+    with in_doubt("the topic may be changed"):
         rows = await connected.write([("topic_update", (*values, topic.revision))])
-    except WriteUnknown as doubt:
-        raise StoreUnknown(f"the topic may be changed: {doubt}") from doubt
     if not rows[0][0]:
         check_update(await standing(connected, topic.name, serial=True), topic)
         raise TopicConflict(f"topic {topic.name!r} was changed meanwhile; read it again", id=topic.name)
@@ -97,13 +95,11 @@ async def drop(connected: CassandraSession, topic: Topic) -> bool:
     stands = await standing(connected, topic.name)
     if stands is None or stands.uid != topic.uid:
         return False
-    try:
+    with in_doubt("the topic may be dropped"):
         await connected.write([("dropped_add", (topic.uid, topic.settings.buckets))])
         rows = await connected.write([("topic_drop", (topic.name, topic.uid))])
-        if not rows[0][0]:
-            return False
-    except WriteUnknown as doubt:
-        raise StoreUnknown(f"the topic may be dropped: {doubt}") from doubt
+    if not rows[0][0]:
+        return False
     try:
         await _clear(connected, topic.uid, topic.settings.buckets)
     except (WriteUnknown, StoreUnavailable) as left:
@@ -125,11 +121,9 @@ async def clear_dropped(connected: CassandraSession) -> bool:
     gone = next((row for row in rows if row.uid not in stand), None)
     if gone is None:
         return False
-    try:
+    with in_doubt("the rows of a dropped topic may be removed"):
         await _clear(connected, gone.uid, gone.buckets)
         await connected.write([("dropped_remove", (gone.uid,))])
-    except WriteUnknown as doubt:
-        raise StoreUnknown(f"what is left of a dropped topic may be removed: {doubt}") from doubt
     return True
 
 

@@ -10,7 +10,8 @@ import socket
 import struct
 import threading
 from collections import deque, namedtuple
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -32,7 +33,7 @@ from cassandra.query import BatchStatement, BatchType, BoundStatement, PreparedS
 
 from timeline.storage_plugins.cassandra.location import PASSWORD, USER, CassandraLocation
 from timeline.storage_plugins.cassandra.statements import BATCHED, TABLES, TEXTS
-from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable
+from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.versions import Step, Versions, migrate
 
 PROTOCOL = 5
@@ -63,6 +64,15 @@ def rows_as(columns: Sequence[str], rows: Sequence[Any]) -> list[Any]:
 
 class WriteUnknown(Exception):
     """A write with unknown outcome: it may have happened, or may happen later."""
+
+
+@contextmanager
+def in_doubt(what: str) -> Iterator[None]:
+    """Raise StoreUnknown, saying `what` may have happened, in place of WriteUnknown."""
+    try:
+        yield
+    except WriteUnknown as doubt:
+        raise StoreUnknown(f"{what}: {doubt}") from doubt
 
 
 class Tombstoned(StoreUnavailable):

@@ -99,10 +99,7 @@ class CassandraStore(Store):
     async def inspect(self) -> Opened:
         connected, opened = self._connected(), self._opened
         assert opened is not None
-        try:
-            unsafe, there = await asyncio.to_thread(look, connected.session, self._location)
-        except (DriverException, NoHostAvailable) as error:
-            raise unavailable(error) from error
+        unsafe, there = await _in_thread(look, connected.session, self._location)
         uid = await records.known_uid(connected) if there else ""
         self.capabilities = dataclasses.replace(self.capabilities, durable=not unsafe)
         return Opened(uid, opened.server, unsafe + self._warnings)
@@ -127,11 +124,7 @@ class CassandraStore(Store):
         await records.probe(self._at_work().partition.connected)
 
     async def migrate(self, contract: bool) -> Versions:
-        connected = self._connected()
-        try:
-            return await asyncio.to_thread(migrated, connected.session, contract)
-        except (DriverException, NoHostAvailable) as error:
-            raise unavailable(error) from error
+        return await _in_thread(migrated, self._connected().session, contract)
 
     def _at_work(self) -> StoreContext:
         if self._context is None:
@@ -180,7 +173,8 @@ class CassandraStore(Store):
         grants: Sequence[Grant],
         overdue_ms: int = 0,
     ) -> LeasedRows:
-        return await leasing.lease_due(self._at_work(), topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
+        call = leasing.LeaseCall(self._at_work(), topic, now_ms, due_before_ms, overdue_ms)
+        return await leasing.lease_due(call, buckets, grants)
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
         context = self._at_work()
@@ -213,3 +207,11 @@ class CassandraStore(Store):
 
     async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
         return await self._of(topic, walks.sweep, Swept(), now_ms, limit)
+
+
+async def _in_thread(work: Callable[..., Answer], *given: Any) -> Answer:
+    """Return what `work` answers, which blocks. Raise StoreUnavailable for the driver's errors."""
+    try:
+        return await asyncio.to_thread(work, *given)
+    except (DriverException, NoHostAvailable) as error:
+        raise unavailable(error) from error

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from timeline.columns import Int64, Ragged
+from timeline.columns import Int64
 from timeline.leases import decide, state_of
-from timeline.model import Rows, State, Status, Topic, buckets_of
-from timeline.storage_plugins.asks import cursor_at, matches, place_of, tag_ask
+from timeline.model import Rows, State, Status, Topic
+from timeline.storage_plugins.asks import cursor_at, matches, place_of, places_of, tag_ask
 from timeline.storage_plugins.cassandra import records
 from timeline.storage_plugins.cassandra.bucket import (
     AT_ONCE,
@@ -191,13 +191,9 @@ async def scan(
     if where.ids is None:
         found, onward = await _walk(context, topic, wanted, cursor, limit, where.tag, payload)
         return await _page(context, topic, found, onward, payload)
-    ids = Ragged.of(list(dict.fromkeys(where.ids.tolist())))
-    places = sorted(zip(buckets_of(ids, topic.settings.buckets).tolist(), ids.tolist(), strict=True))
-    if cursor:
-        places = [place for place in places if place > place_of(cursor)]
-    onward = cursor_at(*places[limit - 1]) if len(places) > limit else None
+    places, onward = places_of(where.ids, topic.settings.buckets, cursor, limit)
     by_bucket: dict[int, list[bytes]] = {}
-    for bucket, id in places[:limit]:
+    for bucket, id in places:
         by_bucket.setdefault(bucket, []).append(id)
     parts = await asyncio.gather(
         *(_stored(context, (topic.uid, bucket), mine, payload) for bucket, mine in by_bucket.items())

@@ -9,11 +9,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-import numpy as np
-
 from timeline.columns import Int64
 from timeline.kinds import kind_of
-from timeline.model import MAX_PAYLOAD_BYTES, Answers, Rows, Topic
+from timeline.model import MAX_PAYLOAD_BYTES, Answers, Topic
 from timeline.storage_plugins.contract import (
     Capabilities,
     Grant,
@@ -164,36 +162,27 @@ class MemoryStore(Store):
         return changes.mutate(MemoryCall(rows, topic.settings, now_ms), mutations)
 
     async def mutate_tag(self, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int) -> TagStep:
-        rows = self._of(topic)
-        if rows is None:
-            return TagStep({}, None)
-        call = MemoryCall(rows, topic.settings, now_ms)
-        return changes.mutate_tag(call, self._walks[topic.uid], mutation, cursor, limit)
+        call = MemoryCall(self._made(topic) or _NONE, topic.settings, now_ms)
+        return changes.mutate_tag(call, self._walks.get(topic.uid, _NO_WALKS), mutation, cursor, limit)
 
     async def held_by(self, topic: Topic, now_ms: int, holder: bytes, cursor: bytes, limit: int) -> Page:
-        rows = self._of(topic)
-        if rows is None:
-            return Page(Rows.empty(payload=True), None)
-        return walks.held_by(rows, now_ms, holder, cursor, limit)
+        return walks.held_by(self._made(topic) or _NONE, now_ms, holder, cursor, limit)
 
     async def scan(
         self, topic: Topic, now_ms: int, where: ScanFilter, cursor: bytes, limit: int, payload: bool
     ) -> Page:
-        rows = self._of(topic)
-        if rows is None:
-            return Page(Rows.empty(payload), None)
-        return walks.scan(rows, self._walks[topic.uid], now_ms, where, cursor, limit, payload)
+        going = self._walks.get(topic.uid, _NO_WALKS)
+        return walks.scan(self._made(topic) or _NONE, going, now_ms, where, cursor, limit, payload)
 
     async def count_due(self, topic: Topic, edges_ms: Int64) -> Int64:
-        rows = self._made(topic)
-        return (
-            np.zeros(max(0, len(edges_ms) - 1), dtype=np.int64) if rows is None else rows.free.count_between(edges_ms)
-        )
+        return (self._made(topic) or _NONE).free.count_between(edges_ms)
 
     async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
-        rows = self._made(topic)
-        return None if rows is None else leasing.next_due(rows, buckets, after_ms)
+        return leasing.next_due(self._made(topic) or _NONE, buckets, after_ms)
 
     async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
-        rows = self._made(topic)
-        return Swept() if rows is None else changes.sweep(MemoryCall(rows, topic.settings, now_ms), limit)
+        return changes.sweep(MemoryCall(self._made(topic) or _NONE, topic.settings, now_ms), limit)
+
+
+_NONE, _NO_WALKS = TopicRows(1), walks.Walks()
+"""The rows of a topic that has none yet, or was dropped: for calls that only look for some."""

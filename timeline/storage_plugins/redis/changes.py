@@ -352,6 +352,8 @@ class RedisCall:
 
     def finish(self) -> Answers:
         """Return the answers; raise if all of them failed."""
+        if self.gone:
+            return dropped(self.keys.topic, len(self.answers))
         if self.troubles and len(self.troubles) == len(self.answers):
             raise gravest(self.troubles)
         return self.answers
@@ -367,11 +369,11 @@ def _contents(puts: Puts) -> list[bytes]:
     return [payload + headers for payload, headers in zip(payloads, puts.headers.tolist(), strict=True)]
 
 
-async def put(server: Server, topic: Topic, now_ms: int, puts: Puts) -> Answers:
+async def put(keys: BucketKeys, now_ms: int, puts: Puts) -> Answers:
     """`Store.put`: all as if their ids were free. The rules decide those whose ids are not."""
     count = len(puts)
     answers = Answers.blank(count)
-    keys, ids, contents, values = BucketKeys(server, topic), puts.ids.tolist(), _contents(puts), pack_puts(puts, now_ms)
+    ids, contents, values = puts.ids.tolist(), _contents(puts), pack_puts(puts, now_ms)
     weight = puts.payloads.nbytes + puts.headers.nbytes
     late = puts.never_deliverable(now_ms)
     first = range(count) if len(set(ids)) == count else _first(ids)
@@ -384,7 +386,7 @@ async def put(server: Server, topic: Topic, now_ms: int, puts: Puts) -> Answers:
     else:
         outcome = await keys.put(ids, values, contents, weight)
     if outcome.gone:
-        return dropped(topic, count)
+        return dropped(keys.topic, count)
     chosen = np.asarray(plain, dtype=np.intp)
     answers.version[chosen] = 1
     answers.due_ms[chosen] = puts.due_ms[chosen]
@@ -398,8 +400,6 @@ async def put(server: Server, topic: Topic, now_ms: int, puts: Puts) -> Answers:
         known = {plain[number]: stands for number, stands in outcome.stands.items()}
         call.asks = dict(zip(rest, put_asks(puts.take(np.array(rest))), strict=True))
         await call.decide(rest, known)
-        if call.gone:
-            return dropped(topic, count)
     return call.finish()
 
 
@@ -408,15 +408,15 @@ def _first(ids: list[bytes]) -> list[int]:
     return sorted({id: at for at, id in zip(range(len(ids) - 1, -1, -1), reversed(ids), strict=True)}.values())
 
 
-async def settle(server: Server, topic: Topic, now_ms: int, settles: Settles) -> Answers:
+async def settle(keys: BucketKeys, now_ms: int, settles: Settles) -> Answers:
     """`Store.settle`. One script does the acks whose token matches, the rules all else."""
     ids = settles.ids.tolist()
-    call = RedisCall(BucketKeys(server, topic), now_ms, ids, Answers.blank(len(ids), Status.NOT_FOUND))
+    call = RedisCall(keys, now_ms, ids, Answers.blank(len(ids), Status.NOT_FOUND))
     left = await _ack(call, settles) if len(set(ids)) == len(ids) else list(range(len(ids)))
     if left:
         call.asks = dict(zip(left, settle_asks(settles.take(np.array(left))), strict=True))
         await call.decide(left)
-    return dropped(topic, len(ids)) if call.gone else call.finish()
+    return call.finish()
 
 
 async def _ack(call: RedisCall, settles: Settles) -> list[int]:
@@ -437,9 +437,9 @@ async def _ack(call: RedisCall, settles: Settles) -> list[int]:
     return [at for at in range(len(settles)) if at not in passed] if len(passed) < len(settles) else []
 
 
-async def mutate(server: Server, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
+async def mutate(keys: BucketKeys, now_ms: int, mutations: Mutations) -> Answers:
     """`Store.mutate`."""
     ids, asks = mutations.ids.tolist(), dict(enumerate(mutation_asks(mutations)))
-    call = RedisCall(BucketKeys(server, topic), now_ms, ids, Answers.blank(len(ids), Status.NOT_FOUND), asks)
+    call = RedisCall(keys, now_ms, ids, Answers.blank(len(ids), Status.NOT_FOUND), asks)
     await call.decide(range(len(ids)))
-    return dropped(topic, len(ids)) if call.gone else call.finish()
+    return call.finish()

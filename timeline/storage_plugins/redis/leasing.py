@@ -11,13 +11,12 @@ import numpy as np
 
 from timeline.columns import Int64, Ragged, UInt32
 from timeline.leases import Ask, deal, decide
-from timeline.model import DELIVERED_OUT, Operation, Rows, Status, Topic
+from timeline.model import DELIVERED_OUT, Operation, Rows, Status
 from timeline.storage_plugins.contract import Grant, LeasedRows, StoreError, StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.errors import gravest
 from timeline.storage_plugins.redis import scripts
 from timeline.storage_plugins.redis.changes import BucketKeys, Items, left_of
 from timeline.storage_plugins.redis.records import HEAD_BYTES, HELD, bytes_of, heads_of, rows_of, unpack
-from timeline.storage_plugins.redis.server import Server
 
 MOST_REMOVED = 10_000
 """Expired and delivered-out messages that one call removes before it stops looking further."""
@@ -77,8 +76,7 @@ class _Taken:
 
 
 async def lease_due(
-    server: Server,
-    topic: Topic,
+    keys: BucketKeys,
     buckets: Sequence[int] | None,
     now_ms: int,
     due_before_ms: int,
@@ -86,12 +84,12 @@ async def lease_due(
     overdue_ms: int,
 ) -> LeasedRows:
     """`Store.lease_due`: by one script if all buckets are on one server, else dealt here."""
-    search = _Search(BucketKeys(server, topic), buckets, now_ms, due_before_ms, overdue_ms)
+    search = _Search(keys, buckets, now_ms, due_before_ms, overdue_ms)
     taken = _Taken()
     left = [dataclasses.replace(grant, count=max(0, grant.count)) for grant in grants]
     next_due_ms: int | None = None
     try:
-        if server.cluster:
+        if keys.server.cluster:
             await _lease_apart(search, left, taken)
             next_due_ms = None if overdue_ms else await search.next_lease_ms()
         else:

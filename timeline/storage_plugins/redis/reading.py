@@ -13,13 +13,12 @@ import numpy as np
 from timeline.columns import Int64
 from timeline.leases import Ask, decide
 from timeline.model import Answers, Operation, Rows, Status, Topic, bucket_of
-from timeline.storage_plugins.asks import cursor_at, matches, place_of, tag_ask
+from timeline.storage_plugins.asks import cursor_at, matches, place_of, places_of, tag_ask
 from timeline.storage_plugins.contract import Page, ScanFilter, StoreFull, Swept, TagMutation, TagStep
 from timeline.storage_plugins.errors import gravest
 from timeline.storage_plugins.redis import scripts
 from timeline.storage_plugins.redis.changes import BucketKeys, Items, RedisCall, all_of, left_of
 from timeline.storage_plugins.redis.records import KEPT, KIND_AT, RedisRow, heads_of, rows_of, unpack
-from timeline.storage_plugins.redis.server import Server
 
 PAGE_BYTES = 1024 * 1024
 WALKED_AT_ONCE = 64
@@ -139,17 +138,13 @@ async def _contents(keys: BucketKeys, ids: list[bytes]) -> list[bytes]:
     return found
 
 
-async def scan(
-    server: Server, topic: Topic, now_ms: int, where: ScanFilter, cursor: bytes, limit: int, payload: bool
-) -> Page:
+async def scan(keys: BucketKeys, now_ms: int, where: ScanFilter, cursor: bytes, limit: int, payload: bool) -> Page:
     """`Store.scan`."""
-    keys, limit = BucketKeys(server, topic), max(1, limit)
+    limit = max(1, limit)
     if where.ids is not None:
-        places = sorted((bucket_of(id, topic.settings.buckets), id) for id in set(where.ids.tolist()))
-        places = [place for place in places if not cursor or place > place_of(cursor)]
-        ids = [id for _, id in places[:limit]]
+        places, onward = places_of(where.ids, keys.topic.settings.buckets, cursor, limit)
+        ids = [id for _, id in places]
         values = await keys.fetch(ids) if ids else []
-        onward = cursor_at(*places[limit - 1]) if len(places) > limit else None
     else:
         ids, values, onward = await _walk(keys, where.tag, cursor, limit)
     chosen = []
@@ -161,34 +156,33 @@ async def scan(
     return await _page(keys, [ids[at] for at in chosen], [values[at] for at in chosen], payload, onward)
 
 
-async def held_by(server: Server, topic: Topic, now_ms: int, holder: bytes, cursor: bytes, limit: int) -> Page:
+async def held_by(keys: BucketKeys, now_ms: int, holder: bytes, cursor: bytes, limit: int) -> Page:
     """`Store.held_by`: walks the leases of a bucket by their ends. An extended lease may come twice, but is never
     missed. The cursor is the bucket, the end (8 bytes) and the id."""
-    keys, limit = BucketKeys(server, topic), max(1, limit)
+    limit, buckets = max(1, limit), keys.topic.settings.buckets
     bucket, rest = place_of(cursor)
     due, last = (str(int.from_bytes(rest[:8], "big")).encode(), rest[8:]) if rest else (b"", b"")
     ids: list[bytes] = []
     values: list[bytes] = []
-    while holder and bucket < topic.settings.buckets and len(ids) < limit:
+    while holder and bucket < buckets and len(ids) < limit:
         if not last:
             bucket = await _next_with_leases(keys, bucket, now_ms)
-            if bucket == topic.settings.buckets:
+            if bucket == buckets:
                 break
         args = (now_ms, holder, due, last, LOOKED_AT, limit - len(ids))
-        found, packed, due, last = await server.run(scripts.HELD_BY, [keys.base(bucket)], args)
+        found, packed, due, last = await keys.server.run(scripts.HELD_BY, [keys.base(bucket)], args)
         ids += found
         values += packed
         bucket += not last
     onward = None
     if last:
         onward = _held_cursor(bucket, int(float(due)), last)
-    elif holder and bucket < topic.settings.buckets:
+    elif holder and bucket < buckets:
         onward = cursor_at(bucket, b"")
     page = await _page(keys, ids, values, True, onward)
     if len(page.rows) < len(ids):
         cut = len(page.rows) - 1
-        at = bucket_of(ids[cut], topic.settings.buckets)
-        return Page(page.rows, _held_cursor(at, int(page.rows.due_ms[cut]), ids[cut]))
+        return Page(page.rows, _held_cursor(bucket_of(ids[cut], buckets), int(page.rows.due_ms[cut]), ids[cut]))
     return page
 
 
@@ -204,18 +198,18 @@ async def _next_with_leases(keys: BucketKeys, bucket: int, now_ms: int) -> int:
     return next((at for at, count in zip(rest, counts, strict=True) if count), keys.topic.settings.buckets)
 
 
-async def count_due(server: Server, topic: Topic, edges_ms: Int64) -> Int64:
+async def count_due(keys: BucketKeys, edges_ms: Int64) -> Int64:
     """`Store.count_due`."""
     counts = np.zeros(max(0, len(edges_ms) - 1), dtype=np.int64)
     if len(counts):
-        for _, part in await BucketKeys(server, topic).each(scripts.COUNT, None, *edges_ms.tolist()):
+        for _, part in await keys.each(scripts.COUNT, None, *edges_ms.tolist()):
             counts += np.array(part, dtype=np.int64)
     return counts
 
 
-async def next_due(server: Server, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
+async def next_due(keys: BucketKeys, buckets: Sequence[int] | None, after_ms: int) -> int | None:
     """`Store.next_due`."""
-    answers = await BucketKeys(server, topic).each(scripts.SOONEST, buckets, b"(%d" % after_ms)
+    answers = await keys.each(scripts.SOONEST, buckets, b"(%d" % after_ms)
     return min((int(float(time)) for _, times in answers for time in times if time), default=None)
 
 
@@ -242,13 +236,10 @@ class _TagCall(RedisCall):
         return ask
 
 
-async def mutate_tag(
-    server: Server, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int
-) -> TagStep:
+async def mutate_tag(keys: BucketKeys, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int) -> TagStep:
     """`Store.mutate_tag`."""
     if not mutation.tag:
         return TagStep({}, None)
-    keys = BucketKeys(server, topic)
     ids, values, onward = await _walk(keys, mutation.tag, cursor, max(1, limit))
     call = _TagCall(keys, now_ms, ids, Answers.blank(len(ids)), dry_run=mutation.dry_run, mutation=mutation)
     await call.decide(range(len(ids)), dict(enumerate(values)))
@@ -263,9 +254,9 @@ async def mutate_tag(
     return TagStep(dict(Counter(status.tolist())), onward, min(moved, default=None))
 
 
-async def sweep(server: Server, topic: Topic, now_ms: int, limit: int) -> Swept:
+async def sweep(keys: BucketKeys, now_ms: int, limit: int) -> Swept:
     """`Store.sweep`. There are no payloads without metadata: one script writes and removes both."""
-    keys, limit, settings = BucketKeys(server, topic), max(1, limit), topic.settings
+    limit, settings = max(1, limit), keys.topic.settings
     until = {b":e": now_ms, b":k": now_ms - settings.remember_ms}
     if settings.dead_retention_ms:
         until[b":x"] = now_ms - settings.dead_retention_ms

@@ -25,6 +25,7 @@ from timeline.storage_plugins.contract import (
     TagStep,
 )
 from timeline.storage_plugins.redis import changes, leasing, reading, schema, scripts
+from timeline.storage_plugins.redis.changes import BucketKeys
 from timeline.storage_plugins.redis.location import RedisLocation
 from timeline.storage_plugins.redis.server import Server, check_rights, read_settings
 from timeline.storage_plugins.versions import Versions
@@ -90,6 +91,9 @@ class RedisStore(Store):
             raise StoreUnavailable("the store is not open")
         return self._server
 
+    def _keys(self, topic: Topic) -> BucketKeys:
+        return BucketKeys(self._running(), topic)
+
     async def check(self) -> None:
         server = self._running()
         key = f"{self._location.prefix}:check".encode()
@@ -121,7 +125,7 @@ class RedisStore(Store):
     # ── messages ──
 
     async def put(self, topic: Topic, now_ms: int, puts: Puts) -> Answers:
-        return await changes.put(self._running(), topic, now_ms, puts)
+        return await changes.put(self._keys(topic), now_ms, puts)
 
     async def lease_due(
         self,
@@ -132,34 +136,34 @@ class RedisStore(Store):
         grants: Sequence[Grant],
         overdue_ms: int = 0,
     ) -> LeasedRows:
-        return await leasing.lease_due(self._running(), topic, buckets, now_ms, due_before_ms, grants, overdue_ms)
+        return await leasing.lease_due(self._keys(topic), buckets, now_ms, due_before_ms, grants, overdue_ms)
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
-        return await changes.settle(self._running(), topic, now_ms, settles)
+        return await changes.settle(self._keys(topic), now_ms, settles)
 
     async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
-        return await changes.mutate(self._running(), topic, now_ms, mutations)
+        return await changes.mutate(self._keys(topic), now_ms, mutations)
 
     async def mutate_tag(self, topic: Topic, now_ms: int, mutation: TagMutation, cursor: bytes, limit: int) -> TagStep:
-        return await reading.mutate_tag(self._running(), topic, now_ms, mutation, cursor, limit)
+        return await reading.mutate_tag(self._keys(topic), now_ms, mutation, cursor, limit)
 
     async def held_by(self, topic: Topic, now_ms: int, holder: bytes, cursor: bytes, limit: int) -> Page:
-        return await reading.held_by(self._running(), topic, now_ms, holder, cursor, limit)
+        return await reading.held_by(self._keys(topic), now_ms, holder, cursor, limit)
 
     async def scan(
         self, topic: Topic, now_ms: int, where: ScanFilter, cursor: bytes, limit: int, payload: bool
     ) -> Page:
-        return await reading.scan(self._running(), topic, now_ms, where, cursor, limit, payload)
+        return await reading.scan(self._keys(topic), now_ms, where, cursor, limit, payload)
 
     async def count_due(self, topic: Topic, edges_ms: Int64) -> Int64:
-        return await reading.count_due(self._running(), topic, edges_ms)
+        return await reading.count_due(self._keys(topic), edges_ms)
 
     async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
-        return await reading.next_due(self._running(), topic, buckets, after_ms)
+        return await reading.next_due(self._keys(topic), buckets, after_ms)
 
     async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
         server = self._running()
         left = await schema.dropped_topics(server)
-        swept = await reading.sweep(server, topic, now_ms, limit)
+        swept = await reading.sweep(BucketKeys(server, topic), now_ms, limit)
         await schema.clear(server, left)
         return swept
