@@ -84,13 +84,7 @@ class Ids:
 
 def encode_id(id: object) -> bytes:
     """Return an id as bytes. Raise Invalid unless it is text of 1 to 255 bytes of UTF-8 without NUL."""
-    if not isinstance(id, str):
-        raise Invalid(f"an id is text, not {type(id).__name__}: {id!r:.80}")
-    encoded = _utf8(id, "an id", about=id)
-    if not 1 <= len(encoded) <= MAX_ID_BYTES or b"\0" in encoded:
-        said = f"an id is 1 to {MAX_ID_BYTES} bytes of UTF-8 without NUL, not {len(encoded)}: {id!r:.80}"
-        raise Invalid(said, id=id)
-    return encoded
+    return _encoded(id, "an id", 1, MAX_ID_BYTES, id)
 
 
 @contextmanager
@@ -111,32 +105,28 @@ def of_message(error: Invalid | TooLarge, id: object) -> Invalid | TooLarge:
 
 def encode_tag(tag: object) -> bytes:
     """Return a tag as bytes. None or empty: no tag. Raise Invalid for more than 64 bytes."""
-    if tag is None:
-        return b""
-    if not isinstance(tag, str):
-        raise Invalid(f"a tag is text, not {type(tag).__name__}: {tag!r:.80}")
-    encoded = _utf8(tag, "a tag")
-    if len(encoded) > MAX_TAG_BYTES or b"\0" in encoded:
-        raise Invalid(f"a tag is at most {MAX_TAG_BYTES} bytes of UTF-8 without NUL, not {len(encoded)}: {tag!r:.80}")
-    return encoded
+    return b"" if tag is None else _encoded(tag, "a tag", 0, MAX_TAG_BYTES)
 
 
 def encode_text(text: object, name: str, most_bytes: int, least_bytes: int = 1) -> str:
     """Return `text` if it has the allowed length in UTF-8 and no NUL. Raise Invalid otherwise."""
+    return _encoded(text, name, least_bytes, most_bytes).decode()
+
+
+def _encoded(text: object, name: str, least: int, most: int, id: object = None) -> bytes:
+    """Return `text` in UTF-8. Raise Invalid, about the message `id` if that is text."""
     if not isinstance(text, str):
         raise Invalid(f"{name} is text, not {type(text).__name__}: {text!r:.80}")
-    size = len(_utf8(text, name))
-    if not least_bytes <= size <= most_bytes or "\0" in text:
-        raise Invalid(f"{name} is {least_bytes} to {most_bytes} bytes of UTF-8 without NUL, not {size}: {text!r:.80}")
-    return text
-
-
-def _utf8(text: str, name: str, about: str | None = None) -> bytes:
+    about = id if isinstance(id, str) else None
     try:
-        return text.encode()
+        encoded = text.encode()
     except UnicodeEncodeError:
         said = f"{name} holds half of a surrogate pair, which UTF-8 cannot carry: {text!a:.80}"
         raise Invalid(said, id=about) from None
+    if not least <= len(encoded) <= most or b"\0" in encoded:
+        allowed = f"{least} to {most}" if least else f"at most {most}"
+        raise Invalid(f"{name} is {allowed} bytes of UTF-8 without NUL, not {len(encoded)}: {text!r:.80}", id=about)
+    return encoded
 
 
 def check_payload(payload: object) -> bytes:

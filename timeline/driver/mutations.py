@@ -402,55 +402,62 @@ class MutationCalls:
         asked = _asked(frame)
         told = TagProgress(op=frame.op, asked=asked) if resume is None else TagProgress.of(resume)
         told.check(asked)
-        before, unsure = told.done, resume is not None
+        walk = _TagWalk(self._context, replace(frame, op=told.op), told, progress or (lambda _: None), timeout)
+        walk.unsure, before = resume is not None, told.done
         try:
-            if not told.started_ms and not frame.dry_run:
-                await self._begin(replace(frame, op=told.op, dry_run=True), told, progress, timeout)
-            while not told.finished:
-                attempt = AttemptState()
-                chunk = await self._chunk(replace(frame, op=told.op, cursor=told.cursor), told, timeout, attempt)
-                unsure = unsure or attempt.unsure
-                for code, many in chunk.counts.items():
-                    status = Status.of(code)
-                    told.counts[status] = told.counts.get(status, 0) + many
-                told.cursor, told.finished = chunk.cursor, not chunk.cursor
-                if told.finished and unsure and told.total > told.done:
-                    told.counts[Status.UNKNOWN] = told.total - told.done
-                if progress is not None:
-                    progress(told.copy())
+            await walk.run()
         except TimelineError as error:
             raise _broken_off(error, told, not frame.dry_run and told.done > before) from error
         return told
 
-    async def _begin(
-        self,
-        look: MutateTag,
-        told: TagProgress,
-        progress: Callable[[TagProgress], object] | None,
-        timeout: Duration | None,
-    ) -> None:
+
+@dataclass(slots=True)
+class _TagWalk:
+    """One call by tag, chunk by chunk. `told`: how far it has come. `unsure`: an answer was lost, or it was resumed."""
+
+    context: ClientContext
+    frame: MutateTag
+    told: TagProgress
+    progress: Callable[[TagProgress], object]
+    timeout: Duration | None
+    unsure: bool = False
+
+    async def run(self) -> None:
+        """Ask for all chunks that are left."""
+        told = self.told
+        if not told.started_ms and not self.frame.dry_run:
+            await self._begin()
+        while not told.finished:
+            attempt = AttemptState()
+            chunk = await self._chunk(replace(self.frame, cursor=told.cursor), told, attempt)
+            self.unsure = self.unsure or attempt.unsure
+            for code, many in chunk.counts.items():
+                status = Status.of(code)
+                told.counts[status] = told.counts.get(status, 0) + many
+            told.cursor, told.finished = chunk.cursor, not chunk.cursor
+            if told.finished and self.unsure and told.total > told.done:
+                told.counts[Status.UNKNOWN] = told.total - told.done
+            self.progress(told.copy())
+
+    async def _begin(self) -> None:
         """Fix the start by a dry run, before anything is changed. A repeated chunk and a resumed call then ask for the
         very same. Before a cancel, count all messages: one that was cancelled without an answer is missed at the
         end."""
-        cancels = look.operation is Operation.CANCEL
-        look = look if cancels else replace(look, limit=1)
+        told, cancels = self.told, self.frame.operation is Operation.CANCEL
+        look = replace(self.frame, dry_run=True) if cancels else replace(self.frame, dry_run=True, limit=1)
         so_far = told.copy()
         while True:
-            chunk = await self._chunk(look, so_far, timeout, AttemptState())
+            chunk = await self._chunk(look, so_far, AttemptState())
             look = replace(look, cursor=chunk.cursor)
             if not cancels or not chunk.cursor:
                 break
             so_far.total += sum(chunk.counts.values())
-            if progress is not None:
-                progress(replace(told.copy(), total=so_far.total))
+            self.progress(replace(told.copy(), total=so_far.total))
         told.started_ms, told.at_ms = so_far.started_ms, so_far.at_ms
         told.total = so_far.total + sum(chunk.counts.values()) if cancels else 0
-        if progress is not None:
-            progress(told.copy())
+        self.progress(told.copy())
 
-    async def _chunk(
-        self, frame: MutateTag, told: TagProgress, timeout: Duration | None, attempt: AttemptState
-    ) -> TagMutated:
+    async def _chunk(self, frame: MutateTag, told: TagProgress, attempt: AttemptState) -> TagMutated:
         frame = replace(frame, started_ms=told.started_ms)
         if told.at_ms:
             frame = replace(frame, at_ms=told.at_ms, in_ms=-1)
@@ -458,8 +465,8 @@ class MutationCalls:
         def timed(timeout_ms: int) -> bytes:
             return encode(replace(frame, timeout_ms=timeout_ms))
 
-        deadline = self._context.deadline(timeout)
-        data = await self._context.channel.unary("Mutate", timed, deadline, attempt, writes=not frame.dry_run)
+        deadline = self.context.deadline(self.timeout)
+        data = await self.context.channel.unary("Mutate", timed, deadline, attempt, writes=not frame.dry_run)
         chunk = decode_as(data, TagMutated)
         told.started_ms, told.at_ms = chunk.started_ms, chunk.at_ms
         return chunk

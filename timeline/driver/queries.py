@@ -210,35 +210,28 @@ def messages_of(page: ScanPage) -> list[StoredMessage]:
     return [_message(rows, place, now_ms) for place in range(len(rows))]
 
 
+_NUMBERS = [field.name for field in Rows.columns if field.kind == "numbers" and field.name in StoredMessage.__slots__]
+
+
 def _message(rows: Rows, at: int, now_ms: int) -> StoredMessage:
-    holder, due_ms, died_ms = rows.holders[at].decode(), int(rows.due_ms[at]), int(rows.died_ms[at])
-    if died_ms:
+    numbers = {name: int(getattr(rows, name)[at]) for name in _NUMBERS}
+    holder, died = rows.holders[at].decode(), numbers["died_ms"] > 0
+    if died:
         state = State.DEAD
-    elif due_ms <= now_ms:
+    elif numbers["due_ms"] <= now_ms:
         state = State.AVAILABLE
     else:
         state = State.LEASED if holder else State.WAITING
     return StoredMessage(
         id=rows.ids[at].decode(),
         state=state,
-        due_ms=due_ms,
-        scheduled_ms=int(rows.scheduled_ms[at]),
-        version=int(rows.version[at]),
-        deliveries=int(rows.deliveries[at]),
         group=rows.groups[at].decode(),
         tag=rows.tags[at].decode() or None,
         holder=holder or None,
-        put_ms=int(rows.put_ms[at]),
-        asked_ms=int(rows.asked_ms[at]),
-        expires_ms=int(rows.expires_ms[at]),
-        died_ms=died_ms,
-        dead=rows.dead[at].decode(errors="replace") if died_ms else None,
-        birth=int(rows.birth[at]),
-        last_op=int(rows.last_op[at]),
-        payload_sum=int(rows.payload_sum[at]),
-        payload_bytes=int(rows.payload_bytes[at]),
+        dead=rows.dead[at].decode(errors="replace") if died else None,
         payload=rows.payloads[at] if rows.payloads is not None else None,
         headers=decode_headers(rows.headers[at]) if rows.headers is not None else None,
+        **numbers,
     )
 
 

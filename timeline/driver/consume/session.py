@@ -156,13 +156,8 @@ class ConsumerSession:
         settler: Settler,
         clock: BrokerClock,
     ) -> None:
-        self._context, self.subscription, self._in_flight, self.settler, self._clock = (
-            context,
-            subscription,
-            in_flight,
-            settler,
-            clock,
-        )
+        self._context, self.subscription = context, subscription
+        self._in_flight, self.settler, self._clock = in_flight, settler, clock
         self.arrived: Callable[[], None] = lambda: None
         self.failure: TimelineError | None = None
         self.welcome: Welcome | None = None
@@ -258,7 +253,7 @@ class ConsumerSession:
 
     async def _stay_connected(self) -> None:
         context = self._context
-        while not self.closing or self.settler.queue.waiting or self.settler.queue.resting:
+        while not self.closing or self.settler.queue.busy:
             try:
                 opened = await context.channel.open("Consume", Deadline.after(context.clock, context.timeout_ms))
             except Unavailable:
@@ -300,12 +295,7 @@ class ConsumerSession:
         if stream.dismissed:
             return not (queue.outstanding or stream.hears)
         # Once the broker confirms our leaving, everything that it sent before has arrived.
-        parted = stream.leaving is not None
-        return (
-            self.closing
-            and parted
-            and not (queue.outstanding or queue.waiting or queue.resting or self.settler.gathering)
-        )
+        return self.closing and stream.leaving is not None and not (queue.busy or self.settler.gathering)
 
     def _awaits_parting(self, stream: ConsumeStream) -> bool:
         """Return whether the broker is leaving, or has not confirmed our leaving yet."""

@@ -417,9 +417,9 @@ class RequestQueue:
         return bool(self._waiting or self.forming)
 
     @property
-    def resting(self) -> bool:
-        """Whether a refused batch waits before it goes again."""
-        return bool(self._resting)
+    def busy(self) -> bool:
+        """Whether anything is on its way, or rests before it goes again."""
+        return bool(self.outstanding or self._waiting or self.forming or self._resting)
 
     def can_go(self, form: bool) -> bool:
         """Whether `next(form)` would find something."""
@@ -597,7 +597,7 @@ class RequestQueue:
         self.work.set()
 
     def _check_idle(self) -> None:
-        if not (self.outstanding or self._waiting or self.forming or self._resting):
+        if not self.busy:
             self._idle.set()
 
     async def idle(self) -> None:

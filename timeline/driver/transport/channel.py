@@ -184,6 +184,12 @@ class Channel:
         place.rest_until_ms = self.clock.monotonic_ms() + backoff_ms * (0.5 + self.random.random() / 2)
         self._leave(address)
 
+    def _note(self, place: _Place, fault: TransportError) -> None:
+        """Rest an address after `fault`. Raise the error of a lasting refusal instead."""
+        if fault.fault in REFUSALS:
+            raise refusal(fault) from fault
+        self.failed(place.address, fault.reason, found_by(fault))
+
     def leaving(self, address: str) -> None:
         """Prefer others for a while: the broker at `address` is leaving."""
         rest_ms = LEAVING_REST_MS if self.several else BACKOFF_FIRST_MS
@@ -256,9 +262,7 @@ class Channel:
             try:
                 stream = await self.transport(place.address).stream(method, self._attempt_s(deadline))
             except TransportError as fault:
-                if fault.fault in REFUSALS:
-                    raise refusal(fault) from fault
-                self.failed(place.address, fault.reason, found_by(fault))
+                self._note(place, fault)
             else:
                 self._current = place.address
                 return OpenedStream(stream, place.address)
@@ -294,10 +298,8 @@ class Channel:
                 answer = await transport.unary(method, data, attempt_s)
             except TransportError as fault:
                 attempt.outstanding = False
-                if fault.fault in REFUSALS:
-                    raise refusal(fault) from fault
+                self._note(place, fault)
                 attempt.unsure = attempt.unsure or fault.fault not in NOTHING_HAPPENED
-                self.failed(place.address, fault.reason, found_by(fault))
             else:
                 attempt.outstanding = False
                 self.worked(place.address)
@@ -326,9 +328,7 @@ class Channel:
                     yield page
             raise TransportError(Fault.BROKEN, "the broker ended it before the last page")
         except TransportError as fault:
-            if fault.fault in REFUSALS:
-                raise refusal(fault) from fault
-            self.failed(place.address, fault.reason, found_by(fault))
+            self._note(place, fault)
             raise
 
     async def close(self) -> None:

@@ -88,10 +88,7 @@ class ClientContext:
             return
         self._parting.add(session)
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(self._begin_parting, session)
-
-    def _begin_parting(self, session: Leaver) -> None:
-        keep(self._leave(session), "a consumer that nobody holds leaves")
+            loop.call_soon_threadsafe(lambda: keep(self._leave(session), "an abandoned consumer leaves"))
 
     async def _leave(self, session: Leaver) -> None:
         try:

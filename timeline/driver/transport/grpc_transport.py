@@ -250,7 +250,8 @@ class GrpcTransport:
                 while state is not grpc.ChannelConnectivity.READY:
                     if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
                         await self._reset(channel)
-                        raise await self._why_not(until_s)
+                        left_s = until_s - asyncio.get_running_loop().time()
+                        raise await why_not(self.address, self._credentials, max(0.001, left_s))
                     await self._changed(channel, state)
                     state = channel.get_state(try_to_connect=True)
         except TimeoutError:
@@ -272,10 +273,6 @@ class GrpcTransport:
         if (said.token or said.token_file) and not said.tls and not is_loopback(host) and not self._warned:
             self._warned = True
             log.warning("the token goes to %s unencrypted: use TLS", self.address)
-
-    async def _why_not(self, until_s: float) -> NoConnection:
-        left_s = until_s - asyncio.get_running_loop().time()
-        return await why_not(self.address, self._credentials, max(0.001, left_s))
 
     async def _changed(self, channel: Any, state: Any) -> None:
         """Wait until the channel's state changes. All calls share one watch: gRPC cannot cancel a watch, and one that
