@@ -6,7 +6,7 @@ from importlib import util
 from pathlib import Path
 
 MOST_FILES = 35
-MOST_FUNCTIONS = 197
+MOST_FUNCTIONS = 196
 """What it was before the house was put in order; the goal is 25 and 120. Lower them as the way gets shorter."""
 
 

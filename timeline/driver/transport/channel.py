@@ -198,7 +198,7 @@ class Channel:
 
     def worked(self, address: str) -> None:
         """Note that `address` answered."""
-        place = self._place(address)
+        place = self._places.get(address) or self._place(address)
         place.failures, place.rest_until_ms = 0, 0.0
         self._current = address
 
