@@ -10,15 +10,14 @@ import pytest
 
 from timeline.clock import Clock
 from timeline.columns import Ragged
-from timeline.driver.produce.produce_stream import build_puts
-from timeline.driver.produce.request_queue import BatchCall, RequestBatch, RequestQueue, cuts_of, judge
+from timeline.driver.produce.request_queue import BatchCall, RequestBatch, RequestQueue, calls_of, cuts_of, judge
 from timeline.errors import Invalid, Unavailable
 from timeline.model import Answers, Operation, Status
-from timeline.wire import PutFlag
+from timeline.wire import Produce, PutFlag
 
 
 def _queue() -> RequestQueue:
-    return RequestQueue(build_puts, Clock(), random.Random(1), _nobody)
+    return RequestQueue(calls_of(Produce, Operation.PUT), Clock(), random.Random(1), _nobody)
 
 
 def _nobody() -> Unavailable:

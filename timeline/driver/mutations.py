@@ -23,7 +23,7 @@ from timeline.driver.produce.request_queue import (
     QueueRunner,
     RequestBatch,
     RequestQueue,
-    columns_of,
+    calls_of,
 )
 from timeline.driver.receipts import UNAVAILABLE, MessageAnswer, Receipt, Receipts, receipt_of
 from timeline.driver.times import Duration, When, duration_ms, instant_ms, shift_ms
@@ -46,11 +46,8 @@ class MutateCalls(QueueRunner):
 
     def __init__(self, context: ClientContext, topic: str, group: str, operation: Operation) -> None:
         self._context, self._topic, self._group, self._operation = context, topic, group, operation
-        queue = RequestQueue(self._build, context.clock, context.random, context.trouble)
+        queue = RequestQueue(calls_of(Mutate, operation), context.clock, context.random, context.trouble)
         super().__init__(queue, f"mutating {topic}", f"the changes of {topic}")
-
-    def _build(self, entries: Sequence[Any]) -> tuple[Columns, Operation]:
-        return columns_of(Mutate, zip(*entries, strict=True)), self._operation
 
     async def carry(self) -> None:
         queue = self.queue

@@ -17,6 +17,7 @@ from timeline.clock import Clock
 from timeline.driver.consume.broker_clock import BrokerClock
 from timeline.driver.consume.in_flight import SETTLING, DeliveredFrame, InFlight
 from timeline.driver.consume.settler import UNSEEN, Settler, SettleRequest
+from timeline.driver.produce.request_queue import wait_until_set
 from timeline.driver.tasks import end, keep, run_until_first
 from timeline.driver.transport.channel import REFUSALS, Deadline, OpenedStream, found_by, refusal
 from timeline.driver.transport.client_context import ClientContext
@@ -401,11 +402,7 @@ class ConsumerSession:
         if stream.welcome is not None and not stream.dismissed:
             beat_at_ms = stream.beat_ms + stream.welcome.heartbeat_ms * BEAT_SHARE
             wait_ms = min(wait_ms, max(LEAST_RHYTHM_MS, beat_at_ms - now_ms))
-        timer = asyncio.get_running_loop().call_later(wait_ms / 1000.0, self.settler.queue.work.set)
-        try:
-            await self.settler.queue.work.wait()
-        finally:
-            timer.cancel()
+        await wait_until_set(self.settler.queue.work, wait_ms)
 
     async def _read(self, stream: ConsumeStream) -> None:
         try:

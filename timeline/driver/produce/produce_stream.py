@@ -5,14 +5,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from timeline.columns import Bools, Int64
-from timeline.driver.produce.request_queue import Columns, QueueRunner, RequestBatch, RequestQueue, columns_of
+from timeline.driver.produce.request_queue import (
+    Columns,
+    QueueRunner,
+    RequestBatch,
+    RequestQueue,
+    calls_of,
+    wait_until_set,
+)
 from timeline.driver.tasks import end
 from timeline.driver.transport.channel import DENIALS, NOTHING_HAPPENED, Deadline, OpenedStream
 from timeline.driver.transport.client_context import ClientContext
@@ -36,11 +41,6 @@ CAREFUL_FRAMES = 16
 
 
 PUT_COLUMNS = tuple(field for field in Produce.columns if field.kind != "whole")
-
-
-def build_puts(entries: Sequence[Any]) -> tuple[Columns, Operation]:
-    """Return the columns of single puts. An entry has a value for each column of `Produce`."""
-    return columns_of(Produce, zip(*entries, strict=True)), Operation.PUT
 
 
 def put_sizes(columns: Columns) -> Int64:
@@ -68,7 +68,7 @@ class ProduceStream(QueueRunner):
 
     def __init__(self, context: ClientContext, topic: str, group: str) -> None:
         self._context, self._topic, self._group = context, topic, group
-        queue = RequestQueue(build_puts, context.clock, context.random, context.trouble)
+        queue = RequestQueue(calls_of(Produce, Operation.PUT), context.clock, context.random, context.trouble)
         super().__init__(queue, f"producing {topic}", f"the producer of {topic}")
         self._careful = 0
 
@@ -185,11 +185,7 @@ class ProduceStream(QueueRunner):
             return
         if self.queue.forming and len(self.queue.outstanding) < SINGLES_OUTSTANDING:
             left_ms = min(left_ms, GATHER_MS)
-        timer = asyncio.get_running_loop().call_later(left_ms / 1000.0, self.queue.work.set)
-        try:
-            await self.queue.work.wait()
-        finally:
-            timer.cancel()
+        await wait_until_set(self.queue.work, left_ms)
 
     async def _read(self, opened: OpenedStream, state: _Conversation) -> None:
         try:

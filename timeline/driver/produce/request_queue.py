@@ -57,6 +57,11 @@ def columns_of(frame: type[ColumnBatch], values: Iterable[Sequence[Any]]) -> Col
     return {field.name: field.column(each) for field, each in zip(fields, values, strict=True)}
 
 
+def calls_of(frame: type[ColumnBatch], operation: Operation) -> Build:
+    """Return what makes `frame`'s columns of single calls. An entry of one has a value for each of these columns."""
+    return lambda entries: (columns_of(frame, zip(*entries, strict=True)), operation)
+
+
 def columns_at(columns: Columns, at: Indexes | slice) -> Columns:
     """Return the columns of the messages at `at`."""
 
@@ -268,20 +273,16 @@ class BatchCall(ManyAnswers):
     async def finished(self) -> Answers:
         """Return the answers of all messages. Those without one at the deadline are UNKNOWN, THROTTLED or
         UNAVAILABLE."""
-        loop = asyncio.get_running_loop()
         while not self._done.is_set():
             left_ms = self.deadline_ms - self.queue.clock.monotonic_ms()
             if left_ms <= 0:
                 self._expire()
                 break
-            timer = loop.call_later(left_ms / 1000.0, self._done.set)
             try:
-                await self._done.wait()
+                await wait_until_set(self._done, left_ms)
             except asyncio.CancelledError:
                 self._missing[:] = False  # batches that are not sent yet never are
                 raise
-            finally:
-                timer.cancel()
             if self._left:
                 self._done.clear()
         return self.answers
@@ -623,6 +624,15 @@ class RequestQueue:
         self.outstanding_bytes = 0
         self.work.clear()
         self._idle.set()
+
+
+async def wait_until_set(event: asyncio.Event, within_ms: float) -> None:
+    """Wait until `event` is set. After `within_ms` it is set here."""
+    timer = asyncio.get_running_loop().call_later(within_ms / 1000.0, event.set)
+    try:
+        await event.wait()
+    finally:
+        timer.cancel()
 
 
 class QueueRunner:
