@@ -7,8 +7,7 @@ import weakref
 from collections.abc import Sequence
 from functools import partial
 from os import PathLike
-from types import TracebackType
-from typing import NoReturn, Self, TypeAlias
+from typing import NoReturn, TypeAlias
 
 from timeline.clock import Clock
 from timeline.credentials import PLAIN, Credentials, credentials_of
@@ -18,7 +17,7 @@ from timeline.driver.consumer import CREDIT_BYTES, MAX_CREDIT, Consumer
 from timeline.driver.message import Randomness, encode_text
 from timeline.driver.producer import Producer
 from timeline.driver.queries import Queries
-from timeline.driver.tasks import all_of
+from timeline.driver.tasks import Closing, all_of
 from timeline.driver.times import Duration, duration_ms
 from timeline.driver.transport import relay
 from timeline.driver.transport.addresses import DEFAULT_ADDRESS, parse_addresses
@@ -68,7 +67,7 @@ def _grpc(credentials: Credentials, address: str) -> Transport:
     return GrpcTransport(address, credentials)
 
 
-class Timeline(Queries):
+class Timeline(Queries, Closing):
     """A client: it makes producers and consumers, manages topics, and reads. Close it with `async with` or
     `await tl.aclose()`.
 
@@ -92,14 +91,6 @@ class Timeline(Queries):
         channel = Channel(parse_addresses(addresses), transport_factory or partial(_grpc, credentials), clock, random)
         self._context = ClientContext(channel, clock, random, float(duration_ms(timeout, "timeout", least_ms=1)))
         self._children: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def __enter__(self) -> NoReturn:
         raise TypeError("this client is for `async with`; timeline.connect_sync makes the one for `with`")

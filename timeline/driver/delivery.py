@@ -11,8 +11,7 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
-from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeAlias, overload
+from typing import Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from timeline.driver.consume.session import ConsumerSession, Subscription
 from timeline.driver.consume.settler import ACK, Settler, SettleRequest, bury_of, release_of, weakly
 from timeline.driver.message import Headers, Randomness, about
 from timeline.driver.receipts import OK, MessageAnswer, Receipts, error_of
+from timeline.driver.tasks import Closing
 from timeline.driver.times import Duration, When, as_datetime, duration_ms
 from timeline.driver.transport.client_context import FORKED, ClientContext
 from timeline.errors import Closed, Invalid, LeaseLost, TimelineError
@@ -363,7 +363,7 @@ class DeliveryBatch(Deliveries, Sequence[Delivery]):
 CREDIT_MESSAGES = 100
 
 
-class LeaseHolder:
+class LeaseHolder(Closing):
     """The part of a consumer that its deliveries and its handlers use. See `Consumer`."""
 
     closed = True
@@ -415,14 +415,6 @@ class LeaseHolder:
     def monotonic_ms(self) -> float:
         """Return the monotonic time by which its leases end."""
         return self._context.clock.monotonic_ms()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """Send the last settles, return the buffered messages unseen, and leave.

@@ -26,6 +26,7 @@ from timeline.driver.produce.request_queue import (
     calls_of,
 )
 from timeline.driver.receipts import UNAVAILABLE, MessageAnswer, Receipt, Receipts, receipt_of
+from timeline.driver.tasks import Closing
 from timeline.driver.times import Duration, When, duration_ms, instant_ms, shift_ms
 from timeline.driver.transport.channel import AttemptState, Deadline
 from timeline.driver.transport.client_context import ClientContext
@@ -193,7 +194,7 @@ class TagProgress:
                 )
 
 
-class MutationCalls:
+class MutationCalls(Closing):
     """The part of a producer that changes stored messages. See `Producer`."""
 
     closed = True

@@ -6,8 +6,7 @@ import asyncio
 import inspect
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
-from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -50,14 +49,6 @@ class Producer(MutationCalls):
         super().__init__(context, topic, group)
         self._stream = ProduceStream(context, topic, group)
         self._in_doubt: dict[bytes, Mapping[str, str]] = {}
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """Wait until all calls are answered, at most for the client's timeout; then end the stream. Calls without an

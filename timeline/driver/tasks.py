@@ -6,7 +6,7 @@ import asyncio
 import atexit
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 Handler: TypeAlias = Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None
 
@@ -56,6 +56,20 @@ def _unless_about(
         loop.default_exception_handler(context)
     else:
         before(loop, context)
+
+
+class Closing:
+    """The base of objects that `async with` closes."""
+
+    async def aclose(self) -> None:
+        """Close it."""
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
 
 async def end(*tasks: asyncio.Task[Any]) -> None:

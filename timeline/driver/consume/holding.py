@@ -7,13 +7,12 @@ holder: it still has its leases."""
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
 from typing import Self
 
 import numpy as np
 
 from timeline.columns import Ragged
-from timeline.driver.tasks import end
+from timeline.driver.tasks import Closing, end
 from timeline.driver.transport.channel import REFUSALS, Deadline, OpenedStream, refusal
 from timeline.driver.transport.client_context import ClientContext
 from timeline.errors import Superseded, TimelineError, Unavailable
@@ -39,7 +38,7 @@ PARTING_S = 1.0
 _NONE = Ragged.of([])
 
 
-class Holding:
+class Holding(Closing):
     """One stream of `holder` on `topic`. Made by `Timeline.holding`; use it with `async with`.
 
     It takes the holder over: another stream under the same name ends, and raises Superseded.
@@ -82,11 +81,6 @@ class Holding:
             birth=np.zeros(0, dtype=np.uint64),
             version=np.zeros(0, dtype=np.int64),
         )
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """End the stream. Leased messages stay leased until their leases end."""
