@@ -231,7 +231,7 @@ async def test_messages_of_a_topic_that_is_not_there_wait_for_it_and_hold_up_no_
         await tl.create_topic("later")
         await until(lambda: heard.statuses.get(Status.OK) == 6)
         await until(lambda: heard.troubles[-1] == "")
-        assert [said for said in heard.warnings if "topic later does not remember ids" in said]
+        assert [said for said in heard.warnings if "Topic later does not remember ids" in said]
     assert shop.left() == []
     with pytest.raises(Unavailable, match="there is no topic 'never'"):
         shop.add("b", topic="never")
@@ -455,7 +455,7 @@ def test_a_refused_connection_of_libpq_is_told_by_its_text(said: str, refused: b
     [
         ("shop.db", "the outbox lies in a database of SQL"),
         ("redis://localhost", "the outbox lies in a database of SQL"),
-        ("sqlite://", "an outbox in memory is seen by nobody else"),
+        ("sqlite://", "no other program sees an outbox in memory"),
         ("postgresql://a:b@c:port/d", "cannot be read as a URL"),
         ("postgresql://shop:h@unter2@localhost/shop", "'postgresql://…@localhost/shop' names no host: .* @ is %40"),
         ("postgresql+asyncpg://localhost/shop", "the relay uses psycopg, psycopg2, pg8000 for postgresql"),

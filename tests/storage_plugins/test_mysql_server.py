@@ -64,7 +64,7 @@ def test_user_and_password_may_stand_in_the_environment(monkeypatch: pytest.Monk
 
 async def test_a_wrong_password_is_refused(server: MysqlServer) -> None:
     reason = await _refused(server.url.replace(PASSWORD, "wrong"))
-    assert "user or password is wrong: mend them in the URL" in reason and "wrong@" not in reason
+    assert "user or password is wrong: correct them in the URL" in reason and "wrong@" not in reason
 
 
 async def test_a_missing_database_is_refused(server: MysqlServer) -> None:

@@ -129,7 +129,7 @@ def _has(module: str) -> bool:
 
 def _check_file(name: str | None) -> None:
     if not name or name == ":memory:":
-        raise Invalid("an outbox in memory is seen by nobody else: give the file, sqlite:////path/to/app.db")
+        raise Invalid("no other program sees an outbox in memory: give the file, sqlite:////path/to/app.db")
     if not Path(name).is_file():
         raise OutboxRefused(
             f"there is no file {name}: give the database that your program writes to "

@@ -241,8 +241,8 @@ class OutboxRelay:
         self._looked_at.add(topic)
         if not record.settings.remember_ms:
             self._audience.warned(
-                f"topic {topic} does not remember ids: what was sent, delivered and settled just before a relay dies "
-                f"may be sent again; 'timeline topic update {topic} --remember 1d' mends it"
+                f"Topic {topic} does not remember ids. A message that was settled just before a relay dies may be sent "
+                f"again. Run 'timeline topic update {topic} --remember 1d'."
             )
 
     # ── waiting ──
@@ -270,7 +270,7 @@ class OutboxRelay:
         try:
             await asyncio.wait_for(self._stopping.wait(), wait_ms / 1000)
         except TimeoutError:
-            pass  # nobody stopped it: on with the next round
+            pass  # not stopped: the next round
 
     def _asked(self, call: Callable[[], T]) -> Awaitable[T]:
         """Call the database in its thread."""

@@ -47,7 +47,7 @@ LOST = frozenset({2003, 2006, 2013, 2014, 2055, 1053, 1927, 4031})
 _LOCKED = "this account is locked: ALTER USER … ACCOUNT UNLOCK, or use another"
 WRONG_SETTINGS = {
     1044: "the user has no rights to this database: GRANT them",
-    1045: "user or password is wrong: mend them in the URL, or in TIMELINE_MYSQL_PASSWORD",
+    1045: "user or password is wrong: correct them in the URL, or in TIMELINE_MYSQL_PASSWORD",
     1049: "there is no such database: CREATE DATABASE it, or name another in the URL",
     1142: "the user lacks a right: GRANT ALL on this database",
     1227: "the user lacks a right: GRANT it",

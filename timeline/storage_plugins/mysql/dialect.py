@@ -78,7 +78,7 @@ class MysqlColumns(ColumnsQuery):
 WHOLE = MysqlColumns(("row", "headers_bytes", *NUMBERS), tuple(STRINGS.values()))
 """Messages with every column but their content."""
 _FREE_ROWS = MysqlColumns(tuple(name for name in WHOLE.numbers if name != "died_ms"), ("id", "grp", "tag"))
-"""The same of messages that nobody holds."""
+"""The same for messages without a holder."""
 
 
 def parts(items: Sequence[Any]) -> Iterator[Sequence[Any]]:

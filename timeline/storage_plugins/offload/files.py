@@ -81,7 +81,7 @@ class PayloadFiles(PayloadStore):
 
     async def claim(self, cluster_uid: str) -> None:
         if self._mark is None:
-            text = f"Payloads of Timeline lie here. Without this file nobody asks for them.\ncluster {cluster_uid}\n"
+            text = f"Payloads of Timeline. It does not use them without this file.\ncluster {cluster_uid}\n"
             await self.write(MARK, text.encode())
             self._mark = text.encode()
 

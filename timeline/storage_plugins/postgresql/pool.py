@@ -90,7 +90,7 @@ class PostgresqlLocation:
 _DOUBTFUL = ("08", "40003", "57P01", "57P02", "57P03")
 """SQLSTATEs after which the outcome of a commit is not known."""
 REFUSED = {
-    "28P01": "the password is wrong: mend it in the URL, in PGPASSWORD or in ~/.pgpass",
+    "28P01": "the password is wrong: correct it in the URL, in PGPASSWORD or in ~/.pgpass",
     "28000": "this user may not connect: see the server's pg_hba.conf",
     "3D000": "there is no such database: create it (createdb), or name another one in the URL",
     "42501": "this user lacks rights: it must own the schema, or be allowed to create one in the database",
@@ -336,14 +336,14 @@ class Hosts:
     def _nowhere(self, errors: list[BaseException]) -> BaseException:
         """Return why there is no server: an error that waiting cannot help, else what each host says."""
         for error in errors:
-            if _is_to_be_mended(error):
+            if _is_permanent(error):
                 return error
         hosts = self._location.shown.partition("://")[2].rpartition("@")[2].partition("/")[0].split(",")
         said = zip(hosts, map(_why, errors), strict=False)
         return StoreUnavailable(f"no host takes writes: {'; '.join(': '.join(pair) for pair in said)}")
 
 
-def _is_to_be_mended(error: BaseException) -> bool:
+def _is_permanent(error: BaseException) -> bool:
     """Return whether waiting does not help."""
     if isinstance(error, (SSLError, asyncpg.exceptions.ClientConfigurationError)):
         return True

@@ -122,8 +122,8 @@ class SqlDialect(ABC):
 
     @abstractmethod
     def messages(self, query: Query, source: str, free: bool = False, lock: str = "") -> Statement:
-        """Return the statement that reads whole messages from `source`, all that follows FROM. `free`: nobody holds
-        them."""
+        """Return the statement that reads whole messages from `source`, all that follows FROM. `free`: they have no
+        holder."""
 
     @abstractmethod
     def find(self, key: int, places: Sequence[tuple[int, bytes]], lock: bool) -> Plan[Iterable[FoundColumns]]:

@@ -178,8 +178,8 @@ class ColumnsQuery:
         return FoundColumns(dict(zip(self.numbers, lists, strict=False)), found, len(lists[0]))
 
     def read_free(self, rows: Sequence[Any]) -> FoundColumns:
-        """Return what such a statement found, with the columns that are the same for all living messages that nobody
-        holds."""
+        """Return what such a statement found, with the columns that are the same for all living messages without a
+        holder."""
         found = self.read(rows)
         nothing = Ragged(b"", np.zeros(found.count + 1, dtype=np.int64))
         found.numbers["died_ms"] = [0] * found.count
