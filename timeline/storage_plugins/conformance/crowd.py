@@ -31,13 +31,12 @@ from timeline.storage_plugins.conformance.trial import (
     sent,
     walked,
 )
-from timeline.storage_plugins.contract import Grant, ScanFilter, Store, StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.contract import Grant, Puts, ScanFilter, Settles, Store, StoreUnavailable, StoreUnknown
 
 MOST_TRIES = 200
 """A call that is unknown this often in a row will not be answered."""
 LONGEST_LEASE_MS = 60
 AHEAD_MS = 40
-GROUP = "default"
 
 T = TypeVar("T")
 
@@ -61,6 +60,21 @@ class Ticks(Clock):
         return T0 + self.at
 
 
+def _arguments(call: Call, at: int) -> dict[str, Any]:
+    """Return what a history says of message `at` of a call."""
+    id = call.ids[at].decode()
+    if isinstance(call, Settles):
+        token = {"birth": int(call.birth[at]), "version": int(call.version[at])}
+        asked = {"due_ms": int(call.time_ms[at])} if call.operation[at] == Operation.RELEASE else {}
+        return {"id": id, "consumer": call.holders[at].decode(), **token, **asked}
+    values = {"id": id, "group": call.groups[at].decode()}
+    if isinstance(call, Puts):
+        content = {"sum": int(call.payload_sum[at]), "birth": int(call.birth[at])}
+        return {**values, "due_ms": int(call.due_ms[at]), "move": bool(call.move[at]), **content}
+    asked = {"due_ms": int(call.due_ms[at])} if call.operation is Operation.MOVE else {}
+    return {**values, "leased": bool(call.leased[at]), **asked}
+
+
 class CrowdCaller:
     """One caller: a name, a store, and a history."""
 
@@ -69,14 +83,14 @@ class CrowdCaller:
         self.rng = random.Random(f"{seed}-{name}")
         self.history = History(name, scene.clock, scene.events)
 
-    async def ask(self, arguments: list[dict[str, Any]], call: Call) -> Answers | None:
+    async def ask(self, call: Call) -> Answers | None:
         """Send a call, note what was asked and answered, and repeat it while the outcome is unknown. Return None if
-        nothing happened. `arguments`: of each message, as the history has them."""
+        nothing happened."""
         scene, repeated = self.scene, False
         now_ms = scene.clock.tick()
         noted = [
-            self.history.call(named_call(call, at), {"topic": scene.topic.name, **one})[0]
-            for at, one in enumerate(arguments)
+            self.history.call(named_call(call, at), {"topic": scene.topic.name, **_arguments(call, at)})[0]
+            for at in range(len(call))
         ]
         for _ in range(MOST_TRIES):
             try:
@@ -140,30 +154,12 @@ class CrowdProducer(CrowdCaller):
         rng = self.rng
         payloads = [f"{self.name} {rng.getrandbits(32)}".encode() * rng.randint(1, 5) for _ in ids]
         due_ms, move = self._dues(len(ids)), [rng.random() < 0.2 for _ in ids]
-        puts = self.scene.trial.puts(ids, due_ms, payload=payloads, move=move)
-        arguments = [
-            {
-                "id": id.decode(),
-                "group": GROUP,
-                "due_ms": due_ms[at],
-                "sum": int(puts.payload_sum[at]),
-                "move": move[at],
-                "birth": int(puts.birth[at]),
-            }
-            for at, id in enumerate(ids)
-        ]
-        return await self.ask(arguments, puts)
+        return await self.ask(self.scene.trial.puts(ids, due_ms, payload=payloads, move=move))
 
     async def mutate(self, operation: Operation, ids: list[bytes]) -> Answers | None:
         """Move or cancel `ids`."""
         due_ms, leased = self._dues(len(ids)), [self.rng.random() < 0.2 for _ in ids]
-        mutations = self.scene.trial.mutations(operation, ids, due_ms, leased=leased)
-        arguments = [
-            {"id": id.decode(), "group": GROUP, "leased": leased[at]}
-            | ({"due_ms": due_ms[at]} if operation is Operation.MOVE else {})
-            for at, id in enumerate(ids)
-        ]
-        return await self.ask(arguments, mutations)
+        return await self.ask(self.scene.trial.mutations(operation, ids, due_ms, leased=leased))
 
 
 class CrowdWorker(CrowdCaller):
@@ -225,13 +221,7 @@ class CrowdWorker(CrowdCaller):
     async def settle(self, operation: Operation, rows: Rows) -> Answers | None:
         """Settle `rows` with their tokens."""
         time_ms = self.scene.clock.now_ms() + self.rng.randint(0, LONGEST_LEASE_MS)
-        settles = self.scene.trial.settles(operation, rows, time_ms=time_ms)
-        arguments = [
-            {"id": id.decode(), "consumer": self.name, "birth": birth, "version": version}
-            | ({"due_ms": time_ms} if operation is Operation.RELEASE else {})
-            for id, birth, version in zip(rows.ids.tolist(), rows.birth.tolist(), rows.version.tolist(), strict=True)
-        ]
-        return await self.ask(arguments, settles)
+        return await self.ask(self.scene.trial.settles(operation, rows, time_ms=time_ms))
 
 
 @asynccontextmanager

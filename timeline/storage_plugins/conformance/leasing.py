@@ -64,9 +64,8 @@ async def check_lease_runs_out(trial: Trial) -> None:
 async def check_what_ran_out_is_told_until_it_is_leased(trial: Trial) -> None:
     """While one lease still runs, messages whose leases ran out are leased one by one. next_due_ms names each that is
     left, also if bytes or credit left it before."""
-    topic = await trial.topic(buckets=1)
     ids, leases_ms = named(5), [100, 101, 102, 103, 900_000]
-    await trial.stored(topic, ids)
+    topic = await trial.topic_with(ids, buckets=1)
     for lease_ms in leases_ms:
         await trial.lease(topic, 1, lease_ms=lease_ms)
     ends_ms = [T0 + lease_ms for lease_ms in leases_ms]
@@ -134,9 +133,8 @@ async def check_order_by_due_and_id(trial: Trial) -> None:
 @check()
 async def check_order_survives_changes(trial: Trial) -> None:
     """Order by (due, id) holds for what was moved, released and put later, too."""
-    topic = await trial.topic(buckets=1)
     ids = named(300)
-    await trial.stored(topic, ids, [T0 + at % 5 for at in range(300)])
+    topic = await trial.topic_with(ids, [T0 + at % 5 for at in range(300)], buckets=1)
     await trial.mutate(topic, Operation.MOVE, ids[::3], T0 + 2)
     leased = await trial.lease(topic, 50, now_ms=T0 + 4)
     await trial.settle(topic, Operation.RELEASE, leased.rows, now_ms=T0 + 4, time_ms=T0 + 4)
@@ -154,9 +152,8 @@ async def check_order_survives_changes(trial: Trial) -> None:
 @check()
 async def check_buckets_subset(trial: Trial) -> None:
     """A lease from some buckets takes from these alone, and next_due_ms and next_due are theirs alone."""
-    topic = await trial.topic(buckets=8)
     ids = named(200)
-    await trial.stored(topic, ids, [T0 + at for at in range(200)])
+    topic = await trial.topic_with(ids, [T0 + at for at in range(200)], buckets=8)
     mine = [0, 3, 5]
     wanted = [id for id in ids if bucket_of(id, 8) in mine]
     leased = await trial.lease(topic, now_ms=T0 + 100, buckets=mine, wanted=[id for id in wanted if id <= ids[100]])
@@ -229,9 +226,8 @@ async def check_grants_by_bytes(trial: Trial) -> None:
 @check()
 async def check_grants_by_bytes_count_headers(trial: Trial) -> None:
     """Headers count as bytes of a grant."""
-    topic = await trial.topic(buckets=1)
     header = b"\x01\x00k" + (500).to_bytes(2, "little") + b"v" * 500
-    await trial.stored(topic, named(3), payload=b"x" * 100, headers=header)
+    topic = await trial.topic_with(named(3), payload=b"x" * 100, headers=header, buckets=1)
     await trial.lease(topic, max_bytes=1_300, wanted=2)
 
 

@@ -124,9 +124,8 @@ async def check_id_twice_in_a_put(trial: Trial) -> None:
 @check()
 async def check_mixed_batch_of_puts(trial: Trial) -> None:
     """A batch never fails because one message in it does: each gets its own status."""
-    topic = await trial.topic()
     old = named(300, "old")
-    await trial.stored(topic, old)
+    topic = await trial.topic_with(old)
     ids = [id for pair in zip(old, named(300, "new"), strict=True) for id in pair]
     expires = [T0 if at % 100 == 1 else 0 for at in range(600)]
     answers = await trial.put(topic, ids, expires_ms=expires)
@@ -209,9 +208,8 @@ async def check_put_of_an_expired_id_that_is_remembered(trial: Trial) -> None:
 @check()
 async def check_put_of_an_expired_id_that_is_kept(trial: Trial) -> None:
     """A live lease and a dead letter outlive expiry: a put under their ids finds them there."""
-    topic = await trial.topic()
     ids = named(4)
-    await trial.stored(topic, ids, T0, expires_ms=T0 + 10)
+    topic = await trial.topic_with(ids, T0, expires_ms=T0 + 10)
     rows = (await trial.lease(topic, lease_ms=100)).rows
     await trial.settle(topic, Operation.BURY, rows.take(np.arange(2)))
     before = await trial.everything(topic)
@@ -247,10 +245,9 @@ async def check_put_that_replaces(trial: Trial) -> None:
     """With if_exists="replace" a put takes the place of a message that is not leased, with a new birth at version 1.
     Payload, headers, tag, expiry and due are its own. A leased one answers LEASED, a dead one DEAD. Under a free id it
     stores."""
-    topic = await trial.topic(buckets=1)
     ids = [b"absent", b"dead", b"held", b"ran out", b"released", b"waiting"]
     old: dict[str, Any] = {"tag": b"old", "headers": encode_headers({"old": "1"}), "payload": b"first"}
-    await trial.stored(topic, ids[1:], [T0, T0, T0, T0, T0 + 900], expires_ms=T0 + 9_000, **old)
+    topic = await trial.topic_with(ids[1:], [T0, T0, T0, T0, T0 + 900], expires_ms=T0 + 9_000, **old, buckets=1)
     held = (await trial.lease(topic, 2, wanted=[b"dead", b"held"])).rows
     short = (await trial.lease(topic, 2, lease_ms=50, wanted=[b"ran out", b"released"])).rows
     await trial.settle(topic, [Operation.BURY, Operation.EXTEND], held, wanted=Status.OK)
@@ -290,11 +287,10 @@ async def check_put_that_replaces(trial: Trial) -> None:
 @check()
 async def check_replaced_payload_sizes(trial: Trial) -> None:
     """Payloads of any size replace payloads of any other. A refused put leaves the message as it is."""
-    topic = await trial.topic()
     sizes = (0, 10, 5_000, 60_000, 400_000)
     pairs = [(old, new) for old in sizes for new in sizes]
     ids = named(len(pairs))
-    await trial.stored(topic, ids, payload=[b"a" * old for old, _ in pairs], headers=encode_headers({"a": "1"}))
+    topic = await trial.topic_with(ids, payload=[b"a" * old for old, _ in pairs], headers=encode_headers({"a": "1"}))
     puts = trial.puts(ids, T0, payload=[b"b" * new for _, new in pairs], replace=True)
     await trial.send(topic, puts, T0, wanted=Status.OK)
     await trial.put(
@@ -312,9 +308,8 @@ async def check_replaced_payload_sizes(trial: Trial) -> None:
 @check()
 async def check_replaced_expiries(trial: Trial) -> None:
     """A message that replaced another expires by its own expiry alone, and never without one."""
-    topic = await trial.topic()
     ids = [b"ever", b"later", b"sooner"]
-    await trial.stored(topic, ids, T0, expires_ms=[T0 + 100, T0 + 100, 0])
+    topic = await trial.topic_with(ids, T0, expires_ms=[T0 + 100, T0 + 100, 0])
     puts = trial.puts(ids, T0 + 1, expires_ms=[0, T0 + 300, T0 + 200], replace=True)
     await trial.send(topic, puts, T0, wanted=Status.OK)
     for now_ms, left in ((T0 + 150, ids), (T0 + 250, ids[:2]), (T0 + 350, ids[:1])):
@@ -325,9 +320,8 @@ async def check_replaced_expiries(trial: Trial) -> None:
 @check()
 async def check_many_puts_that_replace(trial: Trial) -> None:
     """A batch of thousands that replace is done like any other. An id that comes twice is replaced twice."""
-    topic = await trial.topic()
     ids = named(3_000)
-    await trial.stored(topic, ids, [T0 + at % 7 for at in range(3_000)], payload=b"first", tag=b"old")
+    topic = await trial.topic_with(ids, [T0 + at % 7 for at in range(3_000)], payload=b"first", tag=b"old")
     puts = trial.puts(
         [*ids, *ids[:100]], T0 + 50, payload=[*[b"second"] * 3_000, *[b"third"] * 100], replace=True, tag=b"new"
     )
@@ -389,9 +383,8 @@ async def check_empty_batches(trial: Trial) -> None:
 @check()
 async def check_large_batches(trial: Trial) -> None:
     """Batches of 10,000 rows are put, leased, extended and released, moved, and acked like any other."""
-    topic = await trial.topic()
     ids = named(10_000)
-    await trial.stored(topic, ids, [T0 + at % 977 for at in range(10_000)])
+    topic = await trial.topic_with(ids, [T0 + at % 977 for at in range(10_000)])
     leased = await trial.lease(topic, now_ms=T0 + 2_000, wanted=10_000)
     operations = [Operation.EXTEND, Operation.RELEASE] * 5_000
     await trial.settle(topic, operations, leased.rows, now_ms=T0 + 2_000, time_ms=T0 + 90_000, wanted=Status.OK)

@@ -40,9 +40,8 @@ async def check_racing_puts(trial: Trial) -> None:
 async def check_racing_replaces(trial: Trial) -> None:
     """While puts replace messages at once, each id has one message at every moment, with its own payload. Answers of a
     lease and of puts that replace fit some order of them."""
-    topic = await trial.topic()
     ids = named(20)
-    await trial.stored(topic, ids, payload=b"first")
+    topic = await trial.topic_with(ids, payload=b"first")
     births: dict[int, bytes] = {int(row["birth"]): b"first" for row in (await trial.everything(topic)).values()}
 
     async def replace(at: int) -> None:
@@ -102,9 +101,8 @@ async def check_racing_creates(trial: Trial) -> None:
 @check()
 async def check_racing_leases(trial: Trial) -> None:
     """Leases that race for the same messages never get the same one, and together get all."""
-    topic = await trial.topic()
     ids = named(400)
-    await trial.stored(topic, ids, [T0 - at % 50 for at in range(400)])
+    topic = await trial.topic_with(ids, [T0 - at % 50 for at in range(400)])
 
     async def take(worker: int) -> list[bytes]:
         mine: list[bytes] = []
@@ -140,9 +138,8 @@ async def check_racing_settles(trial: Trial) -> None:
 @check()
 async def check_racing_moves(trial: Trial) -> None:
     """Exactly one of the moves that race from the same version passes."""
-    topic = await trial.topic()
     ids = named(60)
-    await trial.stored(topic, ids, T0 + 500)
+    topic = await trial.topic_with(ids, T0 + 500)
     answers = await asyncio.gather(
         *(trial.mutate(topic, Operation.MOVE, ids, T0 + 1_000 + at, if_version=1) for at in range(6))
     )
@@ -157,9 +154,8 @@ async def check_racing_moves(trial: Trial) -> None:
 async def check_racing_everything(trial: Trial) -> None:
     """Workers lease, extend, release and ack while producers move and cancel. Each (birth, version) is granted once. An
     acked or cancelled message never comes back, and nothing is lost."""
-    topic = await trial.topic(buckets=8)
     ids = named(150)
-    await trial.stored(topic, ids, [T0 + at % 40 for at in range(150)])
+    topic = await trial.topic_with(ids, [T0 + at % 40 for at in range(150)], buckets=8)
     granted: list[tuple[int, int]] = []
     gone: dict[bytes, str] = {}
     clock = iter(range(T0, T0 + 10_000_000))
@@ -203,9 +199,8 @@ async def check_racing_everything(trial: Trial) -> None:
 async def check_extend_racing_a_lease(trial: Trial) -> None:
     """If an extend and a lease race for a message whose lease has run out, one wins. An extended message is not leased.
     A leased one answers FENCED to the extend."""
-    topic = await trial.topic()
     ids = named(120)
-    await trial.stored(topic, ids)
+    topic = await trial.topic_with(ids)
     first = (await trial.lease(topic, lease_ms=10)).rows
     parts = [first.take(np.arange(at, 120, 4)) for at in range(4)]
     extending = [trial.settle(topic, Operation.EXTEND, part, now_ms=T0 + 10, time_ms=T0 + 900) for part in parts]
@@ -234,9 +229,8 @@ async def check_extend_racing_a_lease(trial: Trial) -> None:
 async def check_late_ack_racing_a_lease(trial: Trial) -> None:
     """If a late ack and a lease race for a message, one wins. An acknowledged message is not leased. A leased one
     stays, and answers FENCED to the ack."""
-    topic = await trial.topic()
     ids = named(120)
-    await trial.stored(topic, ids)
+    topic = await trial.topic_with(ids)
     first = (await trial.lease(topic, lease_ms=10)).rows
     part = first.take(np.arange(60, 120))
     leased, acks, more = await asyncio.gather(
@@ -255,9 +249,8 @@ async def check_late_ack_racing_a_lease(trial: Trial) -> None:
 async def check_cancel_racing_a_lease(trial: Trial) -> None:
     """If a cancel and a lease race for a message, one wins. A cancelled message is not leased. A leased one answers
     LEASED to the cancel, and the holder's ack counts."""
-    topic = await trial.topic()
     ids = named(100)
-    await trial.stored(topic, ids)
+    topic = await trial.topic_with(ids)
     leased, cancels, more = await asyncio.gather(
         trial.lease(topic, 40), trial.mutate(topic, Operation.CANCEL, ids), trial.lease(topic, 40)
     )

@@ -193,9 +193,10 @@ async def check_inspecting(trial: Trial) -> None:
 async def check_durable_store_keeps_everything(trial: Trial) -> None:
     """A durable store that is closed and opened again has the same cluster, topics, rows and payloads. It also has the
     same remembered ids and dead letters."""
-    topic = await trial.topic(remember_ms=600_000)
     ids = named(50)
-    await trial.stored(topic, ids, [T0 + 10 * at for at in range(50)], tag=b"t", headers=b"\x01\x00k\x01\x00v")
+    topic = await trial.topic_with(
+        ids, [T0 + 10 * at for at in range(50)], tag=b"t", headers=b"\x01\x00k\x01\x00v", remember_ms=600_000
+    )
     leased = await trial.lease(topic, now_ms=T0 + 95, wanted=10)
     part = leased.rows.take(np.arange(4))
     each = [Operation.ACK, Operation.BURY, Operation.RELEASE, Operation.EXTEND]

@@ -286,15 +286,25 @@ class Trial:
         return await tag_counts(self.store, topic, now_ms, mutation, limit)
 
     async def scan(
-        self, topic: Topic, *, now_ms: int = T0, limit: int = 1000, payload: bool = False, **where: Any
+        self,
+        topic: Topic,
+        *,
+        now_ms: int = T0,
+        limit: int = 1000,
+        payload: bool = False,
+        wanted: Sequence[bytes] | None = None,
+        **where: Any,
     ) -> Rows:
-        """Return all rows that match, read page by page."""
+        """Return all rows that match, read page by page. `wanted`: which ids these must be, in any order."""
         found: list[Rows] = []
         which = ScanFilter(**where)
         async for part in walked(lambda cursor: self.store.scan(topic, now_ms, which, cursor, limit, payload)):
             expect(len(part.rows) <= limit, f"a page of at most {limit} rows has {len(part.rows)}")
             found.append(part.rows)
-        return Rows.concat(found)
+        rows = Rows.concat(found)
+        if wanted is not None:
+            expect_equal(sorted(rows.ids), sorted(wanted), f"ids of a scan in pages of {limit}: {where or 'all'}")
+        return rows
 
     async def everything(self, topic: Topic, *, now_ms: int = T0) -> dict[bytes, dict[str, Any]]:
         """Return each row, dead letters too, with all of its fields and its payload, by id."""
