@@ -67,32 +67,32 @@ URL, DURATION, SIZE, COUNT, SWITCH = "URL|@FILE", "DURATION", "SIZE", "COUNT", "
 class ServeConfig:
     """The settings of one broker."""
 
-    listen: str = _setting("127.0.0.1:9000", "HOST:PORT", "Where drivers connect; port 0 takes a free one.")
-    advertise: str = _setting("", "HOST:PORT", "The address under which others reach it.", shown="from --listen")
-    name: str = _setting("", "TEXT", "Its name in logs, metrics and the cluster.", shown="host-pid")
-    store: str = _setting("sqlite:///timeline.db", URL, "Where messages live.")
-    sync: str = _setting("local://", URL, "How brokers find each other.")
-    metrics: str = _setting("127.0.0.1:9001", "HOST:PORT|off", "/metrics, /healthz and /readyz.")
-    grace_ms: int = _setting(30_000, DURATION, "How long the drain on SIGTERM may take.", most=86_400_000)
-    log_level: str = _setting("info", "debug|info|warning|error", "What is worth a line.")
-    log_format: str = _setting("text", "json|text", "Lines for people or machines.")
+    listen: str = _setting("127.0.0.1:9000", "HOST:PORT", "Address for drivers; port 0 takes a free one.")
+    advertise: str = _setting("", "HOST:PORT", "Address at which others reach the broker.", shown="from --listen")
+    name: str = _setting("", "TEXT", "Name in logs, metrics and the cluster.", shown="host-pid")
+    store: str = _setting("sqlite:///timeline.db", URL, "Store of the messages.")
+    sync: str = _setting("local://", URL, "Membership backend, where brokers meet.")
+    metrics: str = _setting("127.0.0.1:9001", "HOST:PORT|off", "Address of /metrics, /healthz and /readyz.")
+    grace_ms: int = _setting(30_000, DURATION, "Longest drain after SIGTERM.", most=86_400_000)
+    log_level: str = _setting("info", "debug|info|warning|error", "Least severe level that is logged.")
+    log_format: str = _setting("text", "json|text", "Log lines for machines or for people.")
     # Payload bytes; past the first, producers are answered THROTTLED.
     max_inflight_bytes: int = _setting(64 * MIB, SIZE, "Puts waiting for the store.", least=MIB, most=TIB)
     max_outbox_bytes: int = _setting(128 * MIB, SIZE, "Deliveries waiting for consumers.", least=MIB, most=TIB)
     # Past these two a new one is refused, RESOURCE_EXHAUSTED.
     max_streams: int = _setting(10_000, COUNT, "Streams of producers and consumers at once.", least=1, most=1_000_000)
-    max_streams_per_peer: int = _setting(5_000, COUNT, "The same from one host.", least=1, most=1_000_000)
+    max_streams_per_peer: int = _setting(5_000, COUNT, "Streams of one host at once.", least=1, most=1_000_000)
     max_scans: int = _setting(64, COUNT, "Scans under way at once.", least=1, most=10_000)
     metrics_topics: int = _setting(200, COUNT, "Topics that metrics name; the rest are summed.", most=100_000)
     tls_cert: str = _setting("", "FILE", "Certificate of this broker, PEM: the port speaks TLS.", shown="none")
-    tls_key: str = _setting("", "FILE", "The certificate's key, PEM.", shown="none")
+    tls_key: str = _setting("", "FILE", "Key of that certificate, PEM.", shown="none")
     client_ca: str = _setting("", "FILE", "Authorities whose clients are let in (mutual TLS).", shown="anybody's")
-    tokens: str = _setting("", "FILE", "Tokens, one of which each caller has to show.", shown="none asked for")
+    tokens: str = _setting("", "FILE", "Tokens of callers. Each call needs one.", shown="none asked for")
     insecure: bool = _setting(False, SWITCH, "Listen beyond this machine without TLS or tokens.")
     tls_ca: str = _setting("", "FILE", "Authorities that signed other brokers' certificates.", shown="this machine's")
-    token_file: str = _setting("", "FILE", "The token that this broker shows to others.", shown="none")
-    workers: int = _setting(1, COUNT, "Equal brokers as processes behind one port.", least=1, most=64)
-    journal: str = _setting("", URL, "Where what happens to each message is kept.", shown="nowhere")
+    token_file: str = _setting("", "FILE", "Token that this broker shows to other brokers.", shown="none")
+    workers: int = _setting(1, COUNT, "Brokers, as processes behind one port.", least=1, most=64)
+    journal: str = _setting("", URL, "Event journal: what happens to each message.", shown="nowhere")
 
     def check(self) -> ServeConfig:
         """Return itself, with `name` filled in by the machine, and `advertise` unless `listen` asks for a free port

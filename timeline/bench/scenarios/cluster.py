@@ -166,10 +166,10 @@ class ClusterScenario(Scenario):
     sync: str = ""
     brokers: int = setting(2, most=64)
     workers: bool = setting(False, "Brokers as workers of one `serve --workers`, which need no etcd.")
-    messages: int = setting(200_000, "In the cycle.")
-    burst: int = setting(100_000, "Due in one millisecond.")
+    messages: int = setting(200_000, "Messages of the cycle.")
+    burst: int = setting(100_000, "Messages due in one millisecond.")
     rate: float = setting(1_000.0, "Messages per second, for lateness.")
-    seconds: float = setting(20.0, "Length of that.", least=0.01)
+    seconds: float = setting(20.0, "Length of the lateness run.", least=0.01)
     payload_bytes: int = 100
     rest_seconds: float = setting(60.0, "Time to watch etcd at rest.", least=0)
 
@@ -307,7 +307,7 @@ class FailoverScenario(Scenario):
     brokers: int = setting(3, least=2, most=64)
     rate: float = setting(1_000.0, "Messages per second.")
     before_s: float = setting(8.0, "Seconds until one is killed.")
-    after_s: float = setting(12.0, "Seconds from then on.")
+    after_s: float = setting(12.0, "Seconds after that.")
     payload_bytes: int = 100
 
     @property

@@ -75,7 +75,7 @@ class PayloadScenario(Scenario):
     store: str = "sqlite://"
     large_bytes: int = setting(10 * 1024 * 1024)
     small_bytes: int = setting(100)
-    messages: int = setting(20, "Of each size.")
+    messages: int = setting(20, "Messages of each size.")
 
     @property
     def targets(self) -> tuple[Target, ...]:
@@ -161,7 +161,7 @@ class RestartScenario(Scenario):
     name = "restart"
     store: str = "sqlite://"
     pending: int = setting(1_000_000, least=0)
-    restarts: int = setting(3, "The slowest one counts.")
+    restarts: int = setting(3, "Number of restarts; the slowest one counts.")
     payload_bytes: int = 100
 
     @property

@@ -64,12 +64,12 @@ class LatenessScenario(Scenario):
     rate: float = setting(1_000.0, "Messages per second.")
     seconds: float = setting(60.0, "Length of each run.", least=0.01)
     runs: int = setting(3, "Number of runs; the worst one counts.")
-    pending: int = setting(0, "Others that wait meanwhile.", least=0)
+    pending: int = setting(0, "Other messages that wait meanwhile.", least=0)
     in_zero: bool = setting(False, "Put with in_=0, instead of two seconds ahead.")
     lease_ahead: str = setting("auto", takes="auto|off|DURATION")
     lead_ms: int = 2_000
     payload_bytes: int = 100
-    buckets: int = setting(64, "Of the topic.", most=4096)
+    buckets: int = setting(64, "Buckets of the topic.", most=4096)
 
     @property
     def count(self) -> int:
@@ -245,8 +245,8 @@ class ScaleScenario(Scenario):
     # which get its messages in turn.
     name = "scale"
     store: str = "sqlite://"
-    of: str = setting(TOPICS, "What there are many of.", choices=OF)
-    number: int = setting(1_000, "How many.")
+    of: str = setting(TOPICS, "Kind of thing that there are many of.", choices=OF)
+    number: int = setting(1_000, "Number of them.")
     rate: float = setting(300.0, "Messages per second.")
     seconds: float = setting(20.0, "Length of the run.", least=0.01)
     rest_seconds: float = setting(5.0, "Time to watch the broker at rest.", least=0)
@@ -319,10 +319,10 @@ class CancelTagScenario(Scenario):
 
     name = "cancel-tag"
     store: str = "sqlite://"
-    pending: int = setting(1_000_000, "Tagged ones included.")
+    pending: int = setting(1_000_000, "Pending messages, tagged ones included.")
     tagged: int = setting(100_000)
     rate: float = 1_000.0
-    seconds: float = setting(5.0, "Lateness of others.", least=0.1)
+    seconds: float = setting(5.0, "Length of the lateness run.", least=0.1)
     payload_bytes: int = 100
 
     @property

@@ -57,13 +57,13 @@ class CycleScenario(Scenario):
     # `warm_up`: uncounted messages before. `journal`: where the broker keeps its events, empty: nowhere.
     name = "cycle"
     store: str = "memory://"
-    api: str = setting("batch", "How the client works.", choices=APIS)
+    api: str = setting("batch", "API that the client uses.", choices=APIS)
     messages: int = setting(500_000)
     batch: int = setting(2_000, "Messages per put.", most=100_000)
-    pending: int = setting(0, "Others that wait meanwhile.", least=0)
+    pending: int = setting(0, "Other messages that wait meanwhile.", least=0)
     payload_bytes: int = setting(100, least=16)
     warm_up: int = 20_000
-    buckets: int = setting(64, "Of the topic.", most=4096)
+    buckets: int = setting(64, "Buckets of the topic.", most=4096)
     journal: str = ""
 
     @property
@@ -279,8 +279,8 @@ class LoopScenario(Scenario):
     # The broker is one process. The consumer is this one or, for the command, another.
     name = "loop"
     store: str = "sqlite://"
-    messages: int = setting(3_000, "For loops that wait for each answer.")
-    many: int = setting(30_000, "For consume and ack_soon.")
+    messages: int = setting(3_000, "Messages of loops that wait for each answer.")
+    many: int = setting(30_000, "Messages of consume and ack_soon.")
     payload_bytes: int = 100
 
     async def run(self, folder: Path, told: Told | None = None, profile: Profile | None = None) -> BenchReport:

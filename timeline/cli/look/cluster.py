@@ -17,6 +17,7 @@ import timeline
 from timeline.cli.look.top import (
     LATE,
     bounds_ms,
+    broker_json,
     consumer_table,
     late_bound,
     lateness_json,
@@ -53,13 +54,9 @@ class BrokerLine:
 
     def as_json(self) -> dict[str, Any]:
         """Return the broker for machines."""
-        stands = self.stands
         return {
-            **picked(stands, "broker", "address", "version"),
-            "up_ms": stands.now_ms - stands.started_ms,
-            **picked(stands, "trouble", "sync", "store"),
-            "store_ms": stands.store_ms or None,
-            "store_warnings": list(stands.warnings),
+            **broker_json(self.stands),
+            "sync": self.stands.sync or None,
             "clock_ms": None if self.clock_ms is None else round(self.clock_ms, 3),
             "clock_error_ms": round(self.clock_error_ms, 3),
             **{name: self.total(name) for name in ("consumers", "in_flight", "credit")},

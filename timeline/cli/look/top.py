@@ -138,16 +138,7 @@ class Snapshot:
         """Return the snapshot for machines."""
         return {
             "now": iso(self.now_ms),
-            "brokers": [
-                {
-                    **picked(one, "address", "broker", "version"),
-                    "up_ms": one.now_ms - one.started_ms,
-                    **picked(one, "trouble", "store"),
-                    "store_ms": one.store_ms or None,
-                    "store_warnings": list(one.warnings),
-                }
-                for one in self.brokers
-            ],
+            "brokers": [broker_json(one) for one in self.brokers],
             "unreachable": dict(self.unreachable),
             "topics": [_topic_json(one) for one in self.topics],
             "due_per_s_ahead": list(self.ahead),
@@ -158,6 +149,17 @@ class Snapshot:
             ],
             "late": [late_json(one) for one in self.late],
         }  # fmt: skip
+
+
+def broker_json(one: BrokerStanding) -> dict[str, Any]:
+    """Return a broker for machines."""
+    return {
+        **picked(one, "address", "broker", "version"),
+        "up_ms": one.now_ms - one.started_ms,
+        **picked(one, "trouble", "store"),
+        "store_ms": one.store_ms or None,
+        "store_warnings": list(one.warnings),
+    }
 
 
 def _topic_json(one: TopicSnapshot) -> dict[str, Any]:
