@@ -40,7 +40,13 @@ SKEW_MS = 1_000
 ENDS = ("acked", "buried", "expired", "purged", "replaced")
 BY_ID = ("cancelled", "moved", "revived", "purged", "expired", "unknown")
 """Events of a producer, which knows no birth. They count for the life that the id had when they happened."""
-EXPLAINS = ("ran_out", "released", "handed_back", "relet")
+_AGAIN = {
+    "ran_out": "lease ran out",
+    "released": "released",
+    "handed_back": "returned unseen",
+    "relet": "same holder, new session",
+}
+"""Events that explain a redelivery, and their names."""
 PROMISES = {
     "early": "S1 never early: delivered before it was due",
     "twice": "S2 versions: one lease was handed to a consumer twice",
@@ -72,7 +78,7 @@ def lives(events: DataFrame, until_ms: int) -> DataFrame:
         _times("acked").alias("acked"),
         F.count_if(is_kind("acked") & F.col("again")).alias("acked_late"),
         _times("buried").alias("buried"),
-        _times(*EXPLAINS).alias("explained"),
+        _times(*_AGAIN).alias("explained"),
         _times(*ENDS).alias("ends"),
         _times("unknown").alias("unknown"),
         F.max(F.when(delivered, F.col("version"))).alias("last_version"),
@@ -306,8 +312,9 @@ def audit(
         events = events.where(F.col("topic").isin(*topics))
     events = events.persist(StorageLevel.MEMORY_AND_DISK)
     progress(steps[1], 1, len(steps))
-    _span(events, found)
-    _listen(everything, events, topics, ids, found)
+    found.since_ms, found.until_ms = _span(events)
+    _, found.ends_ms = _span(everything)
+    _listen(events, topics, ids, found)
     until_ms = max(found.until_ms, pending.until_ms if pending is not None else 0)
     whole = judged(with_tags(lives(events, until_ms), events), pending, unsaid.spans)
     whole = whole.persist(StorageLevel.MEMORY_AND_DISK)
@@ -326,18 +333,14 @@ def audit(
     return found
 
 
-def _span(events: DataFrame, found: Audit) -> None:
-    span = events.agg(F.min("time").alias("a"), F.max("time").alias("b")).select(
-        F.unix_millis("a").alias("a"), F.unix_millis("b").alias("b")
-    ).head()  # fmt: skip
-    if span is not None:
-        found.since_ms, found.until_ms = span["a"] or 0, span["b"] or 0
+def _span(events: DataFrame) -> tuple[int, int]:
+    """Return the times of the first and the last event in ms; 0: there is none."""
+    span = events.agg(F.unix_millis(F.min("time")).alias("first"), F.unix_millis(F.max("time")).alias("last")).head()
+    return (span["first"] or 0, span["last"] or 0) if span is not None else (0, 0)
 
 
-def _listen(everything: DataFrame, events: DataFrame, topics: Sequence[str], ids: Sequence[str], found: Audit) -> None:
+def _listen(events: DataFrame, topics: Sequence[str], ids: Sequence[str], found: Audit) -> None:
     """Find the topics and ids asked for of which the journal has nothing."""
-    last = everything.agg(F.unix_millis(F.max("time")).alias("ms")).head()
-    found.ends_ms = (last["ms"] or 0) if last is not None else 0
     heard = {row["topic"] for row in events.select("topic").distinct().collect()} if topics else set()
     found.silent = [topic for topic in dict.fromkeys(topics) if topic not in heard]
     if not topics and not found.until_ms:
@@ -393,24 +396,25 @@ def _count(events: DataFrame, whole: DataFrame, found: Audit) -> None:
     found.open, found.unknown = found.messages["open"], found.messages.pop("unknown")
 
 
-def _percentiles() -> list[Any]:
-    at = F.percentile_approx("lateness", list(PERCENTILES), ACCURACY).alias("at")
-    return [F.count("*").alias("deliveries"), F.min("lateness").alias("least"), at]
-
-
 def _measure(events: DataFrame, found: Audit) -> None:
     """Measure the lateness of first deliveries, and the causes of late deliveries and redeliveries."""
     delivered = events.where(is_kind("delivered"))
     first = delivered.where(~F.col("again") & F.col("lateness").isNotNull())
-    hours = first.withColumn("at_hour", F.date_format(F.date_trunc("hour", "time"), "yyyy-MM-dd HH:00"))
-    kinds = [("topic", first, "topic"), ("hour", hours, "at_hour"), ("consumer", first, "consumer")]
+    by = {
+        "topic": F.col("topic"),
+        "hour": F.date_format(F.date_trunc("hour", "time"), "yyyy-MM-dd HH:00"),
+        "consumer": F.col("consumer"),
+    }
     span_ms = found.until_ms - found.since_ms
     step_ms = next((one for one in STEPS_MS if span_ms < POINTS * one), 0)
     if step_ms:
         at = F.timestamp_millis(F.floor(F.unix_millis("time") / step_ms) * step_ms)
-        kinds.append(("time", first.withColumn("at_time", F.date_format(at, "yyyy-MM-dd HH:mm:ss")), "at_time"))
-    for name, deliveries, by in kinds:
-        grouped = deliveries.groupBy(F.col(by).alias("of")).agg(*_percentiles())
+        by["time"] = F.date_format(at, "yyyy-MM-dd HH:mm:ss")
+    percentiles = F.percentile_approx("lateness", list(PERCENTILES), ACCURACY).alias("at")
+    for name, of in by.items():
+        grouped = first.groupBy(of.alias("of")).agg(
+            F.count("*").alias("deliveries"), F.min("lateness").alias("least"), percentiles
+        )
         order = "of" if name in ("hour", "time") else F.desc("deliveries")
         found.lateness[name] = rows_of(grouped.orderBy(order).limit(1_000))
     bucket = F.when(F.col("lateness") <= 0, F.lit(0)).otherwise(F.floor(F.log2(F.greatest("lateness", F.lit(1)))) + 1)
@@ -419,7 +423,7 @@ def _measure(events: DataFrame, found: Audit) -> None:
         first.where(F.col("lateness") > LATE_MS).groupBy(F.coalesce("cause", F.lit("unexplained")).alias("of")).count()
     )
     found.late = {row["of"]: row["count"] for row in late.orderBy(F.desc("count")).collect()}
-    causes = events.where(is_kind("ran_out", "released", "handed_back", "relet")).groupBy("kind").count()
+    causes = events.where(is_kind(*_AGAIN)).groupBy("kind").count()
     found.redelivered = {row["kind"]: row["count"] for row in causes.orderBy(F.desc("count")).collect()}
 
 
@@ -432,25 +436,24 @@ def _judge(whole: DataFrame, pending: Pending | None, found: Audit) -> list[str]
         found.examples = rows_of(some.orderBy("promise", "id").limit(EXAMPLES))
     bad.unpersist()
     if pending is not None:
-        there = pending.rows.select("topic", "id", "birth")
-        found.pending = whole.where(is_open()).join(there, ["topic", "id", "birth"], "left_semi").count()
+        found.pending = whole.where(is_open() & F.col("there")).count()
     return [row["id"] for row in found.examples]
 
 
 def _tell(events: DataFrame, whole: DataFrame, ids: Sequence[str], found: Audit) -> None:
     """Collect the events of `ids`, of the latest messages, of the most redelivered ones and of unsettled ones."""
     chosen = list(dict.fromkeys(ids))[:STORIES]
-    for order, where in (
-        (F.desc("lateness"), "lateness > 0"),
-        (F.desc("delivered"), "delivered > 1"),
-        (F.asc("put"), None),
+    for order, telling in (
+        (F.desc("lateness"), F.col("lateness") > 0),
+        (F.desc("delivered"), F.col("delivered") > 1),
+        (F.asc("put"), is_open()),
     ):
-        few = whole.where(where) if where else whole.where(is_open())
-        chosen += [row["id"] for row in few.orderBy(order, "id").select("id").limit(5).collect()]
-    chosen = list(dict.fromkeys(chosen))
+        chosen += [row["id"] for row in whole.where(telling).orderBy(order, "id").select("id").limit(5).collect()]
+    if not chosen:
+        return
     columns = ("topic", "id", "time", "kind", "version", "due", "lateness", "consumer", "cause", "broker")
-    told = events.where(F.col("id").isin(*chosen)).select(*columns) if chosen else None
-    for row in rows_of(told.orderBy("id", "time", "version").limit(100 * STORIES)) if told is not None else ():
+    told = events.where(F.col("id").isin(*dict.fromkeys(chosen))).select(*columns)
+    for row in rows_of(told.orderBy("id", "time", "version").limit(100 * STORIES)):
         found.stories.setdefault(row["id"], []).append(row)
 
 
@@ -460,8 +463,18 @@ _SHOWN = [f"p{100 * share:g}" if share < 1 else "most" for share in PERCENTILES]
 def audit_page(found: Audit, source: str) -> str:
     """Return the page. `source`: the journal's URL, without secrets."""
     under = f"{source}, {_when(found.since_ms)} to {_when(found.until_ms)} UTC"
-    makers = (_verdict, _glance, _lateness, _late, _again, _open, _stories)
-    return page("What happened to every message", under, [make(found) for make in makers])
+    late = {cause.replace("_", " "): count for cause, count in found.late.items()}
+    again = {_AGAIN[kind]: count for kind, count in found.redelivered.items()}
+    parts = (
+        _verdict(found),
+        _glance(found),
+        _lateness(found),
+        _causes("Late by more than 50 ms", "late deliveries by cause", late),
+        _causes("Given again", "redeliveries by cause", again),
+        _open(found),
+        _stories(found),
+    )
+    return page("What happened to every message", under, parts)
 
 
 def _when(millis: int) -> str:
@@ -528,22 +541,6 @@ def _short_ms(value: float) -> str:
 
 def _bucket(number: int) -> str:
     return "0 ms" if number == 0 else _ms(1 << (number - 1)) if number == 1 else f"≥{_ms(1 << (number - 1))}"
-
-
-def _late(found: Audit) -> str:
-    causes = {cause.replace("_", " "): count for cause, count in found.late.items()}
-    return _causes("Late by more than 50 ms", "late deliveries by cause", causes)
-
-
-def _again(found: Audit) -> str:
-    words = {
-        "ran_out": "lease ran out",
-        "released": "released",
-        "handed_back": "handed back unseen",
-        "relet": "same holder, new session",
-    }
-    causes = {words[kind]: count for kind, count in found.redelivered.items()}
-    return _causes("Given again", "redeliveries by cause", causes)
 
 
 def _causes(title: str, label: str, counts: Mapping[str, int]) -> str:
