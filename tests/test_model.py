@@ -30,6 +30,7 @@ from timeline.model import (
     bucket_of,
     buckets_of,
     canonical_headers,
+    check_new_topic_name,
     check_topic_name,
     decode_headers,
     encode_headers,
@@ -329,6 +330,17 @@ def test_settings_that_do_not_fit_together(settings: TopicSettings, says: str) -
 @pytest.mark.parametrize("name", ["a", "departures", "é ∀ 時", "x" * 255, " ", "a/b"])
 def test_a_topics_name(name: str) -> None:
     assert check_topic_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["a", "departures", "Orders.v2_eu-west", "x" * 255, "...", "-"])
+def test_a_new_topics_name(name: str) -> None:
+    assert check_new_topic_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["é", " ", "a/b", "a b", "~schedules", ".", "..", "a\n", "a?b", "a%20b", "$HOME"])
+def test_no_new_topics_name(name: str) -> None:
+    with pytest.raises(Invalid, match="letters, digits, '.', '_' and '-'|printable characters"):
+        check_new_topic_name(name)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256, "a\n", "a\0", "\ud800", "\u202e", b"a", None])

@@ -7,6 +7,7 @@ Nothing here reads a clock or talks to anybody. Times are int milliseconds UTC a
 from __future__ import annotations
 
 import dataclasses
+import re
 import zlib
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
@@ -23,6 +24,8 @@ MAX_TAG_BYTES = 64
 MAX_GROUP_BYTES = 255
 MAX_HOLDER_BYTES = 255
 MAX_TOPIC_CHARS = 255
+TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]+")
+"""What a new topic may be called."""
 MAX_HEADERS_BYTES = 8 * 1024
 MAX_REASON_BYTES = 1024
 MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
@@ -381,4 +384,17 @@ def check_topic_name(name: str) -> str:
     """Return `name` if it is 1 to 255 printable characters, else raise Invalid."""
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_TOPIC_CHARS or not name.isprintable():
         raise Invalid(f"a topic's name is 1 to {MAX_TOPIC_CHARS} printable characters, not {name!r:.80}")
+    return name
+
+
+def check_new_topic_name(name: str) -> str:
+    """Return `name` if a topic may be created under it, else raise Invalid.
+
+    A name stands in URLs, shells and metrics. Topics that older versions created under other names stay usable.
+    """
+    if not TOPIC_NAME.fullmatch(check_topic_name(name)) or name in (".", ".."):
+        raise Invalid(
+            f"{name!r:.80} cannot be a topic's name. Use letters, digits, '.', '_' and '-', so that it fits into a URL "
+            "and a shell"
+        )
     return name

@@ -57,6 +57,26 @@ async def test_a_topic_that_was_tuned_since_is_no_conflict_for_whoever_did_not_a
         assert "lease 2s is above max_lease 1s: raise max_lease, too" in again.detail
 
 
+@pytest.mark.parametrize("name", ["a b", "é", "a/b", "~schedules", ".."])
+async def test_a_new_name_fits_into_a_url_and_a_shell(name: str) -> None:
+    async with broker() as link:
+        refused = await link.topic(TopicAction.CREATE, name)
+        assert refused.status == Status.INVALID.code
+        assert "letters, digits, '.', '_' and '-'" in refused.detail
+
+
+async def test_a_topic_with_a_name_of_older_rules_stays_usable(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/t.db"
+    async with broker(url):
+        pass
+    with closing(sqlite3.connect(tmp_path / "t.db")) as db, db:
+        db.execute("UPDATE topic SET name = 'gate é', uid = uid - 1 WHERE name = 't'")
+    async with broker(url) as link:
+        again = await link.topic(TopicAction.CREATE, "gate é")
+        assert (again.status, [topic.name for topic in again.topics]) == (Status.OK.code, ["gate é"])
+        assert (await link.topic(TopicAction.UPDATE, "gate é", lease_ms=5_000)).status == Status.OK.code
+
+
 async def test_a_dropped_topic_ends_its_streams_and_its_rows_are_never_seen_again():
     async with broker() as link:
         consumer = await link.consume()
