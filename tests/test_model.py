@@ -339,7 +339,7 @@ def test_a_new_topics_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["é", " ", "a/b", "a b", "~schedules", ".", "..", "a\n", "a?b", "a%20b", "$HOME"])
 def test_no_new_topics_name(name: str) -> None:
-    with pytest.raises(Invalid, match="letters, digits, '.', '_' and '-'|printable characters"):
+    with pytest.raises(Invalid, match=r"letters, digits, '.', '_' and '-'|printable characters"):
         check_new_topic_name(name)
 
 
