@@ -73,6 +73,12 @@ def test_a_store_that_refuses_a_good_url_is_no_usage_error(call: Call, tmp_path:
     assert call("check-store", f"sqlite:///{tmp_path}/text.db").code == 4
 
 
+@pytest.mark.parametrize("command", [("store", "migrate"), ("check-store",)])
+def test_a_store_that_nobody_serves_is_unreachable(call: Call, command: tuple[str, ...]) -> None:
+    done = call(*command, "redis://127.0.0.1:1/0")
+    assert (done.code, len(done.err.splitlines())) == (3, 1) and done.err.startswith("timeline: UNAVAILABLE: ")
+
+
 def test_a_schema_that_is_not_there_is_not_made(call: Call, tmp_path: Path) -> None:
     done = call("store", "migrate", f"sqlite:///{tmp_path}/nope.db")
     assert done.code == 4 and "there is no file" in done.err and not list(tmp_path.iterdir())

@@ -126,10 +126,11 @@ def doctor(options: ClientOptions, file: str | None) -> int:
         worst = GOOD
         _tell(_asked(options.address, source), options.as_json)
         # Closed here even when nobody reads the output any more (`| head`), since it holds a client.
-        async with aclosing(_look(tl, options, file)) as findings:
-            async for finding in findings:
-                worst = max(worst, finding.severity)
-                _tell(finding, options.as_json)
+        async with aclosing(_look(tl, options, file)) as looking:
+            async for findings in looking:
+                for finding in findings:
+                    worst = max(worst, finding.severity)
+                    _tell(finding, options.as_json)
         return SOME_FAILED if worst == BAD else DONE
 
     return options.run(work)
@@ -154,46 +155,41 @@ def _tell(finding: Finding, as_json: bool) -> None:
         console().print(Text(f"    → {finding.advice}", "cyan"), soft_wrap=True)
 
 
-async def _look(tl: timeline.Timeline, options: ClientOptions, file: str | None) -> AsyncGenerator[Finding, None]:
+async def _look(tl: timeline.Timeline, options: ClientOptions, file: str | None) -> AsyncGenerator[list[Finding], None]:
     """Yield findings: what is here, then what a broker says, or what a broker would need if none answers."""
-    yield _versions()
+    yield [_versions()]
     settings = None
     try:
         settings = config.load({}, file=file)
     except Invalid as bad:
-        yield Finding("configuration", BAD, bad.reason, "mend it: 'timeline serve' refuses it with these words")
+        yield [Finding("configuration", BAD, bad.reason, "fix it: 'timeline serve' refuses it with these words")]
     else:
-        yield Finding("configuration", GOOD, _shown(settings, file))
+        yield [Finding("configuration", GOOD, _shown(settings, file))]
         if cut_off := stranded(settings):
-            yield Finding("configuration", WARNING, cut_off)
+            yield [Finding("configuration", WARNING, cut_off)]
     try:
         standings = await tl.standing()
     except TimelineError as trouble:
         found = await _no_broker(options.address, trouble)
-        nobody = found.nobody
-        yield found
-    else:
-        for one in standings.brokers:
-            try:
-                ping = await _ping(one.address, options.timeout)
-            except TimelineError as trouble:
-                yield await _no_broker(one.address, trouble)  # it has gone since it sent its status
-                continue
-            for finding in of_broker(one, ping):
-                yield finding
-        for gone, reason in standings.unreachable.items():
-            silent = TimelineError(reason)
-            silent.found = standings.found.get(gone, ())
-            yield await _no_broker(gone, silent)
-        for finding in of_topics(standings, {each.name: each.settings for each in await _topics(tl)}):
-            yield finding
-        # Beside a broker that answers, ports matter only for the --config of another one.
-        for finding in [] if settings is None or file is None else await of_ports(settings, answered=True):
-            yield finding
+        yield [found]
+        if settings is not None:
+            if found.nobody:
+                yield await of_ports(settings, answered=False)
+            yield await of_store(settings.store)
         return
-    if settings is not None:
-        for finding in [*(await of_ports(settings, answered=False) if nobody else []), *await of_store(settings.store)]:
-            yield finding
+    for one in standings.brokers:
+        try:
+            yield of_broker(one, await _ping(one.address, options.timeout))
+        except TimelineError as trouble:
+            yield [await _no_broker(one.address, trouble)]  # it has gone since it sent its status
+    for gone, reason in standings.unreachable.items():
+        silent = TimelineError(reason)
+        silent.found = standings.found.get(gone, ())
+        yield [await _no_broker(gone, silent)]
+    yield of_topics(standings, {each.name: each.settings for each in await _topics(tl)})
+    # Beside a broker that answers, ports matter only for the --config of another one.
+    if settings is not None and file is not None:
+        yield await of_ports(settings, answered=True)
 
 
 async def _ping(address: str, timeout: str) -> PingAnswer:
