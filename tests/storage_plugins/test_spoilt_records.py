@@ -11,7 +11,7 @@ import pytest
 from timeline.model import Topic, TopicSettings
 from timeline.storage_plugins import open_store
 from timeline.storage_plugins.contract import StoreRefused
-from timeline.storage_plugins.redis.schema import text_of, topic_of
+from timeline.storage_plugins.redis.store import text_of, topic_of
 
 TOPIC = Topic("orders", 7, TopicSettings(), created_ms=1)
 SPOILT = [

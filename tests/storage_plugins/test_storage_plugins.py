@@ -14,7 +14,7 @@ from timeline.storage_plugins import make_store, open_store, plugins, records, r
 from timeline.storage_plugins.contract import Opened, Store, StoreRefused, StoreUnavailable
 from timeline.storage_plugins.memory import MemoryStore
 from timeline.storage_plugins.records import read_settings
-from timeline.storage_plugins.redis import schema as redis_schema
+from timeline.storage_plugins.redis import store as redis_store
 
 
 def test_plugins_are_found_by_their_scheme() -> None:
@@ -140,7 +140,7 @@ async def test_open_store_opens() -> None:
 def test_records_of_topics_keep_settings_that_they_do_not_know() -> None:
     standing = Topic("t", 5, TopicSettings(lease_ms=7), 2, 9, newer='{"urgency": 1}')
     assert records.topic_of(5, "t", records.settings_text(standing), 2, 9) == standing
-    assert redis_schema.topic_of(redis_schema.text_of(standing)) == standing
+    assert redis_store.topic_of(redis_store.text_of(standing)) == standing
     assert json.loads(records.settings_text(standing))["urgency"] == 1
     assert read_settings("t", {"lease_ms": 7, "urgency": 1}) == (standing.settings, standing.newer)
     assert read_settings("t", {}) == (TopicSettings(), "")

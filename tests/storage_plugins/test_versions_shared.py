@@ -53,14 +53,14 @@ def _invent(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         step = sql.Migration(_expand_tables, lambda execute: execute("DROP TABLE urgency"))
         monkeypatch.setattr(sql, "MIGRATIONS", (step,))
         return
-    from timeline.storage_plugins.redis import schema
+    from timeline.storage_plugins.redis import store
 
-    def on_key(command: str) -> Callable[[schema.Runs], None]:
+    def on_key(command: str) -> Callable[[store.Runs], None]:
         script = f"return redis.call({command})"
         return lambda runs: runs(script, [runs.prefix + b":urgency"], [])
 
     made = Step(on_key("'HSET', KEYS[1], 'a', '1'"), on_key("'DEL', KEYS[1]"))
-    monkeypatch.setattr(schema, "MIGRATIONS", (made,))
+    monkeypatch.setattr(store, "MIGRATIONS", (made,))
 
 
 @pytest.mark.parametrize("name", NAMES)

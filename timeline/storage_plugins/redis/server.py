@@ -313,7 +313,7 @@ class ServerSettings:
     warnings: tuple[str, ...]
 
 
-async def read_settings(server: Server) -> ServerSettings:
+async def read_servers(server: Server) -> ServerSettings:
     """Read each master's settings. Raise StoreRefused with what to change."""
     warnings: list[str] = []
     durable = True
