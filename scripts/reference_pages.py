@@ -28,6 +28,8 @@ from timeline.cli.app import COMMANDS, EXIT_CODES, SETTINGS, cli  # noqa: E402
 from timeline.cli.options import connection_page  # noqa: E402
 from timeline.columns import Ragged  # noqa: E402
 from timeline.driver.consume.in_flight import Stats  # noqa: E402
+from timeline.driver.consumer import OF_USERS  # noqa: E402
+from timeline.driver.delivery import LeaseHolder  # noqa: E402
 from timeline.driver.message import Headers  # noqa: E402
 from timeline.driver.queries import OutlookStep, PingAnswer  # noqa: E402
 
@@ -127,6 +129,8 @@ PARTS = (
     Part("Columns", "", (Ragged, Headers)),
 )
 _EXITS = "\n".join(f"| {code} | {': '.join(filter(None, told))} |" for code, told in EXIT_CODES.items())
+NOT_FOR_USERS = {"Message": ("encoded",), "Batch": ("of",), "TagProgress": ("of", "copy", "check")}
+"""Public members of these classes that only the driver calls."""
 COMMANDS_HEAD = f"""# Commands
 
 `timeline COMMAND --help` prints the same in a terminal. Commands that call a broker take the
@@ -209,7 +213,9 @@ def prose(text: str | None) -> str:
 
 def members(kind: type) -> Iterator[tuple[str, Any]]:
     """Yield the public members that `kind` and its bases in this package document, in the order of the source."""
-    seen: set[str] = set()
+    seen = set(NOT_FOR_USERS.get(kind.__name__, ()))
+    if kind is timeline.Consumer:
+        seen |= {name for name in vars(LeaseHolder) if name not in OF_USERS} | {"put_back"}
     for base in kind.__mro__:
         if not base.__module__.startswith("timeline"):
             continue

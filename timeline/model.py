@@ -338,6 +338,14 @@ class TopicSettings:
     max_rate_per_s: Annotated[int, Range(0, 1_000_000_000)] = 0  # 0: no limit
     kind: str = "timeline"
 
+    def __repr__(self) -> str:
+        return f"TopicSettings({', '.join(self.changed())})"
+
+    def changed(self) -> list[str]:
+        """Return the settings that differ from their defaults, each as `name=value`."""
+        values = ((one, getattr(self, one.name)) for one in dataclasses.fields(self))
+        return [f"{one.name}={value!r}" for one, value in values if value != one.default]
+
     def check(self) -> TopicSettings:
         """Return these settings. Raise Invalid, with the allowed range, if one is out of it."""
         for name, (low, high) in SETTING_RANGES.items():
@@ -378,6 +386,9 @@ class Topic:
     revision: int = 1
     created_ms: int = 0
     newer: str = ""
+
+    def __repr__(self) -> str:
+        return f"Topic({', '.join([repr(self.name), *self.settings.changed()])})"
 
 
 def check_topic_name(name: str) -> str:

@@ -92,6 +92,9 @@ class Timeline(Queries, Closing):
         self._context = ClientContext(channel, clock, random, float(duration_ms(timeout, "timeout", least_ms=1)))
         self._children: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
 
+    def __repr__(self) -> str:
+        return f"Timeline({','.join(self._context.channel.addresses)})"
+
     def __enter__(self) -> NoReturn:
         raise TypeError("this client is for `async with`; timeline.connect_sync makes the one for `with`")
 

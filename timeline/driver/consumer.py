@@ -19,6 +19,8 @@ log = logging.getLogger("timeline.driver")
 CREDIT_BYTES = 16 * 1024 * 1024
 MAX_CREDIT = MAX_BATCH
 """All messages in flight must fit into one Hello."""
+OF_USERS = ("aclose", "batches", "run", "stats", "stop_taking", "take", "take_batch", "taking")
+"""The consumer's methods for users."""
 YIELD_EVERY = 128
 """Deliveries handed out of a full buffer before other tasks may run."""
 
@@ -42,6 +44,13 @@ class Consumer(LeaseHolder):
 
     on_settle_error: Callable[[Delivery, TimelineError], object] | None = None
     _since_yield = 0
+
+    def __repr__(self) -> str:
+        return f"Consumer({self.topic!r}, id {self.id!r})"
+
+    def __dir__(self) -> list[str]:
+        """Offer to completion what users call, and not what deliveries and handlers call."""
+        return [*OF_USERS, "id", "on_settle_error", "topic"]
 
     def __aiter__(self) -> AsyncIterator[Delivery]:
         return self._each()

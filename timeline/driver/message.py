@@ -13,7 +13,17 @@ import numpy as np
 
 from timeline.clock import Clock
 from timeline.columns import Ragged, UInt64
-from timeline.driver.times import Duration, Expiry, When, as_datetime, duration_ms, expiry_ms, instant_ms, shown
+from timeline.driver.times import (
+    Duration,
+    Expiry,
+    When,
+    as_datetime,
+    duration_ms,
+    expiry_ms,
+    instant_ms,
+    shown,
+    shown_utc,
+)
 from timeline.errors import FIXED_LIMIT, Invalid, TooLarge
 from timeline.model import (
     MAX_HEADERS_BYTES,
@@ -292,6 +302,13 @@ class StoredMessage:
     payload_bytes: int
     payload: bytes | None = None
     headers: dict[str, str] | None = None
+
+    def __repr__(self) -> str:
+        told = [repr(self.id), self.state.value, f"due {shown_utc(self.due_ms)}"]
+        told += [
+            f"{name} {value!r}" for name in ("tag", "holder", "dead") if (value := getattr(self, name)) is not None
+        ]
+        return f"StoredMessage({', '.join(told)})"
 
     @property
     def due(self) -> datetime:

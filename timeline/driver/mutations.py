@@ -131,7 +131,11 @@ class TagProgress:
     started_ms: int = 0
     at_ms: int = 0
     total: int = 0
-    asked: Asked = field(default_factory=dict, repr=False)
+    asked: Asked = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        told = [f"{count} {status.value}" for status, count in self.counts.items()]
+        return f"TagProgress({', '.join([*told, 'finished' if self.finished else 'not finished'])})"
 
     @property
     def changed(self) -> int:
@@ -206,6 +210,9 @@ class MutationCalls(Closing):
         self._context = context
         self._epoch = context.epoch
         self._calls: dict[Operation, MutateCalls] = {}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.topic!r}, group {self.group!r})"
 
     def _start(self) -> None:
         raise NotImplementedError

@@ -12,7 +12,7 @@ import numpy as np
 
 from timeline import errors
 from timeline.columns import Bools, Indexes, Ragged
-from timeline.driver.times import as_datetime
+from timeline.driver.times import as_datetime, shown_utc
 from timeline.errors import TimelineError
 from timeline.model import Answers, Operation, Status
 
@@ -83,8 +83,17 @@ class Receipt:
     settled: bool = False
     detail: str = ""
     retry_after_ms: int = 0
-    operation: Operation | None = field(default=None, repr=False, compare=False)
-    moved: bool = field(default=False, repr=False)
+    operation: Operation | None = field(default=None, compare=False)
+    moved: bool = False
+
+    def __repr__(self) -> str:
+        told = [repr(self.id), self.status.value]
+        if self.due_ms:
+            told.append(f"due {shown_utc(self.due_ms)}")
+        told += [word for word, so in (("settled", self.settled), ("moved", self.moved)) if so]
+        if self.detail:
+            told.append(repr(self.detail))
+        return f"Receipt({', '.join(told)})"
 
     @property
     def due(self) -> datetime | None:

@@ -228,6 +228,11 @@ def as_datetime(millis: int) -> datetime:
     return _EPOCH + timedelta(milliseconds=millis)
 
 
+def shown_utc(at_ms: int) -> str:
+    """Return a time in UTC as a `repr` shows it: 2026-11-24 12:31:15.553Z."""
+    return f"{as_datetime(at_ms).replace(tzinfo=None).isoformat(sep=' ', timespec='milliseconds')}Z"
+
+
 def shown_time(at_ms: int, zone: tzinfo | None = None) -> str:
     """Return a time for people, in `zone` or in this machine's zone."""
     when = as_datetime(at_ms).astimezone(zone)

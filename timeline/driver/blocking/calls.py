@@ -166,6 +166,9 @@ class Blocking:
     def __init__(self, background: Background, target: Any) -> None:
         self._background, self._target, self._run = background, target, background.run
 
+    def __repr__(self) -> str:
+        return f"Sync{self._target!r}"
+
     def close(self) -> None:
         """Flush and close."""
         if not self._target.closed:
