@@ -398,12 +398,17 @@ def check_topic_name(name: str) -> str:
     return name
 
 
+def fits_new_topic(name: str) -> bool:
+    """Return whether a new topic may have `name`, which is a topic's name by older rules."""
+    return TOPIC_NAME.fullmatch(name) is not None and name not in (".", "..")
+
+
 def check_new_topic_name(name: str) -> str:
     """Return `name` if a topic may be created under it, else raise Invalid.
 
     A name stands in URLs, shells and metrics. Topics that older versions created under other names stay usable.
     """
-    if not TOPIC_NAME.fullmatch(check_topic_name(name)) or name in (".", ".."):
+    if not fits_new_topic(check_topic_name(name)):
         raise Invalid(
             f"{name!r:.80} cannot be a topic's name. Use letters, digits, '.', '_' and '-', so that it fits into a URL "
             "and a shell"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
@@ -12,7 +13,14 @@ from typing import Any
 import pytest
 
 from tests.broker.link import Link, broker, statuses
-from timeline.model import LeavingReason, Status, Topic
+from timeline.broker.catalog import Catalog
+from timeline.broker.fairness import LoopScheduler
+from timeline.broker.lanes.metered_store import MeteredStore
+from timeline.broker.limits import Limits
+from timeline.broker.runtime import Runtime, Tasks
+from timeline.clock import Clock
+from timeline.metrics import Metrics
+from timeline.model import LeavingReason, Status, Topic, TopicSettings
 from timeline.storage_plugins.memory import MemoryStore
 from timeline.wire import (
     Leaving,
@@ -75,6 +83,29 @@ async def test_a_topic_with_a_name_of_older_rules_stays_usable(tmp_path: Path) -
         again = await link.topic(TopicAction.CREATE, "gate é")
         assert (again.status, [topic.name for topic in again.topics]) == (Status.OK.code, ["gate é"])
         assert (await link.topic(TopicAction.UPDATE, "gate é", lease_ms=5_000)).status == Status.OK.code
+
+
+async def test_a_new_name_is_not_looked_for_among_what_other_brokers_created() -> None:
+    store, clock, metrics = Readings(), Clock(), Metrics()
+    runtime = Runtime(clock, Limits(), metrics, Tasks(lambda name, error: None), LoopScheduler(clock.monotonic_ms))
+    metered = MeteredStore(store, runtime, lambda: None, lambda uid: None)
+    await metered.open()
+    catalog = Catalog(metered, clock, random.Random(1).getrandbits, lambda before, after, made: None, lambda: False)
+    for name in ("a", "b"):
+        assert (await catalog.create(name, {})).name == name
+    assert store.readings == 0
+    await store.create_topic(Topic("gate é", 7, TopicSettings()))
+    assert (await catalog.create("gate é", {})).uid == 7
+
+
+class Readings(MemoryStore):
+    """Counts how often all topics were read."""
+
+    readings = 0
+
+    async def topics(self) -> list[Topic]:
+        self.readings += 1
+        return await super().topics()
 
 
 async def test_a_dropped_topic_ends_its_streams_and_its_rows_are_never_seen_again():
