@@ -69,10 +69,11 @@ too many wrong passwords, MariaDB's). A read-only server (1290, 1836) is one tha
 REFUSED_BY_POSTGRESQL = ("28", "3D", "42")
 """SQLSTATE: no such user or wrong password, no such database, no such table or no right to it. A read-only server
 (25006) is one that a failover will replace."""
-_ANSWERED = re.compile(r"\w:  |no password supplied|not support SSL")
+_ANSWERED = re.compile(r'\w:  [^\n]*["«»„“”「『]|authentication failed|no password supplied|not support SSL')
 _NOT_NOW = re.compile("too many|connection slots|the database system|terminating connection|timeout expired")
 """libpq, and so psycopg and psycopg2, hides the SQLSTATE of a refused connection, so that only its text is left. It
-marks what a server said, in any language, by a severity, a colon and two spaces."""
+marks what a server said, in any language, by a severity, a colon and two spaces. A server that refuses for good quotes
+what is wrong: a user, a database, a host. One that starts, stops or is full quotes nothing."""
 OLDEST_MYSQL = {True: (10, 6), False: (8, 0, 1)}
 """The first MariaDB, and the first MySQL, that has SKIP LOCKED."""
 
