@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -229,3 +231,40 @@ async def test_a_batch_whose_caller_was_cancelled_is_not_sent() -> None:
         queue.work.clear()
     assert queue.next() is None
     await queue.idle()
+
+
+class Line(deque[RequestBatch]):
+    """A line that nobody may walk."""
+
+    def __iter__(self) -> Iterator[RequestBatch]:
+        raise AssertionError("the line was walked")
+
+
+async def test_a_call_that_times_out_looks_at_its_own_batches_only() -> None:
+    queue = _queue()
+    queue._waiting = Line()
+    calls = [BatchCall(queue, 3, 0.0) for _ in range(2)]
+    for call in calls:
+        columns = {"ids": Ragged.of([b"1", b"2", b"3"]), "flags": np.zeros(3, np.uint8)}
+        queue.add(RequestBatch(columns, Operation.PUT, call, np.arange(3), 10))
+    for call in calls:
+        answers = await call.finished()
+        assert answers.status.tolist() == [Status.UNAVAILABLE.code] * 3
+        assert answers.details == dict.fromkeys(range(3), "nobody is there")
+    with pytest.raises(Unavailable, match="nobody is there"):
+        calls[0].check_heard()
+
+
+async def test_a_message_that_goes_again_times_out_by_its_new_batch() -> None:
+    queue = _queue()
+    call = BatchCall(queue, 3, 60_000.0)
+    columns = {"ids": Ragged.of([b"1", b"2", b"3"]), "flags": np.zeros(3, np.uint8)}
+    queue.add(RequestBatch(columns, Operation.PUT, call, np.arange(3), 10))
+    taken = queue.next()
+    assert taken is not None
+    queue.answer(taken[0], _answers(Status.OK, Status.THROTTLED, Status.UNKNOWN), 40)
+    call.deadline_ms = 0.0
+    answers = await call.finished()
+    assert [Status.of(code) for code in answers.status.tolist()] == ["OK", "THROTTLED", "UNKNOWN"]
+    assert call.waits_ms == {1: 40}
+    queue.drop()

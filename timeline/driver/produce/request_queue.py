@@ -102,14 +102,14 @@ class RequestBatch:
         return self.sink.wants(self) is not None
 
     def take(self, at: Indexes, unsure: bool = False) -> RequestBatch:
-        """Return a batch of the messages at `at`, to go again."""
+        """Return a batch of the messages at `at`, to go again in place of this one."""
         columns = columns_at(self.columns, at)
         operation = self.operation if isinstance(self.operation, Operation) else self.operation[at]
         positions = at if self.positions is None else self.positions[at]
         share = self.nbytes * len(at) // max(1, len(self))
         unsure = unsure or self.unsure
         part = RequestBatch(columns, operation, self.sink, positions, share, unsure, False, self.verdict, self.tries)
-        self.sink.adopt(part)
+        self.sink.adopt(part, self)
         return part
 
     def overdue(self, trouble: Callable[[], Unavailable]) -> MessageAnswer:
@@ -136,8 +136,8 @@ class AnswerSink:
         """Return which messages of `batch` still wait, as indexes into it. None: all."""
         raise NotImplementedError
 
-    def adopt(self, batch: RequestBatch) -> None:
-        """Note that `batch` now carries its messages."""
+    def adopt(self, batch: RequestBatch, whole: RequestBatch | None = None) -> None:
+        """Note that `batch` now carries its messages, and that `whole` does so no longer."""
 
     def answer(self, batch: RequestBatch, at: Indexes | None, answers: Answers) -> None:
         """Take final answers for the messages of `batch` at `at` (None: all)."""
@@ -166,7 +166,7 @@ class SingleCalls(AnswerSink):
         waiting = [not call.future.done() for call in self._of(batch)]
         return None if all(waiting) else np.flatnonzero(waiting)
 
-    def adopt(self, batch: RequestBatch) -> None:
+    def adopt(self, batch: RequestBatch, whole: RequestBatch | None = None) -> None:
         for call in self._of(batch):
             call.batch = batch
 
@@ -195,6 +195,13 @@ class ManyAnswers(AnswerSink):
         self.queue = queue
         self.deadline_ms = queue.clock.monotonic_ms() + timeout_ms
         self._missing = np.ones(count, dtype=np.bool_)
+        # Kept here: thousands of calls that time out at once must not walk the queue for each.
+        self._batches: dict[RequestBatch, None] = {}
+
+    def adopt(self, batch: RequestBatch, whole: RequestBatch | None = None) -> None:
+        self._batches[batch] = None
+        if whole is not None:
+            self._batches.pop(whole, None)
 
     def wants(self, batch: RequestBatch) -> Indexes | None:
         waiting = self._missing if batch.positions is None else self._missing[batch.positions]
@@ -208,6 +215,8 @@ class ManyAnswers(AnswerSink):
             fresh = np.flatnonzero(missing)
             where, answers = where[fresh], answers.take(fresh)
         self._missing[where] = False
+        if at is None:
+            self._batches.pop(batch, None)
         self._take(where, answers)
 
     def _take(self, where: Indexes, answers: Answers) -> None:
@@ -215,7 +224,8 @@ class ManyAnswers(AnswerSink):
 
     def _overdue(self) -> Iterator[tuple[RequestBatch, Indexes, MessageAnswer]]:
         """Yield each batch with messages that have no answer at the deadline, these messages, and their answer then."""
-        for batch in self.queue.carrying(self):
+        batches, self._batches = self._batches, {}
+        for batch in batches:
             wanted = self.wants(batch)
             at = np.arange(len(batch)) if wanted is None else wanted
             if len(at):
@@ -282,6 +292,7 @@ class BatchCall(ManyAnswers):
                 await wait_until_set(self._done, left_ms)
             except asyncio.CancelledError:
                 self._missing[:] = False  # batches that are not sent yet never are
+                self._batches.clear()
                 raise
             if self._left:
                 self._done.clear()
@@ -426,11 +437,6 @@ class RequestQueue:
         """Whether `next(form)` would find something."""
         return bool(self._waiting or (form and self.forming))
 
-    def carrying(self, sink: AnswerSink) -> list[RequestBatch]:
-        """Return the batches that carry messages of `sink`."""
-        batches = (*self.outstanding.values(), *self._waiting, *self._resting.values())
-        return [batch for batch in batches if batch.sink is sink]
-
     async def single(self, entry: Any, nbytes: int, timeout_ms: float) -> MessageAnswer:
         """Send one message's call together with others. The answer says what became of it; nothing is raised."""
         loop = asyncio.get_running_loop()
@@ -460,7 +466,8 @@ class RequestQueue:
         self._check_idle()
 
     def add(self, batch: RequestBatch) -> None:
-        """Queue a batch."""
+        """Queue a new batch."""
+        batch.sink.adopt(batch)
         self._waiting.append(batch)
         self._wake()
 
@@ -587,7 +594,8 @@ class RequestQueue:
 
         def ready() -> None:
             del self._resting[handle]
-            self.add(batch)
+            self._waiting.append(batch)
+            self._wake()
 
         handle = loop.call_later(delay_ms / 1000.0, ready)
         self._resting[handle] = batch
