@@ -36,6 +36,8 @@ MAX_TIME_MS = 253_402_300_799_999
 """Last millisecond of the year 9999: no due, expiry or duration is beyond it."""
 MAX_DURATION_MS = 100 * 366 * 86_400_000
 DEFAULT_GROUP = "default"
+PULL_PREFIX = "pull:"
+"""How the ids begin of consumers that a broker keeps for Takes. No other consumer may have such an id."""
 DELIVERED_OUT = b"max_deliveries"
 """The reason of a dead letter that was delivered as often as its topic permits. If its handler failed, the driver adds
 the error: `max_deliveries: ValueError: …`."""

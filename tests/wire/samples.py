@@ -116,6 +116,20 @@ def full_deliver() -> frames.Deliver:
     return frame
 
 
+def taken_deliver() -> frames.Deliver:
+    """The answer to a Take."""
+    frame = full_deliver()
+    frame.max_deliveries, frame.holder = 25, "pull:b1:5ad0c1e2"
+    return frame
+
+
+def called_settle() -> frames.Settle:
+    """One that is a call of its own."""
+    frame = settle(2)
+    frame.topic, frame.holder = "departures", "pull:b1:5ad0c1e2"
+    return frame
+
+
 def rows(payload: bool) -> Rows:
     numbers: dict[str, Any] = {name: np.array([1, 2], kind) for name, kind in ROW_DTYPES.items()}
     return Rows(
@@ -271,4 +285,8 @@ SAMPLES: list[frames.Frame] = [
     frames.Scan("departures", bucket_from=16, bucket_to=4096),
     frames.Scan("departures", payload=True, cursor=b"here", holder="stream/7/1"),
     warned_standing(),
+    frames.Take("departures", 100, 65_536, 20_000, 60_000),
+    frames.Take("departures"),
+    taken_deliver(),
+    called_settle(),
 ]

@@ -207,7 +207,19 @@ def settles(draw: st.DrawFn) -> frames.Settle:
         reasons=draw(maybe(ragged(reasons, n))),
         credit_messages=draw(counts),
         credit_bytes=draw(counts),
+        topic=draw(topics | st.just("")),
+        holder=draw(names | st.just("")),
     )
+
+
+takes = st.builds(
+    frames.Take,
+    topic=topics,
+    max_messages=st.integers(1, frames.MAX_TAKE_MESSAGES),
+    max_bytes=st.integers(1, frames.MAX_TAKE_BYTES),
+    wait_ms=st.integers(0, frames.MAX_TAKE_WAIT_MS),
+    lease_ms=durations,
+)
 
 
 addresses = st.lists(texts(1, 1024, characters), max_size=3).map(tuple)
@@ -242,6 +254,7 @@ def delivers(draw: st.DrawFn) -> frames.Deliver:
         headers=draw(maybe(ragged(headers, n))),
         tags=draw(maybe(ragged(tags, n))),
         max_deliveries=draw(whole32),
+        holder=draw(names | st.just("")),
     )
 
 
@@ -402,5 +415,6 @@ FRAMES: dict[type, st.SearchStrategy[Any]] = {
         lambda n: st.builds(frames.Hint, texts(0, 1024), column(uids, np.int64, n), column(times, np.int64, n))
     ),
     frames.Hinted: st.builds(frames.Hinted, counts),
+    frames.Take: takes,
 }
 """A strategy for each kind of frame."""

@@ -169,7 +169,7 @@ def test_a_schema_that_grew_is_read(require_service: Callable[[str], None], tmp_
             "  error_ms:double = -1;\n}",
             "  error_ms:double = -1;\n  urgent:bool;\n  notes:[string];\n}\ntable Nudge { why:string; }",
         ),
-        ("StatusRequest, BrokerStatus, Hint, Hinted\n", "StatusRequest, BrokerStatus, Hint, Hinted, Nudge\n"),
+        ("Hint, Hinted, Take\n", "Hint, Hinted, Take, Nudge\n"),
         ("{ IN, EXPIRES_IN, MOVE, REPLACE }", "{ IN, EXPIRES_IN, MOVE, REPLACE, QUIET }"),
     ):
         assert old in grown

@@ -24,6 +24,8 @@ class Limits:
     """A sweep takes from other dispatchers' buckets only what is overdue by more than this."""
     stall_ms: int = 10_000
     """A stream or scan ends if its reader does not take a frame for this long."""
+    pull_idle_ms: int = 60_000
+    """The consumer that a topic's Takes share leaves if none has come for this long."""
     lapses_tolerated: int = 3
     """A consumer is suspended after its leases ran out this often in a row, a heartbeat (or shorter lease) apart."""
     set_aside_first_ms: int = 1_000

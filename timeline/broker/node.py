@@ -16,6 +16,7 @@ from contextlib import suppress
 from timeline.broker.api.gateway import Gateway
 from timeline.broker.api.mutate import MutateHandler
 from timeline.broker.api.produce import ProduceStream, PutHandler
+from timeline.broker.api.pull import PullHandler
 from timeline.broker.api.read import ReadHandler
 from timeline.broker.api.topics import TopicAccess
 from timeline.broker.catalog import JOINING, Catalog, Readiness
@@ -112,6 +113,7 @@ class Node:
             runtime,
             topics,
             puts=self.puts,
+            pulls=PullHandler(runtime, topics, self.dealers, self.cluster, self.settling, self._random_bits),
             mutations=MutateHandler(runtime, topics, store, self.cluster),
             reads=ReadHandler(runtime, topics, readiness, store, self.dealers, self.late),
             status=status,

@@ -15,6 +15,9 @@ from timeline.wire.frames import (
     MAJOR,
     MAX_COUNT,
     MAX_FRAME_BYTES,
+    MAX_TAKE_BYTES,
+    MAX_TAKE_MESSAGES,
+    MAX_TAKE_WAIT_MS,
     METHODS,
     MINOR,
     SERVICE,
@@ -50,6 +53,7 @@ from timeline.wire.frames import (
     SettleFlag,
     StatusRequest,
     TagMutated,
+    Take,
     TopicAction,
     TopicList,
     TopicLoads,
@@ -67,11 +71,12 @@ from timeline.wire.validate import (
 from timeline.wire.verify import UnknownFrame, WireError, WireVersionError
 
 __all__ = [
-    "AIM_BYTES", "MAJOR", "MAX_COUNT", "MAX_FRAME_BYTES", "METHODS", "MINOR", "SERVICE", "Beat", "BrokerStatus",
-    "Consumers", "Credit", "Deliver", "Fault", "Forecast", "Forecasted", "Frame", "Health", "Hello", "Hint", "Hinted",
-    "Judgement", "Late", "LateCause", "LateList", "LatenessCounts", "Leaving", "LeavingReason", "Mutate", "MutateFlag",
-    "MutateTag", "Mutated", "Ping", "Pong", "Produce", "Produced", "PutFlag", "Scan", "ScanPage", "Service", "Settle",
-    "SettleFlag", "Settled", "StatusRequest", "Stream", "TagMutated", "TopicAction", "TopicList", "TopicLoads",
-    "Topics", "Transport", "TransportError", "UnknownFrame", "Welcome", "WireError", "WireVersionError", "decode",
+    "AIM_BYTES", "MAJOR", "MAX_COUNT", "MAX_FRAME_BYTES", "MAX_TAKE_BYTES", "MAX_TAKE_MESSAGES", "MAX_TAKE_WAIT_MS",
+    "METHODS", "MINOR", "SERVICE", "Beat", "BrokerStatus", "Consumers", "Credit", "Deliver", "Fault", "Forecast",
+    "Forecasted", "Frame", "Health", "Hello", "Hint", "Hinted", "Judgement", "Late", "LateCause", "LateList",
+    "LatenessCounts", "Leaving", "LeavingReason", "Mutate", "MutateFlag", "MutateTag", "Mutated", "Ping", "Pong",
+    "Produce", "Produced", "PutFlag", "Scan", "ScanPage", "Service", "Settle", "SettleFlag", "Settled",
+    "StatusRequest", "Stream", "TagMutated", "Take", "TopicAction", "TopicList", "TopicLoads", "Topics",
+    "Transport", "TransportError", "UnknownFrame", "Welcome", "WireError", "WireVersionError", "decode",
     "decode_as", "encode", "validate_headers", "validate_mutate", "validate_produce", "validate_settle",
 ]  # fmt: skip

@@ -58,6 +58,9 @@ METHODS = {
     "Ping": "unary_unary",
     "Stand": "unary_unary",
     "Hint": "unary_unary",
+    "Put": "unary_unary",
+    "Take": "unary_unary",
+    "Settle": "unary_unary",
 }
 """gRPC methods of `SERVICE`; requests and responses are frames."""
 
@@ -70,6 +73,12 @@ MAX_COUNT = 2**53 - 1
 
 
 REPLACE_MINOR = 3
+PULL_MINOR = 3
+"""The first minor of the methods Put, Take and Settle."""
+MAX_TAKE_MESSAGES = 1_000
+MAX_TAKE_BYTES = 4 * 1024 * 1024
+MAX_TAKE_WAIT_MS = 60_000
+"""Bounds of one Take. A message larger than its bytes comes alone."""
 
 
 class PutFlag(IntFlag):
@@ -105,6 +114,7 @@ ClockDifference: TypeAlias = Annotated[float, Form("difference")]
 TopicName: TypeAlias = Annotated[str, Form("topic")]
 OptionalTopic: TypeAlias = Annotated[str, Form("optional_topic")]
 Name: TypeAlias = Annotated[str, Form("name_of")]
+OptionalName: TypeAlias = Annotated[str, Form("optional_name")]
 Sentence: TypeAlias = Annotated[str, Form("sentence")]
 Addresses: TypeAlias = Annotated[tuple[str, ...], Form("addresses")]
 Cursor: TypeAlias = Annotated[bytes, Form("cursor")]
@@ -245,7 +255,10 @@ class Credit:
 class Settle(ColumnBatch):
     """n settles, up a Consume stream, of messages of the stream's topic leased to the stream's consumer. `operation`:
     EXTEND, ACK, RELEASE or BURY. `time_ms`: for EXTEND the lease from now, for RELEASE see SettleFlag. `op`: operation
-    ids. `reasons`: BURY, RELEASE. The credit of the ended leases comes along, and counts by `credit_counts`."""
+    ids. `reasons`: BURY, RELEASE. The credit of the ended leases comes along, and counts by `credit_counts`.
+
+    A Settle that is a call of its own names `topic` and `holder`. On a stream both are empty.
+    """
 
     request: int
     ids: Ragged
@@ -258,6 +271,8 @@ class Settle(ColumnBatch):
     reasons: Ragged | None = None
     credit_messages: Tally = 0
     credit_bytes: Tally = 0
+    topic: OptionalTopic = ""
+    holder: OptionalName = ""
 
 
 @dataclass(slots=True)
@@ -276,13 +291,25 @@ class Welcome:
 
 
 @dataclass(slots=True)
+class Take:
+    """Ask for up to `max_messages` messages that are due. The answer is a Deliver. It comes when there is a message, or
+    without any after `wait_ms`. `max_bytes`: of payloads and headers. `lease_ms` 0: the topic's."""
+
+    topic: TopicName
+    max_messages: Annotated[int, Range(1, MAX_TAKE_MESSAGES)] = 1
+    max_bytes: Annotated[int, Range(1, MAX_TAKE_BYTES)] = AIM_BYTES
+    wait_ms: Annotated[int, Range(0, MAX_TAKE_WAIT_MS)] = 0
+    lease_ms: Duration = 0
+
+
+@dataclass(slots=True)
 class Deliver(ColumnBatch):
-    """n messages, down a Consume stream.
+    """n messages, down a Consume stream, or the answer to a Take.
 
     `due_ms`: when each came due. `lease_until_ms`: when its lease ends. `leased_ms`: when the store call that leased
     them returned. `pushed_ms`: when this frame was made. All are on the broker's clock. So a consumer knows each
     lease's remaining time, and lateness can be taken apart. `max_deliveries`: how many the topic permits; 0: any
-    number.
+    number. `holder`: who has the leases of a Take's answer; empty on a stream.
     """
 
     leased_ms: Time
@@ -299,6 +326,7 @@ class Deliver(ColumnBatch):
     headers: Headers | None = None
     tags: Tags | None = None
     max_deliveries: int = 0
+    holder: OptionalName = ""
 
 
 @dataclass(slots=True)
@@ -372,7 +400,7 @@ class Scan:
     limit: Tally = 0
     bucket_from: BucketNumber = 0
     bucket_to: BucketNumber = 0
-    holder: Annotated[str, Form("optional_name")] = ""
+    holder: OptionalName = ""
 
 
 @dataclass(slots=True)
@@ -585,5 +613,5 @@ class Hinted:
 Frame: TypeAlias = (
     Produce | Produced | Mutate | MutateTag | Mutated | TagMutated | Hello | Credit | Settle | Welcome | Deliver |
     Settled | Beat | Leaving | Scan | ScanPage | Forecast | Forecasted | Topics | TopicList | Late | LateList | Ping |
-    Pong | StatusRequest | BrokerStatus | Hint | Hinted
+    Pong | StatusRequest | BrokerStatus | Hint | Hinted | Take
 )  # fmt: skip

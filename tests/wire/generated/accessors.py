@@ -173,6 +173,7 @@ class Body(object):
     BrokerStatus = 26
     Hint = 27
     Hinted = 28
+    Take = 29
 
 
 # One answer per message of a call.
@@ -1777,7 +1778,8 @@ def CreditAddErrorMs(builder, errorMs): builder.PrependFloat64Slot(4, errorMs, -
 def CreditEnd(builder): return builder.EndObject()
 
 
-# Up Consume: n settles of messages of the stream's topic held by the stream's consumer.
+# Up Consume: n settles of messages of the stream's topic held by the stream's consumer. Since 1.3 also a call of its
+# own, to any broker, which names `topic` and `holder`; see CALLS WITHOUT A STREAM.
 class Settle(object):
     __slots__ = ['_tab']
 
@@ -2097,7 +2099,23 @@ class Settle(object):
             return self._tab.Get(flatbuffers.number_types.Int64Flags, o + self._tab.Pos)
         return 0
 
-def SettleStart(builder): builder.StartObject(13)
+    # Of a call of its own, since 1.3: the messages' topic, and the holder that they were delivered to. On a stream both
+    # are empty.
+    # Settle
+    def Topic(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(30))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+    # Settle
+    def Holder(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(32))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+def SettleStart(builder): builder.StartObject(15)
 def SettleAddRequest(builder, request): builder.PrependUint64Slot(0, request, 0)
 def SettleAddIdsOffsets(builder, idsOffsets): builder.PrependUOffsetTRelativeSlot(1, flatbuffers.number_types.UOffsetTFlags.py_type(idsOffsets), 0)
 def SettleStartIdsOffsetsVector(builder, numElems): return builder.StartVector(4, numElems, 4)
@@ -2121,6 +2139,8 @@ def SettleAddReasons(builder, reasons): builder.PrependUOffsetTRelativeSlot(10, 
 def SettleStartReasonsVector(builder, numElems): return builder.StartVector(1, numElems, 1)
 def SettleAddCreditMessages(builder, creditMessages): builder.PrependInt64Slot(11, creditMessages, 0)
 def SettleAddCreditBytes(builder, creditBytes): builder.PrependInt64Slot(12, creditBytes, 0)
+def SettleAddTopic(builder, topic): builder.PrependUOffsetTRelativeSlot(13, flatbuffers.number_types.UOffsetTFlags.py_type(topic), 0)
+def SettleAddHolder(builder, holder): builder.PrependUOffsetTRelativeSlot(14, flatbuffers.number_types.UOffsetTFlags.py_type(holder), 0)
 def SettleEnd(builder): return builder.EndObject()
 
 
@@ -2260,7 +2280,79 @@ def WelcomeStartBrokersVector(builder, numElems): return builder.StartVector(1, 
 def WelcomeEnd(builder): return builder.EndObject()
 
 
-# n messages, down Consume. All times are on the broker's clock.
+# Asks for up to `max_messages` messages that are due; since 1.3. The answer is a Deliver with a `holder`. It comes when
+# there is a message, or without any after `wait_ms`; see CALLS WITHOUT A STREAM.
+class Take(object):
+    __slots__ = ['_tab']
+
+    @classmethod
+    def GetRootAs(cls, buf, offset=0):
+        n = flatbuffers.encode.Get(flatbuffers.packer.uoffset, buf, offset)
+        x = Take()
+        x.Init(buf, n + offset)
+        return x
+
+    @classmethod
+    def GetRootAsTake(cls, buf, offset=0):
+        """This method is deprecated. Please switch to GetRootAs."""
+        return cls.GetRootAs(buf, offset)
+    @classmethod
+    def TakeBufferHasIdentifier(cls, buf, offset, size_prefixed=False):
+        return flatbuffers.util.BufferHasIdentifier(buf, offset, b"\x54\x4C\x4E\x31", size_prefixed=size_prefixed)
+
+    # Take
+    def Init(self, buf, pos):
+        self._tab = flatbuffers.table.Table(buf, pos)
+
+    # Take
+    def Topic(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+    # 1..1000.
+    # Take
+    def MaxMessages(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, o + self._tab.Pos)
+        return 1
+
+    # Most bytes of payloads and headers, 1..4194304. A larger message comes alone.
+    # Take
+    def MaxBytes(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, o + self._tab.Pos)
+        return 1048576
+
+    # 0..60000. 0: what is due now.
+    # Take
+    def WaitMs(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, o + self._tab.Pos)
+        return 0
+
+    # 0: the topic's lease.
+    # Take
+    def LeaseMs(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(12))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, o + self._tab.Pos)
+        return 0
+
+def TakeStart(builder): builder.StartObject(5)
+def TakeAddTopic(builder, topic): builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(topic), 0)
+def TakeAddMaxMessages(builder, maxMessages): builder.PrependInt64Slot(1, maxMessages, 1)
+def TakeAddMaxBytes(builder, maxBytes): builder.PrependInt64Slot(2, maxBytes, 1048576)
+def TakeAddWaitMs(builder, waitMs): builder.PrependInt64Slot(3, waitMs, 0)
+def TakeAddLeaseMs(builder, leaseMs): builder.PrependInt64Slot(4, leaseMs, 0)
+def TakeEnd(builder): return builder.EndObject()
+
+
+# n messages, down Consume, or the answer to a Take. All times are on the broker's clock.
 class Deliver(object):
     __slots__ = ['_tab']
 
@@ -2718,7 +2810,15 @@ class Deliver(object):
             return self._tab.Get(flatbuffers.number_types.Uint32Flags, o + self._tab.Pos)
         return 0
 
-def DeliverStart(builder): builder.StartObject(18)
+    # Of an answer to a Take, since 1.3: who holds the leases. A Settle of these messages names it.
+    # Deliver
+    def Holder(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(40))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+def DeliverStart(builder): builder.StartObject(19)
 def DeliverAddLeasedMs(builder, leasedMs): builder.PrependInt64Slot(0, leasedMs, 0)
 def DeliverAddPushedMs(builder, pushedMs): builder.PrependInt64Slot(1, pushedMs, 0)
 def DeliverAddIdsOffsets(builder, idsOffsets): builder.PrependUOffsetTRelativeSlot(2, flatbuffers.number_types.UOffsetTFlags.py_type(idsOffsets), 0)
@@ -2752,6 +2852,7 @@ def DeliverStartTagsOffsetsVector(builder, numElems): return builder.StartVector
 def DeliverAddTags(builder, tags): builder.PrependUOffsetTRelativeSlot(16, flatbuffers.number_types.UOffsetTFlags.py_type(tags), 0)
 def DeliverStartTagsVector(builder, numElems): return builder.StartVector(1, numElems, 1)
 def DeliverAddMaxDeliveries(builder, maxDeliveries): builder.PrependUint32Slot(17, maxDeliveries, 0)
+def DeliverAddHolder(builder, holder): builder.PrependUOffsetTRelativeSlot(18, flatbuffers.number_types.UOffsetTFlags.py_type(holder), 0)
 def DeliverEnd(builder): return builder.EndObject()
 
 

@@ -53,7 +53,9 @@ RIGHTS: dict[Deed, frozenset[Right]] = {
 }
 """Any one of them permits the deed."""
 
-METHODS_OF_CLIENTS = frozenset({"Produce", "Mutate", "Consume", "Scan", "Forecast", "Topics", "Late", "Stand", "Ping"})
+METHODS_OF_CLIENTS = frozenset(
+    {"Produce", "Put", "Mutate", "Consume", "Take", "Settle", "Scan", "Forecast", "Topics", "Late", "Stand", "Ping"}
+)
 """Any token may call them; its rights are then judged by deed. All other methods are between brokers."""
 
 

@@ -23,10 +23,12 @@ from timeline.broker.dispatch.leased_batch import LeasedBatch, tokens
 from timeline.broker.dispatch.roster import ConnectedConsumer, LeaveNotice
 from timeline.broker.runtime import Runtime
 from timeline.errors import Invalid
+from timeline.metrics import Metrics
 from timeline.model import (
     DELIVERED_OUT,
     MAX_HOLDER_BYTES,
     PAYLOAD_DAMAGED,
+    PULL_PREFIX,
     Answers,
     LeavingReason,
     Operation,
@@ -139,6 +141,8 @@ class ConsumeStream:
         id = hello.consumer.encode()
         if not 1 <= len(id) <= MAX_HOLDER_BYTES:
             raise Invalid(f"a consumer's id is 1 to {MAX_HOLDER_BYTES} bytes")
+        if hello.consumer.startswith(PULL_PREFIX):
+            raise Invalid(f"ids that begin with {PULL_PREFIX!r} are for brokers: give the consumer another id")
         bearer = self._caller.name
         there = dealer.roster.consumers.get(id)
         if there is not None and there.bearer != bearer:
@@ -229,26 +233,9 @@ class ConsumeStream:
         if credit_counts(frame.operation, whole.status):
             consumer.add_credit(frame.credit_messages, frame.credit_bytes)
         consumer.push(Settled(frame.request, whole, self._clock.now_ms()))
-        self._note(frame, whole, consumer, topic.name)
-
-    def _note(self, frame: Settle, answers: Answers, consumer: ConnectedConsumer, topic: str) -> None:
-        """Count the answers. A consumer that settles is healthy."""
-        metrics = self._metrics
-        good = answers.status == Status.OK.code
-        if good.any():
-            consumer.settled()
-        operations = set(frame.operation.tobytes())
-        for operation in operations:
-            count_answers(metrics, Operation(operation), answers.status[frame.operation == operation])
-        if answers.late.any():
-            metrics.count("timeline_late_acks_total", metrics.topic(topic), by=int(answers.late.sum()))
-        if Operation.BURY not in operations:
-            return
-        buried = np.flatnonzero(good & (frame.operation == Operation.BURY))
-        if len(buried):
-            reasons = frame.reasons.take(buried).tolist() if frame.reasons is not None else [b""] * len(buried)
-            for cause, count in Counter(map(_buried_for, reasons)).items():
-                metrics.count("timeline_buried_total", metrics.topic(topic), cause, by=count)
+        if (whole.status == Status.OK.code).any():
+            consumer.settled()  # it is healthy
+        note_settles(self._metrics, topic.name, frame, whole)
 
     async def _send_all(self, consumer: ConnectedConsumer, dealer: Dealer) -> None:
         """Write the stream; nothing else does. A batch becomes a frame in the moment it is sent, so that its times are
@@ -300,6 +287,22 @@ def deliver(batch: LeasedBatch, pushed_ms: int, max_deliveries: int) -> Deliver:
         tags=rows.tags if rows.tags.nbytes else None,
         max_deliveries=max_deliveries,
     )
+
+
+def note_settles(metrics: Metrics, topic: str, frame: Settle, answers: Answers) -> None:
+    """Count the answers to settles."""
+    operations = set(frame.operation.tobytes())
+    for operation in operations:
+        count_answers(metrics, Operation(operation), answers.status[frame.operation == operation])
+    if answers.late.any():
+        metrics.count("timeline_late_acks_total", metrics.topic(topic), by=int(answers.late.sum()))
+    if Operation.BURY not in operations:
+        return
+    buried = np.flatnonzero((answers.status == Status.OK.code) & (frame.operation == Operation.BURY))
+    if len(buried):
+        reasons = frame.reasons.take(buried).tolist() if frame.reasons is not None else [b""] * len(buried)
+        for cause, count in Counter(map(_buried_for, reasons)).items():
+            metrics.count("timeline_buried_total", metrics.topic(topic), cause, by=count)
 
 
 def _buried_for(reason: bytes) -> str:

@@ -17,6 +17,7 @@ from timeline.broker.api.access import ANYBODY, Principal
 from timeline.broker.api.consume import ConsumeStream
 from timeline.broker.api.mutate import MutateHandler, PendingCall
 from timeline.broker.api.produce import ProduceStream, PutHandler
+from timeline.broker.api.pull import PullHandler
 from timeline.broker.api.read import ReadHandler
 from timeline.broker.api.streams import ClientStream, Streams
 from timeline.broker.api.topics import TopicAccess
@@ -35,9 +36,12 @@ from timeline.wire import (
     Mutate,
     MutateTag,
     Ping,
+    Produce,
     Scan,
+    Settle,
     StatusRequest,
     Stream,
+    Take,
     Topics,
     TransportError,
     WireError,
@@ -49,7 +53,8 @@ from timeline.wire import (
 log = logging.getLogger("timeline.broker")
 F = TypeVar("F")
 FRAMES_OF: dict[str, tuple[type[Any], ...]] = {
-    "Mutate": (Mutate, MutateTag), "Forecast": (Forecast,), "Topics": (Topics,), "Late": (Late,),
+    "Put": (Produce,), "Mutate": (Mutate, MutateTag), "Settle": (Settle,), "Forecast": (Forecast,),
+    "Topics": (Topics,), "Late": (Late,),
 }  # fmt: skip
 """Unary methods that take their turn, and their frames."""
 
@@ -62,6 +67,7 @@ class Gateway:
         runtime: Runtime,
         topics: TopicAccess,
         puts: PutHandler,
+        pulls: PullHandler,
         mutations: MutateHandler,
         reads: ReadHandler,
         status: StatusReporter,
@@ -71,6 +77,7 @@ class Gateway:
         self._runtime, self._clock, self._metrics = runtime, runtime.clock, runtime.metrics
         self._scheduler = runtime.scheduler
         self._topics, self._puts, self._mutations, self._reads = topics, puts, mutations, reads
+        self._pulls = pulls
         self._status, self._dealers, self._cluster = status, dealers, cluster
         self._under_way: set[asyncio.Task[bytes]] = set()
         self._calls = Quota(runtime.limits.calls_in_flight, runtime.limits.calls_bytes)
@@ -87,6 +94,8 @@ class Gateway:
             self._topics.check_ready()
         if method == "Hint":
             return encode(self._cluster.hinted(self._decoded(method, frame, Hint)))
+        if method == "Take":
+            return await self._take(frame, caller, peer)
         if not self._calls.admits(peer, 1, len(frame)):
             self._metrics.count("timeline_throttled_total", "calls")
             raise TransportError(Fault.OVERLOADED, "too many calls at once on this broker: try again later")
@@ -105,6 +114,14 @@ class Gateway:
                 task.cancel()
             raise
 
+    async def _take(self, data: bytes, caller: Principal, peer: str) -> bytes:
+        """Answer a Take. It counts as a stream while it waits, and ends with its caller."""
+        with self.streams.admit(peer), self._faults("Take"):
+            await self._scheduler.take(peer, len(data))
+            with self._scheduler.work(peer):
+                asked = self._decoded("Take", data, Take)
+            return await self._pulls.take(asked, caller)
+
     def _over(self, peer: str, bytes_: int, call: PendingCall, task: asyncio.Task[bytes]) -> None:
         """Note the end of a call. If its caller has gone, only the log can have its error."""
         self._under_way.discard(task)
@@ -122,14 +139,18 @@ class Gateway:
         await self._scheduler.take(peer, len(frame))
         call.begun = True
         with self._faults(method), self._scheduler.work(peer, waits=True):
-            return await self._answer(method, frame, caller, call)
+            return await self._answer(method, frame, caller, peer, call)
 
-    async def _answer(self, method: str, data: bytes, caller: Principal, call: PendingCall) -> bytes:
+    async def _answer(self, method: str, data: bytes, caller: Principal, peer: str, call: PendingCall) -> bytes:
         if method not in FRAMES_OF:
             raise TransportError(Fault.REFUSED_FRAME, f"there is no method {method!r}")
         asked: Any = self._decoded(method, data, *FRAMES_OF[method])
         answer: Any
         match asked:
+            case Produce():
+                answer = await self._puts.answer(asked, peer, caller)
+            case Settle():
+                answer = await self._pulls.settle(asked, caller, peer)
             case Mutate():
                 answer = await self._mutations.by_ids(asked, caller, call)
             case MutateTag():

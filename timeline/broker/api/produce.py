@@ -89,10 +89,9 @@ class ProduceStream:
 
     async def _answer(self, frame: Produce, size: int) -> None:
         try:
-            answers, request = await self._puts.put(frame, self._peer, self._caller), frame.request
+            produced = await self._puts.answer(frame, self._peer, self._caller)
             del frame  # its payloads must not wait for a producer who does not read
-            waits = (answers.status == Status.THROTTLED.code) | (answers.status == Status.UNAVAILABLE.code)
-            await self._send(Produced(request, answers, self._limits.throttle_ms if waits.any() else 0))
+            await self._send(produced)
         finally:
             self._room.release()
             self._bytes -= size
@@ -120,7 +119,14 @@ class PutHandler:
         self, runtime: Runtime, catalog: Catalog, readiness: Readiness, intake: Intake, traces: Traces
     ) -> None:
         self._clock, self._metrics, self._scheduler = runtime.clock, runtime.metrics, runtime.scheduler
+        self._throttle_ms = runtime.limits.throttle_ms
         self._catalog, self._readiness, self._intake, self._traces = catalog, readiness, intake, traces
+
+    async def answer(self, frame: Produce, peer: str, caller: Principal = ANYBODY) -> Produced:
+        """Put a frame's messages, and return the frame that answers it. See `put`."""
+        answers = await self.put(frame, peer, caller)
+        waits = (answers.status == Status.THROTTLED.code) | (answers.status == Status.UNAVAILABLE.code)
+        return Produced(frame.request, answers, self._throttle_ms if waits.any() else 0)
 
     async def put(self, frame: Produce, peer: str, caller: Principal = ANYBODY) -> Answers:
         """Put a frame's messages, which came from `peer`, as `caller`. Return a definite answer for each."""

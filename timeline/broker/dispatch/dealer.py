@@ -473,6 +473,10 @@ class Dealer:
         self._set_timer()
         self.look()
 
+    async def round_over(self) -> None:
+        """Return when no lease call is under way."""
+        await self._between_rounds.wait()
+
     async def quiet(self) -> None:
         """Return when no lease call is under way and all unseen leases are released."""
         await self._between_rounds.wait()

@@ -156,7 +156,10 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
         async def serve(frame: bytes, context: Any) -> bytes:
             peer = context.peer()
             try:
-                return await self._service.unary(method, frame, caller, peer)
+                if method != "Take":
+                    return await self._service.unary(method, frame, caller, peer)
+                with self._gate.serving(caller):  # it waits, as a stream does
+                    return await self._service.unary(method, frame, caller, peer)
             except TransportError as fault:
                 del frame
                 await _abort(context, fault)

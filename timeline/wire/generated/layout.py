@@ -15,6 +15,9 @@ METHODS: dict[str, str] = {
     'Ping': 'unary_unary',
     'Stand': 'unary_unary',
     'Hint': 'unary_unary',
+    'Put': 'unary_unary',
+    'Take': 'unary_unary',
+    'Settle': 'unary_unary',
 }
 
 # number in the union: table
@@ -47,6 +50,7 @@ BODIES: dict[int, str] = {
     26: 'BrokerStatus',
     27: 'Hint',
     28: 'Hinted',
+    29: 'Take',
 }
 
 # enum: name: number (a bit_flags enum: its bit)
@@ -131,6 +135,7 @@ TABLES: dict[str, tuple[tuple[str, str, int, int | float], ...]] = {
         ('tags_offsets', '[uint]', 34, 0),
         ('tags', '[ubyte]', 36, 0),
         ('max_deliveries', 'uint', 38, 0),
+        ('holder', 'string', 40, 0),
     ),
     'Forecast': (
         ('topic', 'string', 4, 0),
@@ -330,6 +335,8 @@ TABLES: dict[str, tuple[tuple[str, str, int, int | float], ...]] = {
         ('reasons', '[ubyte]', 24, 0),
         ('credit_messages', 'long', 26, 0),
         ('credit_bytes', 'long', 28, 0),
+        ('topic', 'string', 30, 0),
+        ('holder', 'string', 32, 0),
     ),
     'Settled': (
         ('request', 'ulong', 4, 0),
@@ -346,6 +353,13 @@ TABLES: dict[str, tuple[tuple[str, str, int, int | float], ...]] = {
         ('cursor', '[ubyte]', 8, 0),
         ('started_ms', 'long', 10, 0),
         ('at_ms', 'long', 12, 0),
+    ),
+    'Take': (
+        ('topic', 'string', 4, 0),
+        ('max_messages', 'long', 6, 1),
+        ('max_bytes', 'long', 8, 1048576),
+        ('wait_ms', 'long', 10, 0),
+        ('lease_ms', 'long', 12, 0),
     ),
     'TopicList': (
         ('status', 'ubyte', 4, 0),

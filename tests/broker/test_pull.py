@@ -1,0 +1,292 @@
+"""Put, Take and Settle: producing and consuming by single calls."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.broker.link import Link, broker, stands, statuses
+from timeline.broker.limits import Limits
+from timeline.columns import Ragged
+from timeline.model import Operation, State, Status
+from timeline.wire import (
+    Deliver,
+    Fault,
+    Hello,
+    Produced,
+    Settle,
+    Settled,
+    SettleFlag,
+    Take,
+    TransportError,
+    decode_as,
+    encode,
+)
+
+LONG = 60_000
+
+
+async def put(link: Link, ids: list[str], in_ms: int = 0, **more: Any) -> Produced:
+    return decode_as(await link.node.service.unary("Put", encode(link.puts(ids, in_ms, **more))), Produced)
+
+
+async def take(link: Link, most: int = 10, wait_ms: int = 0, **more: Any) -> Deliver:
+    asked = Take(more.pop("topic", "t"), most, wait_ms=wait_ms, **more)
+    return decode_as(await link.node.service.unary("Take", encode(asked), peer="test:1"), Deliver)
+
+
+def settles(link: Link, got: Deliver, operation: Operation, time_ms: int = 0, **more: Any) -> Settle:
+    count = len(got.birth)
+    return Settle(
+        request=3,
+        ids=got.ids,
+        birth=got.birth,
+        version=got.version,
+        operation=np.full(count, operation, dtype=np.uint8),
+        time_ms=np.full(count, time_ms, dtype=np.int64),
+        flags=np.full(count, more.pop("flags", SettleFlag(0)), dtype=np.uint8),
+        op=np.array([link.random.getrandbits(64) | 1 for _ in range(count)], dtype=np.uint64),
+        topic=more.pop("topic", "t"),
+        holder=more.pop("holder", got.holder),
+        **more,
+    )
+
+
+async def settle(link: Link, got: Deliver, operation: Operation, time_ms: int = 0, **more: Any) -> Settled:
+    frame = settles(link, got, operation, time_ms, **more)
+    return decode_as(await link.node.service.unary("Settle", encode(frame)), Settled)
+
+
+async def waiting(link: Link, count: int = 1) -> None:
+    """Return once so many Takes wait."""
+    while len(link.node.service.streams) != count or sum(len(one.takes) for one in pulls(link)) != count:
+        await asyncio.sleep(0)
+
+
+def pulls(link: Link) -> list[Any]:
+    return [one for one in link.node.dealers.consumers() if one.id.startswith(b"pull:")]
+
+
+async def test_a_message_is_put_taken_and_acknowledged_by_three_calls() -> None:
+    async with broker() as link:
+        answer = await put(link, ["a", "b"])
+        assert answer.request == 1
+        assert statuses(answer) == [Status.OK, Status.OK]
+        got = await take(link)
+        assert sorted(got.ids.tolist()) == [b"a", b"b"]
+        assert got.holder.startswith("pull:b1:")
+        assert got.deliveries.tolist() == [1, 1]
+        done = await settle(link, got, Operation.ACK)
+        assert (done.request, statuses(done)) == (3, [Status.OK, Status.OK])
+        assert await link.ids() == []
+
+
+async def test_a_take_returns_when_something_comes_due() -> None:
+    async with broker() as link:
+        taking = asyncio.ensure_future(take(link, wait_ms=LONG))
+        await waiting(link)
+        await put(link, ["a"], in_ms=30)
+        got = await taking
+        assert got.ids.tolist() == [b"a"]
+        assert got.pushed_ms >= int(got.due_ms[0])
+        assert len(link.node.service.streams) == 0
+
+
+async def test_a_take_of_nothing_is_empty_and_leaves_no_credit() -> None:
+    async with broker() as link:
+        assert len((await take(link)).ids) == 0
+        (one,) = pulls(link)
+        assert (one.credit_messages, one.credit_bytes, one.room_messages, one.room_bytes) == (0, 0, 0, 0)
+
+
+async def test_takes_get_no_more_than_they_have_room_for_and_the_first_is_first() -> None:
+    async with broker() as link:
+        first = asyncio.ensure_future(take(link, 2, LONG))
+        await waiting(link, 1)
+        second = asyncio.ensure_future(take(link, 10, LONG))
+        await waiting(link, 2)
+        await put(link, ["a", "b", "c"])
+        assert len((await first).ids) == 2
+        assert len((await second).ids) == 1
+        (one,) = pulls(link)
+        assert (one.credit_messages, one.credit_bytes) == (0, 0)
+        assert (one.room_messages, one.room_bytes) == (0, 0)
+
+
+async def test_bytes_bound_a_take_and_a_larger_message_comes_alone() -> None:
+    async with broker() as link:
+        await put(link, ["a", "b", "c"], payloads=Ragged.of([b"x" * 60] * 3))
+        got = await take(link, 10, max_bytes=130)
+        assert len(got.ids) == 2
+        alone = await take(link, 10, max_bytes=1)
+        assert len(alone.ids) == 1
+        (one,) = pulls(link)
+        assert (one.credit_messages, one.credit_bytes, one.room_bytes) == (0, 0, 0)
+
+
+async def test_messages_of_a_caller_that_is_gone_go_back_unseen() -> None:
+    async with broker() as link:
+        gone = asyncio.ensure_future(take(link, 1, LONG))
+        await waiting(link)
+        (dealer,) = link.node.dealers
+        push = dealer._push
+
+        def push_and_hang_up(*given: Any) -> None:
+            push(*given)
+            gone.cancel()
+
+        dealer._push = push_and_hang_up  # type: ignore[method-assign]
+        await put(link, ["a"])
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        got = await take(link, 1, LONG)
+        assert (got.ids.tolist(), got.deliveries.tolist()) == ([b"a"], [1])
+
+
+async def test_a_cancelled_take_leaves_no_credit() -> None:
+    async with broker() as link:
+        gone = asyncio.ensure_future(take(link, 1, LONG))
+        await waiting(link)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        await put(link, ["a"])
+        assert await link.ids(State.AVAILABLE) == [b"a"]
+        (one,) = pulls(link)
+        assert (one.credit_messages, one.room_messages) == (0, 0)
+
+
+async def test_each_settle_does_what_it_says() -> None:
+    async with broker() as link:
+        await put(link, ["a"])
+        got = await take(link)
+        extended = await settle(link, got, Operation.EXTEND, 600_000)
+        assert int(extended.answers.due_ms[0]) > int(got.lease_until_ms[0])
+        assert statuses(await settle(link, got, Operation.RELEASE, 0)) == [Status.OK]
+        again = await take(link, wait_ms=LONG)
+        assert again.version.tolist() == [got.version[0] + 2]
+        assert statuses(await settle(link, got, Operation.ACK)) == [Status.FENCED]
+        assert statuses(await settle(link, again, Operation.ACK, holder="pull:b1:00000000")) == [Status.FENCED]
+        reasons = Ragged.of([b"why"])
+        assert statuses(await settle(link, again, Operation.BURY, reasons=reasons)) == [Status.OK]
+        assert await link.ids(State.DEAD) == [b"a"]
+
+
+async def test_a_settle_of_a_topic_that_is_not_there_is_not_found() -> None:
+    async with broker() as link:
+        await put(link, ["a"])
+        got = await take(link)
+        assert statuses(await settle(link, got, Operation.ACK, topic="nowhere")) == [Status.NOT_FOUND]
+        for more in ({"topic": ""}, {"holder": ""}):
+            with pytest.raises(TransportError, match="names its topic and its holder") as refused:
+                await settle(link, got, Operation.ACK, **more)
+            assert refused.value.fault is Fault.REFUSED_FRAME
+
+
+async def test_a_take_has_the_lease_that_it_asks_for() -> None:
+    async with broker() as link:
+        await put(link, ["a", "b"])
+        short, usual = await take(link, 1, lease_ms=5_000), await take(link, 1)
+        for got, lease_ms in ((short, 5_000), (usual, 30_000)):
+            assert 0 < got.lease_until_ms[0] - got.leased_ms <= lease_ms
+            assert got.lease_until_ms[0] - got.leased_ms > lease_ms - 4_000
+        assert short.holder == f"{usual.holder}:5000"
+        with pytest.raises(TransportError, match="max_lease"):
+            await take(link, lease_ms=365 * 86_400_000)
+
+
+async def test_there_are_not_many_different_leases() -> None:
+    async with broker() as link:
+        for lease_ms in range(1_000, 1_016):
+            await take(link, lease_ms=lease_ms)
+        with pytest.raises(TransportError, match="16 different leases") as refused:
+            await take(link, lease_ms=900)
+        assert refused.value.fault is Fault.OVERLOADED
+        assert len((await take(link, lease_ms=1_003)).ids) == 0
+
+
+async def test_a_drain_answers_takes_at_once_without_messages() -> None:
+    async with broker() as link:
+        taking = asyncio.ensure_future(take(link, 1, LONG))
+        await waiting(link)
+        await link.node.drain(10_000)
+        assert len((await taking).ids) == 0
+        with pytest.raises(TransportError) as refused:
+            await take(link)
+        assert refused.value.fault is Fault.NOT_READY
+
+
+async def test_a_take_of_a_topic_that_is_dropped_learns_it() -> None:
+    async with broker() as link:
+        taking = asyncio.ensure_future(take(link, 1, LONG))
+        await waiting(link)
+        await link.drop()
+        with pytest.raises(TransportError) as refused:
+            await taking
+        assert refused.value.fault is Fault.NO_TOPIC
+        with pytest.raises(TransportError) as refused:
+            await take(link)
+        assert refused.value.fault is Fault.NO_TOPIC
+
+
+async def test_waiting_takes_count_as_streams_of_their_host() -> None:
+    async with broker(limits=Limits(streams_per_peer=1)) as link:
+        taking = asyncio.ensure_future(take(link, 1, LONG))
+        await waiting(link)
+        with pytest.raises(TransportError, match="all that one host may") as refused:
+            await take(link)
+        assert refused.value.fault is Fault.OVERLOADED
+        await put(link, ["a"])
+        assert len((await taking).ids) == 1
+
+
+async def test_the_shared_consumer_leaves_when_no_take_has_come_for_a_while() -> None:
+    async with broker(limits=Limits(pull_idle_ms=30)) as link:
+        first = await take(link)
+        assert len(pulls(link)) == 1
+        while pulls(link):
+            await asyncio.sleep(0)
+        assert (await take(link)).holder == first.holder
+
+
+async def test_a_lease_that_ran_out_does_not_suspend_the_other_callers() -> None:
+    async with broker() as link:
+        await put(link, ["a"])
+        deliveries = 0
+        while deliveries < 5:
+            got = await take(link, wait_ms=LONG, lease_ms=20)
+            deliveries = max([deliveries, *got.deliveries.tolist()])
+        (one,) = pulls(link)
+        assert (one.lapses, one.set_aside_until_ms) == (0, 0.0)
+
+
+async def test_no_consumer_may_have_the_id_of_a_brokers_takes() -> None:
+    async with broker() as link:
+        pipe = link.open("Consume")
+        none = Ragged.of([])
+        hello = Hello("t", "pull:b1:1", 1, 0, 1, 1, none, np.zeros(0, np.uint64), np.zeros(0, np.int64))
+        pipe.up(hello)
+        assert pipe.task is not None
+        with pytest.raises(TransportError, match="ids that begin with 'pull:' are for brokers"):
+            await pipe.task
+
+
+async def test_consumers_and_takes_share_what_is_due() -> None:
+    async with broker() as link:
+        pipe = await link.consume(credit=100)
+        taking = asyncio.ensure_future(take(link, 100, LONG))
+        while not pulls(link) or not pulls(link)[0].takes:
+            await asyncio.sleep(0)
+        await put(link, [f"m{at}" for at in range(10)])
+        streamed, taken = await pipe.down(Deliver), await taking
+        assert (len(streamed.ids), len(taken.ids)) == (5, 5)
+        assert streamed.holder == ""
+
+
+async def test_the_lateness_of_a_take_is_counted() -> None:
+    async with broker() as link:
+        await put(link, ["a"])
+        await take(link)
+        assert (await stands(link)).topics.delivered.tolist() == [1]
