@@ -17,8 +17,10 @@ import pytest
 
 import timeline
 from timeline.driver.blocking.client import SyncTimeline
+from timeline.driver.consume.receipt_tokens import LeaseToken
 
 PATIENCE = "400ms"
+RECEIPT = LeaseToken("t", "h", b"a", 1, 1).receipt()
 LATER = 1_900_000_000_000
 
 
@@ -38,6 +40,9 @@ CALLS: dict[str, tuple[bool, Callable[[Any, Any], Any]]] = {
     "scan": (False, lambda tl, p: tl.scan("t")),
     "scan_pages": (False, lambda tl, p: tl.scan_pages("t")),
     "dead": (False, lambda tl, p: tl.dead("t")),
+    # These ask for the broker's version first.
+    "take": (False, lambda tl, p: tl.take("t", wait=0)),
+    "settle": (False, lambda tl, p: tl.settle(RECEIPT, "ack")),
     "move_tag, dry": (False, lambda tl, p: p.move_tag("spring", by="1h", dry_run=True)),
     "cancel_tag, dry": (False, lambda tl, p: p.cancel_tag("spring", dry_run=True)),
     # These look at what is there before they change anything.

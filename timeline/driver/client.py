@@ -13,6 +13,7 @@ from timeline.clock import Clock
 from timeline.credentials import PLAIN, Credentials, credentials_of
 from timeline.driver.consume.holding import Holding
 from timeline.driver.consume.in_flight import check_credit
+from timeline.driver.consume.pull import Pulling
 from timeline.driver.consumer import CREDIT_BYTES, MAX_CREDIT, Consumer
 from timeline.driver.message import Randomness, encode_text
 from timeline.driver.producer import Producer
@@ -67,7 +68,7 @@ def _grpc(credentials: Credentials, address: str) -> Transport:
     return GrpcTransport(address, credentials)
 
 
-class Timeline(Queries, Closing):
+class Timeline(Queries, Pulling, Closing):
     """A client: it makes producers and consumers, manages topics, and reads. Close it with `async with` or
     `await tl.aclose()`.
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, TypeAlias, overload
+from typing import Any, NamedTuple, Protocol, TypeAlias, overload
 
 import numpy as np
 
@@ -43,12 +43,22 @@ class Token(NamedTuple):
     version: int
 
 
+class Holder(Protocol):
+    """The holder of a delivery, as far as its fields need one: a consumer."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def id(self) -> str: ...
+    def monotonic_ms(self) -> float: ...
+
+
 class Delivered:
     """The fields of one delivery; see `Delivery`."""
 
     __slots__ = ("_consumer", "_frame", "_handed_ms", "_index")
 
-    def __init__(self, consumer: LeaseHolder, frame: DeliveredFrame, index: int, handed_ms: float) -> None:
+    def __init__(self, consumer: Holder, frame: DeliveredFrame, index: int, handed_ms: float) -> None:
         self._consumer, self._frame, self._index, self._handed_ms = consumer, frame, index, handed_ms
 
     @property
@@ -166,6 +176,8 @@ class Delivery(Delivered):
     """
 
     __slots__ = ()
+
+    _consumer: LeaseHolder
 
     async def ack(self, *, timeout: Duration | None = None) -> None:
         """Acknowledge the message: it is done, and is deleted."""

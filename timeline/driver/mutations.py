@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import json
@@ -20,87 +19,43 @@ from timeline.driver.message import about, asked_time, encode_id, encode_tag
 from timeline.driver.produce.request_queue import (
     BatchCall,
     Columns,
-    QueueRunner,
     RequestBatch,
     RequestQueue,
     calls_of,
 )
-from timeline.driver.receipts import UNAVAILABLE, MessageAnswer, Receipt, Receipts, receipt_of
+from timeline.driver.produce.unary_calls import UnaryCalls
+from timeline.driver.receipts import Receipt, Receipts, receipt_of
 from timeline.driver.tasks import Closing
 from timeline.driver.times import Duration, When, duration_ms, instant_ms, shift_ms
-from timeline.driver.transport.channel import AttemptState, Deadline
+from timeline.driver.transport.channel import AttemptState
 from timeline.driver.transport.client_context import ClientContext
-from timeline.errors import Forbidden, Invalid, NotFound, TimelineError, Unknown
-from timeline.model import Operation, Status
+from timeline.errors import Invalid, TimelineError, Unknown
+from timeline.model import Answers, Operation, Status
 from timeline.wire import Judgement, Mutate, Mutated, MutateFlag, MutateTag, TagMutated, decode_as, encode
 
 log = logging.getLogger("timeline.driver")
 
-CALLS_OUTSTANDING = 4
 ID_OVERHEAD_BYTES = 48
-SPARE_MS = 50.0
 NO_FLAGS = MutateFlag(0)
 
 
-class MutateCalls(QueueRunner):
+class MutateCalls(UnaryCalls):
     """The queue of one operation of a producer. Its batches go as Mutate calls."""
 
+    method = "Mutate"
+
     def __init__(self, context: ClientContext, topic: str, group: str, operation: Operation) -> None:
-        self._context, self._topic, self._group, self._operation = context, topic, group, operation
+        self._topic, self._group, self._operation = topic, group, operation
         queue = RequestQueue(calls_of(Mutate, operation), context.clock, context.random, context.trouble)
-        super().__init__(queue, f"mutating {topic}", f"the changes of {topic}")
+        super().__init__(context, queue, f"mutating {topic}", f"the changes of {topic}")
 
-    async def carry(self) -> None:
-        queue = self.queue
-        while True:
-            await queue.work.wait()
-            queue.work.clear()
-            while len(self._under_way) < CALLS_OUTSTANDING and (taken := queue.next()) is not None:
-                request, batch = taken
-                batch.outstanding = False  # the channel says when it is sent
-                task = asyncio.get_running_loop().create_task(self._call(request, batch))
-                self._under_way.add(task)
-                task.add_done_callback(self._ended)
+    def frame(self, batch: RequestBatch, timeout_ms: int) -> bytes:
+        asked = self._topic, self._group, self._operation
+        return encode(Mutate(*asked, timeout_ms=timeout_ms, **batch.columns))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._under_way.discard(task)
-        self.queue.work.set()
-
-    async def _call(self, request: int, batch: RequestBatch) -> None:
-        queue = self.queue
-        try:
-            data = await self._asked(batch)
-        except (Invalid, NotFound, Forbidden) as bad:
-            queue.refused(request, Status(bad.code), bad.reason)
-            return
-        except TimelineError as trouble:
-            batch.verdict = MessageAnswer(UNAVAILABLE, detail=trouble.reason, trouble=trouble)
-            queue.back(request, sent=False)
-            return
-        except Exception as error:  # a mistake of ours: callers must not wait until the deadline
-            log.exception("a change of %s failed", self._topic)
-            batch.unsure = batch.unsure or batch.outstanding
-            queue.refused(request, Status.UNAVAILABLE, f"the producer failed: {error!r}")
-            return
-        try:
-            mutated = decode_as(data, Mutated)
-            queue.answer(request, mutated.answers, mutated.retry_after_ms)
-        except Invalid as bad:
-            log.error("a broker sent what cannot be read: %s", bad.reason)
-            batch.unsure = True  # the broker may have done it
-            queue.back(request, sent=False)
-
-    async def _asked(self, batch: RequestBatch) -> bytes:
-        context = self._context
-        # End a little before the callers give up, so that they learn whether it was sent.
-        spare_ms = min(SPARE_MS, (batch.sink.deadline_ms - context.clock.monotonic_ms()) / 4)
-        deadline = Deadline(context.clock, batch.sink.deadline_ms - spare_ms)
-
-        def frame(timeout_ms: int) -> bytes:
-            asked = self._topic, self._group, self._operation
-            return encode(Mutate(*asked, timeout_ms=timeout_ms, **batch.columns))
-
-        return await context.channel.unary("Mutate", frame, deadline, batch, writes=True)
+    def answers(self, data: bytes) -> tuple[Answers, int]:
+        mutated = decode_as(data, Mutated)
+        return mutated.answers, mutated.retry_after_ms
 
 
 Asked: TypeAlias = dict[str, Any]

@@ -273,6 +273,8 @@ class SyncTimeline(Blocking):
     why = blocking(Timeline.why)
     standing = blocking(Timeline.standing)
     ping = blocking(Timeline.ping)
+    take = blocking(Timeline.take)
+    settle = blocking(Timeline.settle)
     scan_pages = stepping(Timeline.scan_pages)
     scan = stepping(Timeline.scan)
     dead = stepping(Timeline.dead)
