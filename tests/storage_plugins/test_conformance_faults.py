@@ -10,7 +10,9 @@ from tests.storage_plugins import faulty_leases, faulty_limits, faulty_stores
 from timeline.errors import Invalid
 from timeline.model import Topic
 from timeline.storage_plugins.conformance import CHECKS, Outcome, Result, StoreViolation, run_check, run_suite
-from timeline.storage_plugins.contract import Store, StoreRefused, Swept
+from timeline.storage_plugins.conformance.crowd import dump_store
+from timeline.storage_plugins.conformance.trial import T0, Trial
+from timeline.storage_plugins.contract import Page, ScanFilter, Store, StoreRefused, Swept
 from timeline.storage_plugins.memory import MemoryStore
 
 pytestmark = pytest.mark.slow  # about the suite itself, which the stores' own tests run
@@ -28,6 +30,19 @@ async def test_a_faulty_store_is_found(faulty: type[Store], check: str) -> None:
     result = await run_check(check, faulty)
     assert result.outcome is Outcome.FAILED, f"{check} passed on {faulty.__name__}"
     assert result.found
+
+
+async def test_a_dump_whose_pages_lack_payloads_says_so() -> None:
+    class Bare(MemoryStore):
+        async def scan(
+            self, topic: Topic, now_ms: int, where: ScanFilter, cursor: bytes, limit: int, payload: bool
+        ) -> Page:
+            return await super().scan(topic, now_ms, where, cursor, limit, False)
+
+    async with Trial(Bare) as trial:
+        topic = await trial.topic_with([b"a"])
+        with pytest.raises(StoreViolation, match="asked for payloads came without them"):
+            await dump_store(trial.store, [topic], T0)
 
 
 async def test_a_store_that_raises_fails_its_checks_and_the_others_go_on() -> None:

@@ -26,6 +26,7 @@ from timeline.storage_plugins.conformance.trial import (
     Call,
     StoreViolation,
     Trial,
+    expect,
     named_call,
     plain,
     sent,
@@ -327,6 +328,8 @@ async def _dump_of(store: Store, topic: Topic, now_ms: int) -> list[dict[str, An
     dumped: list[dict[str, Any]] = []
     where = ScanFilter(EVERY_STATE)
     async for page in walked(lambda cursor: store.scan(topic, now_ms, where, cursor, 1_000, payload=True)):
+        read = page.rows.payloads is not None and page.rows.headers is not None
+        expect(read or not len(page.rows), "a scan that asked for payloads came without them")
         for row in plain(page.rows):
             stands = Message(0, 0, row["due_ms"], holder=row["holders"], died_ms=row["died_ms"])
             numbers = ("birth", "version", "due_ms", "scheduled_ms", "deliveries", "expires_ms", "died_ms")

@@ -214,7 +214,9 @@ class Database:
                 return ""
         except (OSError, sqlite3.Error):
             return ""  # the next write fails equally
-        return f"The disk of {path} is nearly full. Only leases and settles are served. Free some space."
+        return (
+            f"The disk of {path} is nearly full. New messages are refused, and all other calls work. Free some space."
+        )
 
     def close(self) -> None:
         """Release the lock. All connections must be closed by then."""
