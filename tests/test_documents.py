@@ -17,6 +17,7 @@ from scripts import reference_pages
 from tests.documents.pages import DOCS, NEEDLESS, PAGES, README, REFERENCE, ROOT, blocks, first_words, table_names
 from timeline import config, errors
 from timeline.cli.app import COMMANDS, cli
+from timeline.cli.options import connection_page
 from timeline.config import parse_duration_ms
 from timeline.driver.queries import DURATIONS, NAMES
 from timeline.metrics import CATALOG
@@ -151,6 +152,17 @@ def test_every_command_has_help_with_an_example_and_its_options_a_sentence() -> 
     ]
     assert not missing
     assert not [name for name, command in commands() if "Example:" not in (command.help or "")]
+
+
+def test_every_help_fits_into_80_columns() -> None:
+    pages = [
+        connection_page(80),
+        *(
+            command.get_help(click.Context(command, info_name=f"timeline {name}", terminal_width=80))
+            for name, command in commands()
+        ),
+    ]
+    assert not [line for page in pages for line in page.splitlines() if len(line) > 80]
 
 
 def test_every_public_name_is_in_the_reference() -> None:

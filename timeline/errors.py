@@ -58,7 +58,7 @@ class NotFound(TimelineError):
     """No message has this id: never put, or settled, cancelled, purged or expired."""
 
     code = "NOT_FOUND"
-    advice = "no message lives under this id: it was never put, or is over: acknowledged, cancelled, purged or expired"
+    advice = "no message has this id. It was never produced, or it was acknowledged, cancelled, purged or expired"
 
 
 class Exists(TimelineError):

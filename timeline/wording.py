@@ -4,10 +4,16 @@ command. People type `remember` and 30d; the program counts `remember_ms`."""
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 
 DISTRIBUTION = "timeline-scheduler"
 """The name of the package to install. The import and the command are `timeline`."""
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000))
+
+_QUOTED = re.compile(r"(?<!\S)'[^']+'")
+_JOINT = "\0"
+"""Stands for a space at which no line is folded. Printable text has none."""
 
 
 def install_command(extra: str) -> str:
@@ -28,6 +34,14 @@ def printable_json(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
+
+
+def folded(line: str, width: int, indent: int) -> str:
+    """Return `line` folded between words, so that it fits into `width` columns. Further lines start with `indent`
+    spaces. Words in single quotes stay on one line: they are commands to copy."""
+    whole = _QUOTED.sub(lambda quoted: quoted[0].replace(" ", _JOINT), line)
+    lines = textwrap.wrap(whole, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace(_JOINT, " ")
 
 
 def shown_duration(length_ms: int) -> str:

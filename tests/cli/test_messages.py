@@ -55,7 +55,7 @@ def test_how_a_remembered_message_ended_is_not_guessed(tell: Call, topic: str) -
     shown = {id: tell("show", topic, id) for id in ("acked", "cancelled")}
     assert {done.code for done in shown.values()} == {4}
     said = {done.err.replace(repr(id), "'ID'") for id, done in shown.items()}
-    assert len(said) == 1 and "remembers ids that are over for 90m" in said.pop()
+    assert len(said) == 1 and "remembers such ids for 90m" in said.pop()
     again = tell("produce", topic, "y", "--in", "1h", "--id", "cancelled")
     assert again.code == 0 and "delivered or cancelled before" in again.out
 

@@ -12,7 +12,7 @@ from timeline.cli.options import shown_bytes, zone_of
 from timeline.cli.output import Progress, Shortened, bars, fitted, id_cell, nice_step_ms, time_cell, widened
 from timeline.clock import Clock
 from timeline.driver.times import instant_ms
-from timeline.wording import shown_lateness
+from timeline.wording import folded, shown_lateness
 
 
 def test_columns_are_as_high_as_their_share() -> None:
@@ -178,3 +178,15 @@ def test_lengths_and_sizes_for_people() -> None:
         "5MiB",
         "1GiB",
     ]
+
+
+def test_sentences_are_folded_between_words_and_commands_stay_whole() -> None:
+    line = "now  due for 4 s: the broker's topic is paused → 'timeline topic resume reminders' ends it"
+    assert folded(line, 40, 5).splitlines() == [
+        "now  due for 4 s: the broker's topic is",
+        "     paused →",
+        "     'timeline topic resume reminders'",
+        "     ends it",
+    ]
+    assert folded("  → fits", 40, 5) == "  → fits" and folded("", 40, 5) == ""
+    assert folded("x 'timeline serve --store sqlite:///a.db'", 20, 2) == "x\n  'timeline serve --store sqlite:///a.db'"

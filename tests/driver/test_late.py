@@ -26,7 +26,7 @@ async def test_why_says_what_keeps_a_message_then_how_late_it_was(tl: timeline.T
         assert why.kept is not None and why.message is not None and why.late == () and why.unreachable == ()
         assert why.message.state is State.AVAILABLE and why.cause is why.kept.cause
         assert (why.kept.due_ms, why.kept.consumer) == (LONG_AGO_MS, "")
-        assert f"and nobody has it: {KEEPS[why.kept.cause]}" in str(why) and f"→ {why.kept.advice}" in str(why)
+        assert f"and no consumer has it: {KEEPS[why.kept.cause]}" in str(why) and f"→ {why.kept.advice}" in str(why)
         assert repr(why) == f"Why('a', available, {why.cause})"
 
         (d,) = await c.take(max=1)
@@ -39,7 +39,7 @@ async def test_why_says_what_keeps_a_message_then_how_late_it_was(tl: timeline.T
         assert late.lateness == timedelta(milliseconds=late.delivered_ms - late.due_ms)
         assert (late.why, late.advice) == (HAPPENED[late.cause], ADVICE[late.cause])
         assert repr(late).startswith("LateDelivery('a', PRODUCED_LATE, ") and len(repr(late)) < 80
-        assert "delivered to w1, " in why.lines(UTC)[0] and "it is not on t any more" in str(why)
+        assert "delivered to w1, " in why.lines(UTC)[0] and "now  no longer on t: " in str(why)
 
         report = await tl.late(since="1h", topic="t")
         assert report.deliveries == (late,) and report.causes == {Cause.PRODUCED_LATE: 1}
@@ -52,7 +52,7 @@ async def test_why_of_what_is_not_late_tells_how_it_stands(tl: timeline.Timeline
         why = await tl.why("t", "later")
         assert (why.cause, why.kept, why.late) == (None, None, ()) and repr(why) == "Why('later', waiting)"
         first, second = why.lines(UTC)
-        assert first == "no late delivery of it is remembered" and second.startswith(
+        assert first == "no late delivery of this message is recorded" and second.startswith(
             "now  waiting: due in 2h 0m, at 20"
         )
         await p.produce(b"", in_=0, id="d")

@@ -36,6 +36,6 @@ async def test_a_producer_is_told_what_a_producer_can_do(broker: Broker, tl: tim
 async def test_one_who_finds_nothing_is_told_all_that_may_have_happened(tl: timeline.Timeline) -> None:
     async with tl.producer("t") as p:
         with pytest.raises(
-            timeline.NotFound, match="never put, or is over: acknowledged, cancelled, purged or expired"
+            timeline.NotFound, match="never produced, or it was acknowledged, cancelled, purged or expired"
         ):
             await p.cancel("absent")

@@ -20,7 +20,7 @@ from click.shell_completion import CompletionItem
 
 from timeline import __version__
 from timeline.errors import REPEAT, Closed, Exists, Forbidden, Invalid, NotFound, TimelineError, Unavailable, Unknown
-from timeline.wording import install_command, printable
+from timeline.wording import folded, install_command, printable
 
 DONE, SOME_FAILED, USAGE, UNREACHABLE, REFUSED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 EXIT_CODES = {
@@ -236,15 +236,19 @@ def debugs() -> bool:
     return context is not None and bool((context.find_root().obj or {}).get("debug"))
 
 
-def say(*lines: str, err: bool = False) -> None:
-    """Print each of `lines` on one line, printable, on standard output, or on standard error with `err`."""
+def say(*lines: str, err: bool = False, indent: int = 0) -> None:
+    """Print each of `lines` on one line, printable, on standard output, or on standard error with `err`. With `indent`
+    they are sentences: a terminal gets them folded between words, further lines indented."""
     # The file is named, since click takes an output in ASCII for one in UTF-8.
-    click.echo("\n".join(map(printable, lines)), file=sys.stderr if err else sys.stdout)
+    file = sys.stderr if err else sys.stdout
+    width = os.get_terminal_size(file.fileno()).columns if indent and file and file.isatty() else 0
+    shown = map(printable, lines)
+    click.echo("\n".join(folded(line, width, indent) if width else line for line in shown), file=file)
 
 
 def complain(text: str) -> None:
-    """Print one line on standard error."""
-    say(f"timeline: {text}", err=True)
+    """Print a sentence on standard error, on one line unless that is a narrow terminal."""
+    say(f"timeline: {text}", err=True, indent=4)
 
 
 class Unwritten(OSError):

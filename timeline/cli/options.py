@@ -295,7 +295,8 @@ def connection() -> None:
 
     \b
     Example:
-      timeline ls departures --address broker-1:9000,broker-2:9000 --tls-ca ca.pem --token-file web.token
+      timeline ls departures --address broker-1:9000,broker-2:9000 \\
+        --tls-ca ca.pem --token-file web.token
     """
 
 

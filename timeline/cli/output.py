@@ -24,7 +24,7 @@ from timeline.cli.app import REFUSED, USAGE, Failed, say
 from timeline.cli.options import iso
 from timeline.clock import Clock
 from timeline.driver.times import as_datetime, shown_time
-from timeline.wording import printable, printable_json, shown_lateness
+from timeline.wording import folded, printable, printable_json, shown_lateness
 
 PAYLOAD_SHOWN_CHARS = 60
 LEAST_WIDTH = 12
@@ -120,6 +120,16 @@ class Screen(Console):
 def console() -> Screen:
     """Return the console of standard output. It is wide enough for everything when it is no terminal."""
     return Screen() if sys.stdout.isatty() else Screen(width=400)
+
+
+def print_folded(screen: Screen, line: str, indent: int, style: str = "", mark: str = "") -> None:
+    """Print a line in `style`, its first character in `mark`. A terminal gets it folded between words, further lines
+    indented."""
+    shown = printable(line)
+    first, *others = (folded(shown, screen.width, indent) if screen.is_terminal else shown).splitlines()
+    screen.print(Text.assemble((first[:1], mark), (first[1:], "")), style=style, soft_wrap=True)
+    for other in others:
+        screen.print(Text(other), style=style, soft_wrap=True)
 
 
 class Shortened(str):

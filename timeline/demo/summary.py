@@ -166,14 +166,9 @@ def _off_by_flight(
 def tell(played: Played, console: Console) -> None:
     """Print the summary for people."""
     summary, plan = played.summary, played.plan
-    console.print(
-        Text.assemble(
-            (f"New York's departures of {plan.day:%A %d %B %Y}", "bold"),
-            (f" at {plan.clock.speed:g}× real time, from the processes' histories and a last scan", "grey58"),
-        ),
-        soft_wrap=True,
-    )
-    table = Table("", "went", "data", "", box=None, pad_edge=False, header_style="grey58")
+    console.print(Text(f"New York's departures of {plan.day:%A %d %B %Y} at {plan.clock.speed:g}× real time", "bold"))
+    console.print(Text("What the processes' histories and a last scan show, beside the data:", "grey58"))
+    table = Table("", "found", "data", "", box=None, pad_edge=False, header_style="grey58")
     table.columns[1].justify = table.columns[2].justify = "right"
     for name, asked in data_of(plan).items():
         found = getattr(summary, name)
@@ -181,10 +176,10 @@ def tell(played: Played, console: Console) -> None:
         table.add_row(name, str(found), str(asked), mark)
     console.print(table)
     back = summary.redelivery_lateness
-    late = f", handed out again {back} after their time" if back.count else ""
     lines = [
         (f"lateness   {summary.lateness}, {summary.lateness.count} first deliveries", ""),
-        (f"crashes    {summary.crashes} gates crashed, {summary.leases_back} leases ran out and came back{late}", ""),
+        (f"crashes    {summary.crashes} gates crashed, {summary.leases_back} leases ran out and came back", ""),
+        *([(f"redelivery {back} after the due time", "")] if back.count else []),
         *([(f"cluster    {played.killed} was killed half-way, the other one went on", "")] if played.killed else []),
         *((f"off: {sentence}", "bold red") for sentence in summary.off),
         *((violation, "red") for violation in summary.violations[:5]),

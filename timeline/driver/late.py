@@ -130,7 +130,7 @@ class LateDelivery:
             when = shown_time(self.delivered_ms, zone)
             said = f"{when}  delivered to {self.consumer}, {self._by} late: {self.why}"
         else:
-            said = f"now  due since {self._by}, and nobody has it: {self.why}"
+            said = f"now  due for {self._by}, and no consumer has it: {self.why}"
         return [said, f"  → {self.advice}"]
 
 
@@ -193,11 +193,11 @@ class Why:
                 ]
         elif self.message is None:
             told.append(
-                f"now  it is not on {self.topic} any more: acknowledged, cancelled, purged or expired "
-                "(only an event journal keeps which)"
+                f"now  no longer on {self.topic}: acknowledged, cancelled, purged or expired. "
+                "Only an event journal records which of these"
             )
         else:
-            told += [] if told else ["no late delivery of it is remembered"]
+            told += [] if told else ["no late delivery of this message is recorded"]
             told.append(f"now  {self._state(self.message, zone)}")
         return [printable(line) for line in told]
 

@@ -464,8 +464,8 @@ class Queries:
         if message is None and not late:
             silent = f" ({', '.join(report.unreachable)} did not answer)" if report.unreachable else ""
             raise NotFound(
-                f"no message {id!r} is on {topic}, and no late delivery of it is remembered{silent}: it was never put, "
-                "delivered in time, cancelled, purged, expired, or late longer ago than a broker knows",
+                f"no message {id!r} is on {topic}, and no late delivery of it is recorded{silent}. It was never "
+                "produced, delivered in time, cancelled, purged or expired, or it was late before the oldest record",
                 id=id,
             )
         paused = False

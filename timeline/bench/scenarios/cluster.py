@@ -157,7 +157,8 @@ class ClusterScenario(Scenario):
     \b
     Example:
       timeline bench cluster --brokers 4
-      timeline bench cluster --brokers 2 --store redis://127.0.0.1/0 --sync etcd://127.0.0.1/bench
+      timeline bench cluster --brokers 2 \\
+        --store redis://127.0.0.1/0 --sync etcd://127.0.0.1/bench
     """
 
     # One broker alone needs no `sync`.

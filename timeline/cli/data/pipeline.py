@@ -175,7 +175,8 @@ def pipeline() -> None:
 
     \b
     Example:
-      timeline pipeline load reminders.parquet reminders --due due_at --payload "to_json(struct(*))" --id id --dry-run
+      timeline pipeline load reminders.parquet reminders --dry-run \\
+        --due due_at --payload "to_json(struct(*))" --id id
       timeline pipeline backup reminders file:///backups/reminders
     """
 
@@ -211,7 +212,8 @@ def load(
     \b
     Example:
       timeline pipeline load flights.parquet departures --id flight_id \\
-        --due "timestamp_millis(sched_dep_ms)" --payload "to_json(struct(*))" --tag carrier --shift-to now
+        --due "timestamp_millis(sched_dep_ms)" --payload "to_json(struct(*))" \\
+        --tag carrier --shift-to now
     """
     told = {name: asked.pop(name) for name in ("due", "payload", "id", "tag", "headers", "expires")}
     expressions = {name: sql for name, sql in told.items() if sql}
@@ -297,8 +299,9 @@ def restore(job: SparkJob, url: str, topic: str, past: str, dead: str, verifies:
 
     \b
     Example:
-      timeline pipeline restore file:///backups/departures --address new-broker:9000
-      timeline pipeline restore file:///backups/departures --address new-broker:9000 --verify
+      timeline pipeline restore file:///backups/trips --address new-broker:9000
+      timeline pipeline restore file:///backups/trips --address new-broker:9000 \\
+        --verify
     """
     with job.running("restore") as spark, watched() as watch:
         from timeline.pipeline.jobs import backup as jobs
@@ -329,7 +332,8 @@ def forecast(
 
     \b
     Example:
-      timeline pipeline forecast departures --journal file:///var/journal --html forecast.html
+      timeline pipeline forecast departures --journal file:///var/journal \\
+        --html forecast.html
     """
     with job.running("forecast") as spark, watched() as watch:
         from timeline.pipeline.files import write_bytes
@@ -374,7 +378,7 @@ def audit(job: SparkJob, journal: str, topics: tuple[str, ...], backup: str, ids
 
     \b
     Example:
-      timeline pipeline audit file:///var/journal --topic departures --html audit.html
+      timeline pipeline audit file:///var/journal --topic trips --html audit.html
     """
     with job.running("audit") as spark, watched() as watch:
         from timeline.pipeline.files import write_bytes
@@ -504,7 +508,8 @@ def measure(
     \b
     Example:
       timeline pipeline measure --parallel 1 --parallel 2 --parallel 4
-      timeline pipeline measure --rows 10000000 --store sqlite:// --set spark.driver.memory=1g --json
+      timeline pipeline measure --rows 10000000 --store sqlite:// \\
+        --set spark.driver.memory=1g --json
     """
     found = []
     for parallel in degrees:

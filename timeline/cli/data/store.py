@@ -125,8 +125,9 @@ def copy(source: str, target: str, topics: tuple[str, ...], no_verify: bool, as_
 
     \b
     Example:
-      timeline copy sqlite:///timeline.db redis://localhost:6379/0 --topic departures
-      timeline copy sqlite:///old.db 'sqlite:///new.db?payloads=file:///srv/payloads' --topic a --topic b
+      timeline copy sqlite:///timeline.db redis://localhost:6379/0 --topic trips
+      timeline copy sqlite:///old.db \\
+        'sqlite:///new.db?payloads=file:///srv/payloads' --topic a --topic b
     """
     if not topics:
         raise Invalid("name what to copy: --topic NAME, once for each")

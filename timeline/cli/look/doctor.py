@@ -15,7 +15,6 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
-from rich.text import Text
 
 import timeline
 from timeline import __version__, config
@@ -32,7 +31,7 @@ from timeline.cli.options import (
     nobody_found,
     who_serves,
 )
-from timeline.cli.output import console, picked, print_json
+from timeline.cli.output import console, picked, print_folded, print_json
 from timeline.cli.run.serve import stranded
 from timeline.clock import CRITICAL_MS, WARN_MS, Clock
 from timeline.driver.brokers import BrokerStanding, Standings
@@ -139,7 +138,7 @@ def doctor(options: ClientOptions, file: str | None) -> int:
 def _asked(address: str, source: ParameterSource | None) -> Finding:
     """Return where a broker is looked for, and which setting says so."""
     said = {ParameterSource.COMMANDLINE: "as --address says", ParameterSource.ENVIRONMENT: "as TIMELINE_ADDRESS says"}
-    by_default = "which is the default; --address HOST:PORT or TIMELINE_ADDRESS say another"
+    by_default = "the default. --address HOST:PORT or TIMELINE_ADDRESS sets another"
     who = said.get(source, by_default) if source is not None else by_default
     return Finding("address", GOOD, f"looking for a broker at {address}, {who}")
 
@@ -149,10 +148,9 @@ def _tell(finding: Finding, as_json: bool) -> None:
         print_json(finding.as_json())
         return
     sign, style = _SIGNS[finding.severity]
-    line = Text.assemble((sign, style), f" {finding.about:<15}", finding.found)
-    console().print(line, soft_wrap=True)
+    print_folded(console(), f"{sign} {finding.about:<15}{finding.found}", 17, mark=style)
     if finding.advice:
-        console().print(Text(f"    → {finding.advice}", "cyan"), soft_wrap=True)
+        print_folded(console(), f"    → {finding.advice}", 6, "cyan")
 
 
 async def _look(tl: timeline.Timeline, options: ClientOptions, file: str | None) -> AsyncGenerator[list[Finding], None]:

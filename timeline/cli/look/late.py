@@ -65,7 +65,7 @@ async def late(
         if report.causes:
             say("")
         for cause, count in report.causes.items():  # the most frequent first
-            say(f"{count:>6} × {HAPPENED[cause]} → {LEARNT[cause]}")
+            say(f"{count:>6} × {HAPPENED[cause]} → {LEARNT[cause]}", indent=9)
     if len(report.deliveries) > len(found):
         complain(f"these are the newest {limit:,} of {len(report.deliveries):,}; --limit shows more")
     if report.dropped:
@@ -99,7 +99,7 @@ async def why(tl: timeline.Timeline, options: ClientOptions, topic: str, id: str
         stored = None if message is None else entry_json(message)
         print_json({"topic": told.topic, "id": told.id, "late": late, "kept": cause, "message": stored})
     else:
-        say(*told.lines(zone))
+        say(*told.lines(zone), indent=5)
     return _complain_of(told.unreachable, "what it remembers")
 
 

@@ -55,7 +55,7 @@ TAKEN: dict[str, str] = {
 @click.option(
     "--if-exists",
     type=click.Choice(["move", "replace"]),
-    help="Move the message that has this id (only its due time changes), or replace all of it.",
+    help="Move the message that has this id (only its due time changes), or replace all of it. Default: refuse.",
 )
 @click.option("--lines", is_flag=True, help="Put each line of standard input as a message.")
 @client_command
@@ -64,7 +64,8 @@ def produce(options: ClientOptions, topic: str, payload: str | None, lines: bool
 
     \b
     Example:
-      timeline produce departures "gate closes" --at 2026-03-29T09:00+02:00 --id UA1545
+      timeline produce departures "gate closes" --id UA1545 \\
+        --at 2026-03-29T09:00+02:00
       timeline produce reminders - --in 15m < reminder.json
       cat jobs.jsonl | timeline produce jobs --lines --in 1h --tag nightly
     """

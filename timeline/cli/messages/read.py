@@ -103,14 +103,14 @@ async def show(tl: timeline.Timeline, options: ClientOptions, topic: str, id: st
 def _gone(topic: timeline.Topic, id: str) -> str:
     """Return the sentence for an id without a message."""
     said = (
-        f"NOT_FOUND: no message {id!r} is on {topic.name}. It was never put, or it is over (acknowledged, cancelled, "
-        "purged, expired): what is over leaves nothing to show"
+        f"NOT_FOUND: no message {id!r} is on {topic.name}. It was never produced, or it was acknowledged, "
+        "cancelled, purged or expired"
     )
     if not topic.settings.remember_ms:
         return said
     return (
-        f"{said}. The topic remembers ids that are over for {shown_duration(topic.settings.remember_ms)}, so that none "
-        "is put twice; not how each ended"
+        f"{said}. The topic remembers such ids for {shown_duration(topic.settings.remember_ms)}, so that none is "
+        "produced twice. It does not record how each ended"
     )
 
 

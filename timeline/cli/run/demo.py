@@ -48,10 +48,10 @@ def demo(
 
     \b
     Example:
-      timeline demo                                  two minutes and a half, a snowstorm
-      timeline demo --speed 6000 --json              about 20 seconds, for machines
+      timeline demo                       # three minutes, a snowstorm
+      timeline demo --speed 6000 --json   # about 20 seconds, for machines
       timeline demo --day 2013-06-13 --data flights_2013.parquet
-      timeline demo --cluster                        two brokers, one of which is killed
+      timeline demo --cluster             # two brokers, one of which is killed
     """
     if store:
         make_store(store)  # a bad URL is a usage error, before anything starts

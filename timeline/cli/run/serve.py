@@ -55,7 +55,8 @@ def serve(file: str | None, as_json: bool, as_worker: bool, **flags: str | None)
     \b
     Example:
       timeline serve --store sqlite:////var/lib/timeline/timeline.db
-      timeline serve --listen 0.0.0.0:9000 --tls-cert broker.pem --tls-key broker.key --tokens tokens.json
+      timeline serve --listen 0.0.0.0:9000 --tokens tokens.json \\
+        --tls-cert broker.pem --tls-key broker.key
     """
     settings = config.ServeConfig() if as_worker else config.load(flags, file=file)
     if exposed := exposure(settings):

@@ -41,7 +41,8 @@ def token() -> None:
 
     \b
     Example:
-      timeline token create --tokens tokens.json --name web --right produce --topic 'orders*' --group web
+      timeline token create --tokens tokens.json --name web --right produce \\
+        --topic 'orders*' --group web
       timeline token list --tokens tokens.json
       timeline token revoke web --tokens tokens.json
     """
@@ -95,8 +96,10 @@ def create(file: Path, as_json: bool, into: Path | None, expires: int | None, **
 
     \b
     Example:
-      timeline token create --tokens tokens.json --name web --right produce --group web --into web.token
-      timeline token create --tokens tokens.json --name worker --right consume --topic 'orders*' --expires 90d
+      timeline token create --tokens tokens.json --name web --right produce \\
+        --group web --into web.token
+      timeline token create --tokens tokens.json --name worker --right consume \\
+        --topic 'orders*' --expires 90d
     """
     text, entry = _created(file, into, expires, **given)
     if as_json:
