@@ -13,7 +13,7 @@ from timeline.clock import Clock
 from timeline.credentials import PLAIN, Credentials, credentials_of
 from timeline.driver.consume.holding import Holding
 from timeline.driver.consume.in_flight import check_credit
-from timeline.driver.consume.pull import Pulling
+from timeline.driver.consume.pull import BrokersMet, Pulling
 from timeline.driver.consumer import CREDIT_BYTES, MAX_CREDIT, Consumer
 from timeline.driver.message import Randomness, encode_text
 from timeline.driver.producer import Producer
@@ -91,6 +91,7 @@ class Timeline(Queries, Pulling, Closing):
         random = random or randomness.SystemRandom()
         channel = Channel(parse_addresses(addresses), transport_factory or partial(_grpc, credentials), clock, random)
         self._context = ClientContext(channel, clock, random, float(duration_ms(timeout, "timeout", least_ms=1)))
+        self._brokers = BrokersMet()
         self._children: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
 
     def __repr__(self) -> str:

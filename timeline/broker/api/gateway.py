@@ -148,7 +148,7 @@ class Gateway:
         answer: Any
         match asked:
             case Produce():
-                answer = await self._puts.answer(asked, peer, caller)
+                answer = await self._puts.call(asked, peer, caller)
             case Settle():
                 answer = await self._pulls.settle(asked, caller, peer)
             case Mutate():

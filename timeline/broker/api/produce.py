@@ -89,9 +89,10 @@ class ProduceStream:
 
     async def _answer(self, frame: Produce, size: int) -> None:
         try:
-            produced = await self._puts.answer(frame, self._peer, self._caller)
+            answers, request = await self._puts.put(frame, self._peer, self._caller), frame.request
             del frame  # its payloads must not wait for a producer who does not read
-            await self._send(produced)
+            waits = (answers.status == Status.THROTTLED.code) | (answers.status == Status.UNAVAILABLE.code)
+            await self._send(Produced(request, answers, self._limits.throttle_ms if waits.any() else 0))
         finally:
             self._room.release()
             self._bytes -= size
@@ -122,7 +123,7 @@ class PutHandler:
         self._throttle_ms = runtime.limits.throttle_ms
         self._catalog, self._readiness, self._intake, self._traces = catalog, readiness, intake, traces
 
-    async def answer(self, frame: Produce, peer: str, caller: Principal = ANYBODY) -> Produced:
+    async def call(self, frame: Produce, peer: str, caller: Principal) -> Produced:
         """Put a frame's messages, and return the frame that answers it. See `put`."""
         answers = await self.put(frame, peer, caller)
         waits = (answers.status == Status.THROTTLED.code) | (answers.status == Status.UNAVAILABLE.code)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 
 from timeline.clock import Clock
 from timeline.columns import Ragged
+from timeline.driver.consume.broker_clock import BrokerClock
 from timeline.driver.consume.in_flight import DeliveredFrame, check_credit
 from timeline.driver.consume.receipt_tokens import LeaseToken
 from timeline.driver.consume.settler import ACK, SETTLE_BYTES, SettleRequest, bury_of, release_of
@@ -36,15 +38,15 @@ from timeline.driver.times import Duration, When, duration_ms
 from timeline.driver.transport.channel import AttemptState, Deadline
 from timeline.driver.transport.client_context import ClientContext
 from timeline.errors import Invalid, TimelineError
-from timeline.model import PAYLOAD_DAMAGED, Answers, Operation, Status, check_topic_name, payload_sums
+from timeline.model import PAYLOAD_DAMAGED, PULL_PREFIX, Answers, Operation, Status, check_topic_name, payload_sums
 from timeline.wire import (
     AIM_BYTES,
     MAX_TAKE_BYTES,
     MAX_TAKE_MESSAGES,
-    MAX_TAKE_WAIT_MS,
     Deliver,
     Judgement,
     Ping,
+    Pong,
     Settle,
     Settled,
     Take,
@@ -58,6 +60,10 @@ log = logging.getLogger("timeline.driver")
 
 MARGIN_MS = 2_500.0
 """How much sooner a broker ends its wait than the call would time out."""
+WAIT_MS = 20_000
+"""The longest wait of one call. A longer one is several, so that the broker's clock stays known."""
+MEET_EVERY_MS = 30_000.0
+CLOCKS_KEPT = 16
 EARLY_MS = 20.0
 """The pause after a broker that ended its wait early. It is leaving, and another one is asked."""
 TOO_OLD = (
@@ -96,6 +102,36 @@ class PulledDelivery(Delivered):
             self.version,
         )
         return token.receipt()
+
+
+class BrokersMet:
+    """The brokers that Takes went to, and their clocks. A Take may wait for longer than a lease lasts, so its own times
+    do not say when the lease ends. `met_ms`: when (monotonic) a broker was last asked for its time."""
+
+    def __init__(self) -> None:
+        self.met_ms = -math.inf
+        self._clocks: dict[str, BrokerClock] = {}
+
+    @property
+    def met(self) -> bool:
+        """Whether a broker has shown that it is new enough."""
+        return self.met_ms > -math.inf
+
+    def named(self, broker: str) -> BrokerClock:
+        """Return the clock of the broker with this name."""
+        return self._clock(f"{PULL_PREFIX}{broker}:")
+
+    def clock_of(self, holder: str) -> BrokerClock:
+        """Return the clock of the broker that has the leases of `holder`."""
+        known = next((name for name in self._clocks if holder.startswith(name)), None)
+        return self._clock(holder if known is None else known)
+
+    def _clock(self, name: str) -> BrokerClock:
+        made = self._clocks.pop(name, None) or BrokerClock()
+        self._clocks[name] = made
+        while len(self._clocks) > CLOCKS_KEPT:
+            del self._clocks[next(iter(self._clocks))]
+        return made
 
 
 class SettleCalls(UnaryCalls):
@@ -157,8 +193,7 @@ class Pulling:
     """The part of a client that takes and settles messages without a consumer. See `Timeline`."""
 
     _context: ClientContext
-    _knows_pull = False
-    """Whether a broker has shown that it is new enough."""
+    _brokers: BrokersMet
 
     async def take(
         self,
@@ -194,8 +229,8 @@ class Pulling:
         clock = self._context.clock
         until_ms = clock.monotonic_ms() + wait_ms
         deadline = Deadline(clock, until_ms + self._context.patience_ms(timeout))
-        await self._check_version(deadline)
         while True:
+            await self._meet(deadline)
             taken = await self._take(asked, until_ms, deadline)
             left_ms = until_ms - clock.monotonic_ms()
             if taken or left_ms <= 0:
@@ -203,23 +238,27 @@ class Pulling:
             await asyncio.sleep(min(EARLY_MS, left_ms) / 1000.0)
 
     async def _take(self, asked: Take, until_ms: float, deadline: Deadline) -> list[PulledDelivery]:
-        clock = self._context.clock
+        clock, sent_ms = self._context.clock, 0.0
 
         def frame(timeout_ms: int) -> bytes:
+            nonlocal sent_ms
+            sent_ms = clock.monotonic_ms()
             in_time_ms = timeout_ms - min(MARGIN_MS, timeout_ms / 2)
-            asked.wait_ms = int(max(0.0, min(until_ms - clock.monotonic_ms(), in_time_ms, MAX_TAKE_WAIT_MS)))
+            asked.wait_ms = int(max(0.0, min(until_ms - sent_ms, in_time_ms, WAIT_MS)))
             return encode(asked)
 
         data = await self._context.channel.unary("Take", frame, deadline, AttemptState(), writes=True)
         columns, arrived_ms = decode_as(data, Deliver), clock.monotonic_ms()
-        lasts_ms = (columns.lease_until_ms - columns.pushed_ms).astype(np.float64)
-        delivered = DeliveredFrame(columns, arrived_ms + lasts_ms)
-        good = payload_sums(columns.payloads, columns.headers) == columns.payload_sum
+        broker = self._brokers.clock_of(columns.holder)
+        broker.sent(sent_ms, columns.pushed_ms, arrived_ms)
+        delivered = DeliveredFrame(columns, broker.monotonic_ms(0.0) + columns.lease_until_ms.astype(np.float64))
         holder, now_ms = _PullHolder(asked.topic, columns.holder, clock), clock.now()
-        taken = [PulledDelivery(holder, delivered, at, now_ms) for at in range(len(columns.ids))]
-        if not good.all():
-            await self._bury_damaged([d for d, sound in zip(taken, good.tolist(), strict=True) if not sound])
-        return [d for d, sound in zip(taken, good.tolist(), strict=True) if sound]
+        lasting = np.flatnonzero(~delivered.ended(arrived_ms)).tolist()
+        taken = [PulledDelivery(holder, delivered, at, now_ms) for at in lasting]
+        damaged = payload_sums(columns.payloads, columns.headers) != columns.payload_sum
+        if damaged.any():
+            await self._bury_damaged([d for d in taken if damaged[d._index]])
+        return [d for d in taken if not damaged[d._index]]
 
     async def _bury_damaged(self, damaged: list[PulledDelivery]) -> None:
         log.error("%d messages of %s arrived damaged and are buried", len(damaged), damaged[0]._consumer.topic)
@@ -255,22 +294,26 @@ class Pulling:
         listed = [receipts] if isinstance(receipts, str) else list(receipts)
         leases, bad = leases_of(listed)
         patience_ms = self._context.patience_ms(timeout)
-        if len(bad) < len(listed):
-            await self._check_version(Deadline.after(self._context.clock, patience_ms))
+        if len(bad) < len(listed) and not self._brokers.met:
+            await self._meet(Deadline.after(self._context.clock, patience_ms))
         answers, waits_ms = await SettleCalls(self._context, leases).settle(asked, patience_ms, bad)
         ids = Ragged.of([b"" if lease is None else lease.id for lease in leases])
         return Receipts(ids, answers, waits_ms, asked.operation)
 
-    async def _check_version(self, deadline: Deadline) -> None:
-        """Ask a broker once for its version. An older one is recognised by that, and not by its refusal: as the first
-        answer of a connection, that could be another service's."""
-        if self._knows_pull:
+    async def _meet(self, deadline: Deadline) -> None:
+        """Ask a broker for its time now and then, and before the first call for its version. An older broker is
+        recognised by that, and not by its refusal: as the first answer of a connection, that could be another
+        service's. Raise Invalid for an older broker."""
+        clock, brokers = self._context.clock, self._brokers
+        sent_ms = clock.monotonic_ms()
+        if sent_ms < brokers.met_ms + MEET_EVERY_MS:
             return
-        ping = encode(Ping(self._context.clock.now()))
-        minor = minor_of(await self._context.channel.unary("Ping", ping, deadline))
+        data = await self._context.channel.unary("Ping", encode(Ping(clock.now())), deadline)
+        minor = minor_of(data)
         if minor < PULL_MINOR:
             raise Invalid(TOO_OLD.format(minor=minor, needed=PULL_MINOR))
-        self._knows_pull = True
+        pong, brokers.met_ms = decode_as(data, Pong), clock.monotonic_ms()
+        brokers.named(pong.broker).sent(sent_ms, int(pong.answered_ms), brokers.met_ms)
 
 
 def leases_of(receipts: list[Any]) -> tuple[list[LeaseToken | None], Judgement]:
