@@ -56,6 +56,8 @@ def test_topics_and_groups_are_globs(topic: str, group: str, named: str) -> None
 def test_an_operator_acts_for_any_group_only_when_it_says_so() -> None:
     identity = Principal("ops", "1", frozenset({Right.OPERATOR}), ("orders*",), ("ops",))
     assert "takes the right produce" in identity.change_refusal("orders", "ops")
+    assert "as an operator it may: --as-operator" in identity.change_refusal("orders", "ops")
+    assert "--as-operator" not in identity.change_refusal("payments", "ops")
     assert not replace(identity, as_operator=True).change_refusal("orders", "web")
     assert "its topics are" in replace(identity, as_operator=True).change_refusal("payments", "web")
     plain = Principal("web", "2", frozenset({Right.PRODUCE}), as_operator=True)

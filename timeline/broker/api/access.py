@@ -111,7 +111,10 @@ class Principal:
         """Return why it may not move, cancel, revive or purge messages of `group` (`as_operator`: of any group)."""
         if self.as_operator:
             return self.refusal(Deed.CHANGE_ANY, topic)
-        return self.refusal(Deed.CHANGE, topic, group)
+        refused = self.refusal(Deed.CHANGE, topic, group)
+        if refused and not self.refusal(Deed.CHANGE_ANY, topic):
+            return f"{refused}; as an operator it may: --as-operator, or connect(…, as_operator=True)"
+        return refused
 
     def sees(self, topic: str) -> bool:
         """Return whether it may know that there is such a topic."""
