@@ -168,7 +168,8 @@ def understand(block: Block) -> None:
             variables[variable] = value
         if not words or words[0].rpartition("/")[2] != "timeline":
             continue
-        words = words[1:-1] if words[-1] == "&" else words[1:]
+        end = min((words.index(mark) for mark in (">", "&") if mark in words), default=len(words))
+        words = words[1:end]
         words = ["memory://" if word.startswith("@") else word for word in words]  # a file with a URL, to be made first
         with mock.patch.dict(os.environ, variables):
             context = cli.make_context("timeline", list(words))

@@ -176,6 +176,30 @@ def test_what_is_assigned_to_a_broker_that_is_not_there_is_swept_and_the_cause_i
     assert limits.stranded_after_ms < max(late) <= limits.stranded_after_ms + limits.sweep_every_ms + 1_000
 
 
+def test_what_waited_for_a_killed_broker_has_its_cause() -> None:
+    """Its consumers go to another broker at once, which deals its buckets when its membership ends."""
+
+    async def scene(self: Scene) -> list[float]:
+        async with self.client("p", 1) as one, self.client("c", 2, 1) as two:
+            await one.create_topic("t", lease="30s")
+            uid = _uid(self, "t")
+            async with one.producer("t") as producer, two.consumer("t", id="c", credit=1_000) as consumer:
+                late: list[float] = []
+                taking = self.loop.create_task(
+                    self.take(consumer, 200, lambda delivery: late.append(self.late_ms(delivery)))
+                )
+                await self.until(lambda: bool(self.node(1).membership.hosting(uid)))
+                assert set(self.node(1).membership.hosting(uid)) == {"broker2"}
+                self.world.brokers[1].kill()
+                await producer.produce_many([self.world.message(payload=b"x", in_=0) for _ in range(200)])
+                await taking
+                causes = Counter(one.cause for one in self.node(1).late.since(0, {uid: "t"}))
+                assert causes[LateCause.NO_BROKER] > 50 and LateCause.UNEXPLAINED not in causes
+                return late
+
+    assert 1_000 < max(Scene().play(scene)) <= 6_000
+
+
 def test_a_topic_made_or_changed_at_one_broker_is_known_to_another() -> None:
     async def scene(self: Scene) -> None:
         async with self.client("p", 1) as one, self.client("c", 2) as two:

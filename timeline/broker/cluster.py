@@ -296,25 +296,29 @@ class MembershipLog:
         self._there: set[str] | None = None
         self._hosting: dict[int, Mapping[str, int]] = {}
 
-    def look(self, topics: Collection[Topic]) -> bool:
-        """Log changes since the last look. The first look only learns who is there. Return whether a broker is gone."""
+    def look(self, topics: Collection[Topic]) -> set[int] | None:
+        """Log changes since the last look. The first look only learns who is there.
+
+        Return None if no broker is gone, else the uids of the topics of which this broker has more buckets now.
+        """
         there = {member.name for member in self._membership.members()} - {self._name}
         hosting = {topic.uid: self._membership.hosting(topic.uid) for topic in topics}
         before, self._there = self._there, there
         hosted, self._hosting = self._hosting, hosting
         if before is None or there == before:
-            return False
-        moved, ours = self._moved(topics, hosted, hosting)
+            return None
+        moved, gained = self._moved(topics, hosted, hosting)
+        ours = sum(gained.values())
         said = f"{moved:,} bucket{'' if moved == 1 else 's'} changed hands, {ours:,} of them to this broker"
         for names, became, level in ((before - there, "gone", logging.WARNING), (there - before, "here", logging.INFO)):
             if names:
                 who = f"broker{'' if len(names) == 1 else 's'} {', '.join(sorted(names))}"
                 log.log(level, "%s %s %s: %s", who, "is" if len(names) == 1 else "are", became, said)
-        return not before <= there
+        return None if before <= there else set(gained)
 
-    def _moved(self, topics: Collection[Topic], hosted: Hosting, hosting: Hosting) -> tuple[int, int]:
-        """Return how many buckets have another dispatcher than before, and how many of them this broker."""
-        moved = ours = 0
+    def _moved(self, topics: Collection[Topic], hosted: Hosting, hosting: Hosting) -> tuple[int, dict[int, int]]:
+        """Return how many buckets have another dispatcher than before, and by topic how many of them this broker."""
+        moved, gained = 0, {}
         for topic in topics:
             was, now = hosted.get(topic.uid, {}), hosting[topic.uid]
             if was == now:
@@ -323,5 +327,6 @@ class MembershipLog:
             before, after = assign(topic.uid, many, was), assign(topic.uid, many, now)
             changed = [after.owner(bucket) for bucket in range(many) if before.owner(bucket) != after.owner(bucket)]
             moved += len(changed)
-            ours += changed.count(self._name)
-        return moved, ours
+            if self._name in changed:
+                gained[topic.uid] = changed.count(self._name)
+        return moved, gained

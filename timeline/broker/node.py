@@ -263,8 +263,10 @@ class Node:
             self.tasks.spawn(self._read_topics(), "catalog")
         if MembershipChange.MEMBERS in change:
             self.cluster.changed()
-            if self._membership_log.look(self.catalog.all()):
+            taken_over = self._membership_log.look(self.catalog.all())
+            if taken_over is not None:
                 self.counts.restart()
+                self.dealers.note_taken_over(taken_over)
             self.dealers.look()
 
     async def _read_topics(self) -> None:

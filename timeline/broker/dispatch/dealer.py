@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -172,6 +172,11 @@ class Dealer:
         self._behind = False
         self._retry_at_ms = 0.0
         self.wake()
+
+    def note_taken_over(self) -> None:
+        """Note that a broker is gone, and its buckets are ours. Until a sweep looked, they may have had no dealer."""
+        now_ms, limits = self._clock.now_ms(), self._limits
+        self._causes.span(LateCause.NO_BROKER, now_ms - limits.sweep_every_ms - limits.stranded_after_ms, now_ms)
 
     async def resume(self, consumer: ConnectedConsumer, in_hand: set[Token], peer: str) -> None:
         """Grant again to a consumer the leases of its id beyond the tokens in hand, at version + 1. No other consumer
@@ -578,6 +583,12 @@ class Dealers:
         """Have all dealers look for what is due."""
         for dealer in self._dealers.values():
             dealer.look()
+
+    def note_taken_over(self, topic_uids: Iterable[int]) -> None:
+        """Buckets of these topics came from a broker that is gone."""
+        for uid in topic_uids:
+            if (dealer := self._dealers.get(uid)) is not None:
+                dealer.note_taken_over()
 
     def stop_leasing(self, cause: LateCause) -> None:
         """Lease and push nothing from this moment. Release what was not pushed. `cause`: the cause of lateness from now
