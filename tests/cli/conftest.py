@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -100,6 +101,6 @@ def tell(call: Call, address: str, monkeypatch: pytest.MonkeyPatch) -> Call:
 @pytest.fixture
 def topic(tell: Call, request: pytest.FixtureRequest) -> str:
     """A topic of this test's own."""
-    name = request.node.name[:200]
+    name = re.sub(r"[^\w.-]+", "-", request.node.name, flags=re.ASCII)[:200]  # parameters may hold anything
     assert tell("topic", "create", name, "--lease", "30s").code == 0
     return name
