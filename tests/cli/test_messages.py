@@ -61,7 +61,7 @@ def test_how_a_remembered_message_ended_is_not_guessed(tell: Call, topic: str) -
 
 
 def test_people_read_lines(tell: Call, topic: str) -> None:
-    assert "UA1 put, due 20" in tell("produce", topic, "hello\nthere", "--in", "0s", "--id", "UA1").out
+    assert "UA1 produced, due 20" in tell("produce", topic, "hello\nthere", "--in", "0s", "--id", "UA1").out
     assert (
         "(it was there already, and stays as it is)"
         in tell("produce", topic, "hello\nthere", "--in", "0s", "--id", "UA1").out
@@ -115,7 +115,7 @@ def test_lines_of_standard_input(tell: Call, topic: str, address: str) -> None:
     lines = b"".join(b"line %d\n" % number for number in range(2_500)) + b"last\r\n\nno end"
     done = piped(address, "produce", topic, "--lines", "--in", "1h", "--tag", "bulk", given=lines)
     assert done.returncode == 0, done.stderr
-    assert b"2503 of 2503 put" in done.stdout
+    assert b"2503 of 2503 produced" in done.stdout
     rows = tell("ls", topic, "--all", "--payload", "--json").json
     assert sorted(row["payload"] for row in rows) == sorted(
         [*(f"line {n}" for n in range(2_500)), "last", "", "no end"]
@@ -140,7 +140,7 @@ def test_a_refused_line_does_not_stop_the_others(tell: Call, topic: str, address
     assert done.returncode == 1
     assert [line.count(b'"OK"') for line in done.stdout.splitlines()] == [1, 0, 1]
     plain = piped(address, "produce", topic, "--lines", "--in", "1h", given=b"x" * 20)
-    assert plain.returncode == 1 and b"TOO_LARGE" in plain.stderr and b"0 of 1 put" in plain.stdout
+    assert plain.returncode == 1 and b"TOO_LARGE" in plain.stderr and b"0 of 1 produced" in plain.stdout
     assert b"or raise the topic's max_payload_bytes" in plain.stderr
 
 

@@ -78,7 +78,7 @@ def test_the_example_of_the_readme_runs_and_its_commands_answer(tmp_path: Path) 
             finally:
                 process.kill()
         said = _typed(served, look)
-        assert "lonely put" in said and "lonely cancelled" in said
+        assert "lonely produced" in said and "lonely cancelled" in said
 
 
 def test_a_reader_produces_moves_cancels_consumes_and_asks_why(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_reader_produces_moves_cancels_consumes_and_asks_why(tmp_path: Path) -
             said = _typed(served, first)
             assert "water moved" in said and "mail cancelled" in said
             assert _heard(process).startswith("drink some water late by 0:00:")
-        assert "lonely put" in _typed(served, second)
+        assert "lonely produced" in _typed(served, second)
         with _running(served, consumer) as process:
             heard = _heard(process)
             if heard.startswith("drink some water"):  # Ctrl-C came between its print and its ack

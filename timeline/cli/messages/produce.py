@@ -105,7 +105,7 @@ class _Put:
                 receipt = await producer.produce(
                     content, id=self.id, tag=self._tag, if_exists=self._if_exists, **self._shared
                 )
-        done = "moved: only its due time changed, its payload stays" if receipt.moved else "put"
+        done = "moved: only its due time changed, its payload stays" if receipt.moved else "produced"
         code = tell_receipts([receipt], self._options.as_json, done)
         self._tell_past(receipt.ok)
         return code
@@ -116,7 +116,7 @@ class _Put:
         async with tl.producer(self._topic, group=self._group) as producer:
             # Otherwise each line would be refused, with the same words.
             await check_topic(tl, self._topic)
-            with Progress("put") as progress:
+            with Progress("produced") as progress:
                 try:
                     async for some, part in _stdin_lines():
                         batch = timeline.Batch(payloads=some, tags=self._tag, **self._shared)
@@ -133,7 +133,7 @@ class _Put:
                     raise
                 rate = progress.rate_per_s
         if not self._options.as_json:
-            say(f"{progress.done - failed} of {progress.done} put ({rate:,.0f}/s)")
+            say(f"{progress.done - failed} of {progress.done} produced ({rate:,.0f}/s)")
         self._tell_past(failed < progress.done)
         return SOME_FAILED if failed else DONE
 
