@@ -50,8 +50,8 @@ def test_arrays_of_rows_are_joined_and_what_an_insert_selects_has_its_type() -> 
     removed = STATEMENTS.remove_new
     assert 'DELETE FROM timeline.payload WHERE "row" IN (SELECT gone."row" FROM gone)' in removed
     assert removed.count("(") == removed.count(")")
-    assert "$2::int8, $2::int8, a.expires_ms" in STATEMENTS.put
-    assert "gone.payload_sum, 0, $7::int8 FROM gone" in STATEMENTS.ack[True]
+    assert "a.due_ms, $2::int8, $2::int8\n" in STATEMENTS.put
+    assert "gone.payload_sum, 0, $7::int8\n" in STATEMENTS.ack[True]
 
 
 # ── where a look begins ──
