@@ -99,6 +99,8 @@ def test_doctor_where_nobody_serves(call: Call, tmp_path: Path, monkeypatch: pyt
         monkeypatch.setenv("TIMELINE_LISTEN", taken)
         asked = call("doctor", "--address", NOBODY, "--timeout", "300ms", "--json")
         assert asked.code == 1 and "port" in {row["about"] for row in asked.json}
+        silent = call("doctor", "--address", taken, "--timeout", "300ms", "--json")
+        assert {row["about"] for row in silent.json} == {"address", "timeline", "configuration", "broker"}
         monkeypatch.setenv("TIMELINE_ADDRESS", NOBODY)
         done = call("doctor", "--timeout", "300ms", "--json")
     assert done.code == 1

@@ -55,8 +55,8 @@ def test_topics_and_groups_are_globs(topic: str, group: str, named: str) -> None
 
 def test_an_operator_acts_for_any_group_only_when_it_says_so() -> None:
     identity = Principal("ops", "1", frozenset({Right.OPERATOR}), ("orders*",), ("ops",))
-    assert "takes the right produce" in identity.change_refusal("orders", "ops")
-    assert "as an operator it may: --as-operator" in identity.change_refusal("orders", "ops")
+    assert "needs the right produce" in identity.change_refusal("orders", "ops")
+    assert "As an operator it may: add --as-operator" in identity.change_refusal("orders", "ops")
     assert "--as-operator" not in identity.change_refusal("payments", "ops")
     assert not replace(identity, as_operator=True).change_refusal("orders", "web")
     assert "its topics are" in replace(identity, as_operator=True).change_refusal("payments", "web")
@@ -69,7 +69,7 @@ def test_methods_that_are_no_clients_are_brokers_alone() -> None:
     everything = bearer(Right.PRODUCE, Right.CONSUME, Right.ADMIN, Right.OPERATOR)
     for method in METHODS_OF_CLIENTS:
         assert not everything.call_refusal(method)
-    assert "takes the right broker" in everything.call_refusal("SomethingBetweenBrokers")
+    assert "needs the right broker" in everything.call_refusal("SomethingBetweenBrokers")
     assert not bearer(Right.BROKER).call_refusal("SomethingBetweenBrokers")
 
 

@@ -144,7 +144,7 @@ async def test_rights_hold_for_topics_and_groups(guarded: Guarded, tokens: Token
         found = await tl.get("orders", "theirs")
         assert found is not None and found.payload == b"theirs"
         async with tl.producer("orders") as p:
-            with pytest.raises(Forbidden, match="takes the right produce"):
+            with pytest.raises(Forbidden, match="needs the right produce"):
                 await p.produce(b"x", in_="1h")
 
 
@@ -188,7 +188,7 @@ async def test_an_operator_acts_for_whoever_owns_a_message_and_the_log_says_so(
     async with admin.producer("orders", group="app") as p:
         await p.produce(b"3", in_="1h", id="c")
     async with client(guarded, ops) as tl, tl.producer("orders") as p:
-        with pytest.raises(Forbidden, match="takes the right produce"):
+        with pytest.raises(Forbidden, match="needs the right produce"):
             await p.cancel("a")
     with caplog.at_level(logging.WARNING, "timeline.broker"):
         async with client(guarded, ops, as_operator=True) as tl, tl.producer("orders") as p:
@@ -331,7 +331,7 @@ async def test_what_brokers_ask_each_other_takes_the_right_of_a_broker(
     hint = encode(Hint("b2", np.array([1], dtype=np.int64), np.array([5], dtype=np.int64)))
     for credentials, why in (
         (Credentials(), "wants a token"),
-        (Credentials(token=everything), "takes the right broker"),
+        (Credentials(token=everything), "needs the right broker"),
         (Credentials(token_file=str(file)), ""),
     ):
         peer = GrpcPeerChannel(guarded.address, credentials)

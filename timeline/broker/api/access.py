@@ -96,7 +96,8 @@ class Principal:
         needs = RIGHTS[deed]
         if not needs & self.rights:
             return (
-                f"{self!s} may not {deed}: that takes the right {_or(sorted(needs))}, it has {_or(sorted(self.rights))}"
+                f"{self!s} may not {deed}: it needs the right {' or '.join(sorted(needs))}, "
+                f"and has {_or(sorted(self.rights))}"
             )
         if not _matches(topic, self.topics):
             return f"{self!s} may not {deed} on topic {topic!r:.80}: its topics are {_or(self.topics)}"
@@ -113,7 +114,7 @@ class Principal:
             return self.refusal(Deed.CHANGE_ANY, topic)
         refused = self.refusal(Deed.CHANGE, topic, group)
         if refused and not self.refusal(Deed.CHANGE_ANY, topic):
-            return f"{refused}; as an operator it may: --as-operator, or connect(…, as_operator=True)"
+            return f"{refused}. As an operator it may: add --as-operator, or connect(…, as_operator=True)"
         return refused
 
     def sees(self, topic: str) -> bool:
@@ -123,10 +124,10 @@ class Principal:
     def call_refusal(self, method: str) -> str:
         """Return why it may not call `method` at all."""
         if self.as_operator and not self.open and Right.OPERATOR not in self.rights:
-            return f"{self!s} has not the right operator, which --as-operator takes"
+            return f"{self!s} has not the right operator, which --as-operator needs"
         if method in METHODS_OF_CLIENTS or self.open or Right.BROKER in self.rights:
             return ""
-        return f"{self!s} may not {Deed.PEER}: that takes the right {Right.BROKER}"
+        return f"{self!s} may not {Deed.PEER}: it needs the right {Right.BROKER}"
 
     def __str__(self) -> str:
         return f"token {self.name!r}"

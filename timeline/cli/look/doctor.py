@@ -111,8 +111,8 @@ _SIGNS = {GOOD: ("✓", "green"), WARNING: ("!", "bold yellow"), BAD: ("✗", "b
 def doctor(options: ClientOptions, file: str | None) -> int:
     """Check versions, configuration, broker, clock, store, ports, topics and consumers, and say what to do.
 
-    If a broker answers at --address, it is asked for its status. If none does, the store and the ports that 'timeline
-    serve' would use here are tried. Exit code 1 when something is wrong; a warning alone is no error.
+    If a broker answers at --address, it is asked for its status. If nothing listens there, the store and the ports that
+    'timeline serve' would use here are tried. Exit code 1 when something is wrong; a warning alone is no error.
 
     \b
     Example:
@@ -170,9 +170,8 @@ async def _look(tl: timeline.Timeline, options: ClientOptions, file: str | None)
     except TimelineError as trouble:
         found = await _no_broker(options.address, trouble)
         yield [found]
-        if settings is not None:
-            if found.nobody:
-                yield await of_ports(settings, answered=False)
+        if settings is not None and found.nobody:
+            yield await of_ports(settings, answered=False)
             yield await of_store(settings.store)
         return
     for one in standings.brokers:
