@@ -49,7 +49,7 @@ def test_a_picture_has_load_topics_consumers_and_lateness() -> None:
     lines = drawn(GLANCE)
     text = "\n".join(lines)
     assert lines[0] == "timeline top  2026-03-29 07:00:00"
-    assert "● b1 at b1:9000  0.1.0  up 60 s  sqlite:///t.db, leases' p99 1.5 ms" in lines[1]
+    assert "● b1  at b1:9000  up 60 s  sqlite:///t.db, leases' p99 1.5 ms  0.1.0" in lines[1]
     assert "DUE PER SECOND  72 in the next 60 s, most 10 at 07:00:02" in text
     (row,) = [line for line in lines if line.startswith("departures  delivers")]
     assert row.split("  ")[-1].strip() == "> 1h" and "in 4.52 s" in row and "1,234" in row and "≤ 10 ms" in row
@@ -79,6 +79,8 @@ def test_trouble_is_seen() -> None:
     assert "! store of b1: fsync is off: set it to on" in text
     assert "the store is down: disk full" in text and "✗ b2:9000: nobody listens" in text
     assert "4 due and not delivered" in text
+    narrow = drawn(dataclasses.replace(GLANCE, brokers=(down,)), 60)[1]
+    assert narrow.startswith("  ● b1  the store is down: disk full")  # the cause is not what is cut
     assert drawn(GLANCE, trouble="how it stood; UNAVAILABLE")[0].endswith("UNAVAILABLE")
 
 

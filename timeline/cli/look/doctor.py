@@ -285,12 +285,13 @@ def _store_of(one: BrokerStanding) -> list[Finding]:
 def _store_at_work(one: BrokerStanding) -> Finding:
     if one.trouble:
         return Finding("store", WARNING, f"{one.store or 'the store'}: not asked, the broker is not ready")
-    took = f", leases take up to {shown_lateness(one.store_ms)}" if one.store_ms else ""
+    took = f", leases' p99 {shown_lateness(one.store_ms)}" if one.store_ms else ""
     if one.store_ms > STORE_SLOW_MS:
         advice = (
-            "beyond lease ahead it is lateness: look at the disk or database (timeline_store_call_seconds in /metrics)"
+            "leases that take longer than lease_ahead make messages late: look at the disk or database "
+            "(timeline_store_call_seconds in /metrics)"
         )
-        return Finding("store", WARNING, f"{one.store}{took} (99 of 100)", advice)
+        return Finding("store", WARNING, f"{one.store}{took}", advice)
     if one.store.startswith("memory://"):
         return Finding("store", WARNING, f"{one.store}{took}: messages end with the broker", DURABLE)
     return Finding("store", GOOD, f"{one.store}{took}")

@@ -358,16 +358,15 @@ def _head(snapshot: Snapshot, zone: ZoneInfo | None, trouble: str) -> Text:
 def _broker(one: BrokerStanding) -> Text:
     up = shown_lateness(max(0, one.now_ms - one.started_ms))
     store = f", leases' p99 {shown_lateness(one.store_ms)}" if one.store_ms else ""
-    line = Text.assemble(
+    return Text.assemble(
         ("  ● ", "bold red" if one.trouble else "green"),
         (one.broker, "bold"),
-        (f" at {one.address}  {one.version}  up {up}  {one.store}{store}", QUIET),
+        # A narrow terminal cuts the end: the trouble is read before all else, the version last.
+        (f"  {one.trouble}" if one.trouble else "", "bold red"),
+        (f"  at {one.address}  up {up}  {one.store}{store}  {one.version}", QUIET),
         no_wrap=True,
         overflow="ellipsis",
     )
-    if one.trouble:
-        line.append(f"  {one.trouble}", "bold red")
-    return line
 
 
 def store_warnings(brokers: Sequence[BrokerStanding], no_wrap: bool = False) -> list[Text]:
