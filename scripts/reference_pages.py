@@ -88,6 +88,7 @@ PARTS = (
             Stats,
             timeline.Delivery,
             timeline.DeliveryBatch,
+            timeline.PulledDelivery,
             timeline.Backoff,
             timeline.Retry,
             timeline.Bury,

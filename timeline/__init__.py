@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from timeline.driver.blocking.client import SyncConsumer, SyncProducer, SyncTimeline, connect_sync
     from timeline.driver.client import Timeline, connect
     from timeline.driver.consume.handlers import Backoff, Bury, Retry
+    from timeline.driver.consume.pull import PulledDelivery
     from timeline.driver.consumer import Consumer
     from timeline.driver.delivery import Delivery, DeliveryBatch
     from timeline.driver.late import Cause, LateDelivery, LateReport, Why
@@ -82,6 +83,7 @@ _HOMES = {
     "timeline.driver.consumer": ("Consumer",),
     "timeline.driver.delivery": ("Delivery", "DeliveryBatch"),
     "timeline.driver.consume.handlers": ("Backoff", "Bury", "Retry"),
+    "timeline.driver.consume.pull": ("PulledDelivery",),
     "timeline.driver.message": ("Message", "StoredMessage"),
     "timeline.driver.mutations": ("TagProgress",),
     "timeline.driver.producer": ("Producer",),
@@ -109,10 +111,10 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "Backoff", "Batch", "Bury", "Cause", "Closed", "Consumer", "Counts", "Dead", "Delivery", "DeliveryBatch", "Exists",
-    "Expired", "Fenced", "Forbidden", "Invalid", "LateDelivery", "LateReport", "LeaseLost", "Leased", "Message",
-    "NotFound", "Outlook", "Producer", "Receipt", "Receipts", "Retry", "State", "Status", "StoredMessage", "Superseded",
-    "SyncConsumer", "SyncDelivery", "SyncDeliveryBatch", "SyncProducer", "SyncTimeline", "TagProgress", "Throttled",
-    "Timeline", "TimelineError", "TooLarge", "Topic", "TopicSettings", "Unavailable", "Unknown", "Why", "connect",
-    "connect_sync", "local",
+    "Backoff", "Batch", "Bury", "Cause", "Closed", "Consumer", "Counts", "Dead", "Delivery", "DeliveryBatch",
+    "Exists", "Expired", "Fenced", "Forbidden", "Invalid", "LateDelivery", "LateReport", "LeaseLost", "Leased",
+    "Message", "NotFound", "Outlook", "Producer", "PulledDelivery", "Receipt", "Receipts", "Retry", "State", "Status",
+    "StoredMessage", "Superseded", "SyncConsumer", "SyncDelivery", "SyncDeliveryBatch", "SyncProducer",
+    "SyncTimeline", "TagProgress", "Throttled", "Timeline", "TimelineError", "TooLarge", "Topic", "TopicSettings",
+    "Unavailable", "Unknown", "Why", "connect", "connect_sync", "local",
 ]  # fmt: skip

@@ -265,6 +265,44 @@ async def test_a_revoked_token_ends_what_it_opened(guarded: Guarded, tokens: Tok
         await guarded.node.service.streams.ended(1.0)
 
 
+async def test_a_revoked_token_ends_a_take_that_waits(guarded: Guarded, tokens: Tokens, admin: Any) -> None:
+    token = tokens.add("worker", "consume")
+    guarded.look()
+    assert guarded.node is not None
+    streams = guarded.node.service.streams
+    async with client(guarded, token) as tl:
+        taking = asyncio.create_task(tl.take("orders", wait="60s"))
+        while not len(streams):
+            await asyncio.sleep(0)
+        tokens.revoke("worker")
+        guarded.look()
+        with pytest.raises(Forbidden, match="never created, or has been revoked"):
+            await asyncio.wait_for(taking, 60)
+    assert not len(streams)
+
+
+async def test_takes_and_settles_need_the_right_to_consume(guarded: Guarded, tokens: Tokens, admin: Any) -> None:
+    given = {
+        "web": tokens.add("web", "produce"),
+        "worker": tokens.add("worker", "consume"),
+        "stranger": tokens.add("stranger", "consume", topics=["other*"]),
+    }
+    guarded.look()
+    async with client(guarded, given["web"]) as web, client(guarded, given["worker"]) as worker:
+        async with web.producer("orders") as p:
+            await p.produce(b"x", in_=0, id="m")
+        with pytest.raises(Forbidden, match="takes the right consume"):
+            await web.take("orders", wait=0)
+        (d,) = await worker.take("orders")
+        async with client(guarded, given["stranger"]) as stranger:
+            for other in (web, stranger):
+                (refused,) = await other.settle(d.receipt, "ack")
+                assert refused.status == "FORBIDDEN"
+            with pytest.raises(Forbidden, match="its topics are"):
+                await stranger.take("orders", wait=0)
+        assert (await worker.settle(d.receipt, "ack"))[0].ok
+
+
 async def test_a_renewed_token_in_its_file_needs_no_restart(guarded: Guarded, tokens: Tokens, admin: Any) -> None:
     file = tokens.path.with_name("worker.token")
     file.write_text(tokens.add("worker", "produce", "consume") + "\n")

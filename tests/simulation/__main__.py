@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tests.simulation.coverage import missing, table
-from tests.simulation.world import World, size_of
+from tests.simulation.world import World, pullers_of, size_of
 
 CHUNK = 10
 
@@ -42,7 +42,7 @@ class Report:
 
 def run_seed(seed: int) -> Report:
     """One seed, judged."""
-    world = World(seed, size=size_of(seed))
+    world = World(seed, size=size_of(seed), pullers=pullers_of(seed))
     outcome = world.run()
     report = Report(1, outcome.operations, outcome.operations, outcome.verdict.statuses, outcome.occurred)
     if not outcome.holds:
@@ -113,7 +113,7 @@ def main() -> int:
 
 def _alone(seed: int, into: str | None) -> int:
     logging.disable(logging.CRITICAL)
-    world = World(seed, size=size_of(seed))
+    world = World(seed, size=size_of(seed), pullers=pullers_of(seed))
     outcome = world.run()
     if into:
         with open(into, "w", encoding="utf-8") as file:

@@ -32,7 +32,8 @@ FAULTS = (
     "call repeated by the wire", "call out of time", "store refused", "store call lost", "store answer lost",
     "consumer ended: SUPERSEDED", "wrong membership", "put throttled", "settle throttled", "call throttled",
     "bad events", "etcd down", "etcd cut", "etcd emptied", "ghost", "deaf peers", "event lost", "hint lost",
-    "broker's lease ran out", "expired id put again", "message replaced",
+    "broker's lease ran out", "expired id put again", "message replaced", "message taken", "settled elsewhere",
+    "crash puller",
 )  # fmt: skip
 
 

@@ -54,6 +54,8 @@ class Faults:
                 self._crash_broker, self._pause_broker, self._bad_events, self._bad_events, self._etcd_down,
                 self._etcd_cut, self._etcd_emptied, self._ghost, self._deaf_peers, self._deaf_peers,
             ]  # fmt: skip
+        if world.pullers:
+            kinds += [self._crash_puller, self._crash_puller]
         chosen = rng.sample(kinds, rng.randrange(1, 7)) if not faultless else []
         at = sorted(rng.uniform(0.2, phase_s - 3.0) for _ in chosen)
         start_s = world.loop.time()
@@ -125,6 +127,14 @@ class Faults:
         await world.timer.wait(self.rng.choice((0.05, 0.7, 2.5)))
         world.start_consumer(id)
 
+    async def _crash_puller(self) -> None:
+        """Between take and settle, most likely."""
+        world, id = self.world, self.rng.choice(list(self.world.pullers))
+        self._note("crash puller", process=id)
+        world.kill(world.pullers[id])
+        await world.timer.wait(self.rng.choice((0.05, 0.7, 2.5)))
+        world.start_puller(id)
+
     async def _pause_consumer(self) -> None:
         world = self.world
         process = self.rng.choice(list(world.consumers.values())).process
@@ -158,7 +168,7 @@ class Faults:
 
     async def _one_way(self) -> None:
         world, rng = self.world, self.rng
-        actors = [*world.consumers.values(), *world.producers]
+        actors = [*world.consumers.values(), *world.producers, *world.pullers.values()]
         process = rng.choice([actor.process for actor in actors if not actor.process.dead])
         self._note("one-way cut", process=process.name)
         world.network.hold(process, outwards=rng.random() < 0.5)

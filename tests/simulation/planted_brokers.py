@@ -13,6 +13,7 @@ from tests.simulation.loop import Timer, VirtualLoop
 from timeline.broker.api import consume
 from timeline.broker.dispatch.dealer import Dealer
 from timeline.broker.dispatch.leased_batch import LeasedBatch
+from timeline.broker.dispatch.pulling import PullConsumer
 from timeline.broker.dispatch.roster import ConnectedConsumer, Roster
 from timeline.broker.dispatch.rounds import LeaseAhead
 from timeline.broker.fairness import Quota
@@ -167,6 +168,16 @@ def hands_out_twice() -> Any:
         return found
 
     return instead(InFlight, "next", again)
+
+
+def takes_twice() -> Any:
+    """Gives a batch to every Take that waits."""
+
+    def push(consumer: PullConsumer, item: object) -> None:
+        for take in list(consumer.takes) if isinstance(item, LeasedBatch) else ():
+            take.get(item, 0)
+
+    return instead(PullConsumer, "push", push)
 
 
 def pushes_nothing() -> Any:

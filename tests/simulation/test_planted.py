@@ -25,10 +25,10 @@ SLOW = pytest.mark.prove
 # out twice 15/16 · all others 16/16. The bounds leave a chance of a thousandth that a run misses one.
 
 
-def _find(broken: set[str], within: int, many: int = 1, **pieces: Any) -> None:
+def _find(broken: set[str], within: int, many: int = 1, pullers: int = 0, **pieces: Any) -> None:
     for seed in range(within):
-        found = {violation.invariant for violation in World(seed, Pieces(**pieces), many).run().verdict.violations}
-        if found & broken:
+        outcome = World(seed, Pieces(**pieces), many, pullers=pullers).run()
+        if {violation.invariant for violation in outcome.verdict.violations} & broken:
             return
     pytest.fail(f"not found within {within} seeds")
 
@@ -82,6 +82,12 @@ def test_planted_mistake_is_found(
 ) -> None:
     with mistake():
         _find(broken, within)
+
+
+@SLOW
+def test_a_message_that_two_takes_get_is_found() -> None:
+    with brokers.takes_twice():
+        _find({"S2"}, 6, pullers=4)
 
 
 @SLOW

@@ -22,6 +22,7 @@ from tests.simulation.faults import Faults
 from tests.simulation.gauges import NARROW, ROOMY
 from tests.simulation.loop import Process, Timer, VirtualLoop
 from tests.simulation.membership import Belief
+from tests.simulation.pullers import Puller
 from tests.simulation.registry import Registry
 from tests.simulation.store import TroubledStore
 from tests.simulation.wire import Network
@@ -67,6 +68,11 @@ def size_of(seed: int) -> Size:
     return SMALL if seed % FULL_EVERY else FULL
 
 
+def pullers_of(seed: int) -> int:
+    """How many callers of a seed, in a run of seeds, take by single calls."""
+    return random.Random(f"{seed}-pullers").choice((0, 0, 1, 2))
+
+
 def _many(seed: int, asked: int) -> int:
     """How many brokers a seed has."""
     return asked or random.Random(f"{seed}-brokers").choice(BROKERS)
@@ -96,10 +102,13 @@ class Outcome:
 
 
 class World:
-    """All that a seed consists of. `brokers`: how many; 0: as many as the seed says."""
+    """All that a seed consists of. `brokers`: how many; 0: as many as the seed says. `pullers`: how many callers take
+    by single calls."""
 
-    def __init__(self, seed: int, pieces: Pieces | None = None, brokers: int = 0, size: Size = FULL) -> None:
-        self.seed, self.size = seed, size
+    def __init__(
+        self, seed: int, pieces: Pieces | None = None, brokers: int = 0, size: Size = FULL, pullers: int = 0
+    ) -> None:
+        self.seed, self.size, self.pulling = seed, size, pullers
         self.pieces = pieces or Pieces()
         self.rng = random.Random(f"{seed}-world")
         self.loop = VirtualLoop(random.Random(f"{seed}-loop"))
@@ -132,6 +141,7 @@ class World:
         self.incarnations = 0
         self.consumers: dict[str, Consumer] = {}
         self.producers: list[Producer] = []
+        self.pullers: dict[str, Puller] = {}
         self.faults = Faults(self)
 
     # ── what actors use ──
@@ -192,13 +202,18 @@ class World:
         consumer = self.consumers[id] = Consumer(self, id, topic)
         consumer.process.run(consumer.work())
 
+    def start_puller(self, id: str) -> None:
+        """A process that takes by single calls; the one before is left alone."""
+        puller = self.pullers[id] = Puller(self, id, self.topics[int(id[-1]) % 2])
+        puller.process.run(puller.work())
+
     def restart_consumers(self) -> None:
         """Those that have ended, as whoever runs them would."""
         for id, consumer in list(self.consumers.items()):
             if consumer.process.dead or consumer.process.tasks[0].done():
                 self.start_consumer(id)
 
-    def kill(self, actor: Consumer | Producer) -> None:
+    def kill(self, actor: Consumer | Producer | Puller) -> None:
         """kill -9."""
         actor.process.kill()
         self.network.cut(actor.process)
@@ -243,6 +258,8 @@ class World:
         await self._create_topics()
         for id in ("c1", "c2", "c3", "c4")[: 3 if len(self.brokers) == 1 else 4]:
             self.start_consumer(id)
+        for number in range(self.pulling):
+            self.start_puller(f"pull{number + 1}")
         for group in ("a", "a", "b"):
             self.start_producer(group, self.size.calls)
         await self.faults.strike()

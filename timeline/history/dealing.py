@@ -29,7 +29,7 @@ from typing import TypeAlias
 
 from timeline.history.record import Event, Values, described
 from timeline.history.story import CourseStretch, Declared, MessageState, Story, Violation, expires_by
-from timeline.model import bucket_of
+from timeline.model import PULL_PREFIX, bucket_of
 
 LOOKED_FOR_IN_MS = 500.0
 """How soon after a message's due time a round begins, if there is credit and no fault."""
@@ -39,14 +39,16 @@ LOOKED_FOR_IN_MS = 500.0
 class Rounds:
     """The dealing rounds of a topic, by when they began.
 
-    `credit`: whether any consumer had credit for any further message, of any size. `calm_until`: when dealing may first
-    have been hindered: by a fault, a pause, a lease that ran out (its consumer may be suspended), or the end of all
-    faults.
+    `credit`: whether any consumer had credit for any further message, of any size. `lasting`: the same, without the
+    consumers that brokers keep for Takes: their credit ends with the callers that wait. `calm_until`: when dealing may
+    first have been hindered: by a fault, a pause, a lease that ran out (its consumer may be suspended), or the end of
+    all faults.
     """
 
     events: list[Event] = field(default_factory=list)
     begins: list[float] = field(default_factory=list)
     credit: list[bool] = field(default_factory=list)
+    lasting: list[bool] = field(default_factory=list)
     calm_until: float = inf
 
 
@@ -82,7 +84,9 @@ def _rounds(stories: Sequence[Story], events: Iterable[Event]) -> dict[str, Roun
             rounds = topics[values["topic"]]
             rounds.events.append(event)
             rounds.begins.append(values["asked"])
-            rounds.credit.append(bool(with_credit(values, largest[values["topic"]])))
+            able = with_credit(values, largest[values["topic"]])
+            rounds.credit.append(bool(able))
+            rounds.lasting.append(not all(holder.startswith(PULL_PREFIX) for holder in able))
         elif event.operation in ("fault", "healed"):
             over = min(over, event.invoked)
         elif event.operation == "topic" and (values.get("settings") or {}).get("paused"):
@@ -141,7 +145,7 @@ def _not_looked_for(
     latest: dict[str, bool] = {}
     for at in range(following):
         if _is_for(rounds.events[at], bucket):
-            latest[rounds.events[at].arguments.get("broker", "")] = rounds.credit[at]
+            latest[rounds.events[at].arguments.get("broker", "")] = rounds.lasting[at]
     in_time = range(following, bisect_right(rounds.begins, until))
     return bool(latest) and all(latest.values()) and not any(_is_for(rounds.events[at], bucket) for at in in_time)
 
