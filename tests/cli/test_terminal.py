@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
+import sys
+import termios
 from datetime import UTC, datetime
 
 import pytest
 
+from timeline.cli.app import complain
 from timeline.cli.look.forecast import DueLoad, _axis, picture
 from timeline.cli.options import shown_bytes, zone_of
 from timeline.cli.output import Progress, Shortened, bars, fitted, id_cell, nice_step_ms, time_cell, widened
@@ -190,3 +194,22 @@ def test_sentences_are_folded_between_words_and_commands_stay_whole() -> None:
     ]
     assert folded("  → fits", 40, 5) == "  → fits" and folded("", 40, 5) == ""
     assert folded("x 'timeline serve --store sqlite:///a.db'", 20, 2) == "x\n  'timeline serve --store sqlite:///a.db'"
+
+
+def test_a_narrow_terminal_gets_complaints_folded_and_a_file_does_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    complain("no message has this id: it is gone")
+    assert capsys.readouterr().err == "timeline: no message has this id: it is gone\n"
+    seen, screen = os.openpty()
+    try:
+        termios.tcsetwinsize(screen, (24, 30))
+        with os.fdopen(screen, "w", closefd=False) as terminal:
+            monkeypatch.setattr(sys, "stderr", terminal)
+            complain("no message has this id: it is gone")
+            monkeypatch.undo()
+        shown = os.read(seen, 4096).decode().replace("\r\n", "\n")
+    finally:
+        os.close(screen)
+        os.close(seen)
+    assert shown == "timeline: no message has this\n    id: it is gone\n"
