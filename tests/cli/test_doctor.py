@@ -161,6 +161,24 @@ def test_a_broker_that_nobody_reaches_where_it_says_warns(call: Call, monkeypatc
     assert said not in call("doctor", "--address", NOBODY, "--timeout", "50ms").out
 
 
+def test_a_broker_without_a_token_among_others_that_ask_for_one_warns(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "other brokers refuse the calls of this one, because it has no token"
+
+    def warned() -> list[str]:
+        rows = call("doctor", "--address", NOBODY, "--timeout", "50ms", "--json").json
+        return [row["verdict"] for row in rows if said in row["found"]]
+
+    monkeypatch.setenv("TIMELINE_TOKENS", "tokens.json")
+    assert warned() == []
+    monkeypatch.setenv("TIMELINE_SYNC", "etcd://127.0.0.1:1/timeline")
+    assert warned() == ["warning"]
+    assert said in call("serve", "--store", "sqlite:////nowhere/timeline.db", "--metrics", "off").err
+    monkeypatch.setenv("TIMELINE_TOKEN_FILE", "broker.token")
+    assert said not in call("serve", "--store", "sqlite:////nowhere/timeline.db", "--metrics", "off").err
+
+
 @pytest.mark.servers
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", ["1", "2"])

@@ -32,7 +32,7 @@ from timeline.cli.options import (
     who_serves,
 )
 from timeline.cli.output import console, picked, print_folded, print_json
-from timeline.cli.run.serve import stranded
+from timeline.cli.run.serve import doubts
 from timeline.clock import CRITICAL_MS, WARN_MS, Clock
 from timeline.driver.brokers import BrokerStanding, Standings
 from timeline.driver.queries import PingAnswer
@@ -163,8 +163,7 @@ async def _look(tl: timeline.Timeline, options: ClientOptions, file: str | None)
         yield [Finding("configuration", BAD, bad.reason, "fix it: 'timeline serve' refuses it with these words")]
     else:
         yield [Finding("configuration", GOOD, _shown(settings, file))]
-        if cut_off := stranded(settings):
-            yield [Finding("configuration", WARNING, cut_off)]
+        yield [Finding("configuration", WARNING, doubt) for doubt in doubts(settings)]
     try:
         standings = await tl.standing()
     except TimelineError as trouble:

@@ -61,13 +61,18 @@ def serve(file: str | None, as_json: bool, as_worker: bool, **flags: str | None)
     settings = config.ServeConfig() if as_worker else config.load(flags, file=file)
     if exposed := exposure(settings):
         raise Failed(REFUSED, exposed)
-    if not as_worker and (cut_off := stranded(settings)):
-        complain(cut_off)
+    for doubt in [] if as_worker else doubts(settings):
+        complain(doubt)
     with needing("server", "serving needs"):
         from timeline.cli.run.serving import run_alone, run_worker, run_workers
     if as_worker:
         return run_worker()
     return run_alone(settings, as_json) if settings.workers == 1 else run_workers(settings, as_json)
+
+
+def doubts(settings: config.ServeConfig) -> list[str]:
+    """Return warnings about settings that each are allowed, and do not fit together."""
+    return [said for said in (stranded(settings), tokenless(settings)) if said]
 
 
 def stranded(settings: config.ServeConfig) -> str:
@@ -81,6 +86,16 @@ def stranded(settings: config.ServeConfig) -> str:
     return (
         f"other machines are told to come to {settings.advertise}, and cannot reach {settings.listen}. Listen on all "
         f"addresses with --listen 0.0.0.0:{port}, unless a proxy on this machine forwards to it"
+    )
+
+
+def tokenless(settings: config.ServeConfig) -> str:
+    """Return why other brokers will refuse this one's calls. Empty when they will not."""
+    if not settings.tokens or settings.token_file or settings.sync.startswith("local:"):
+        return ""
+    return (
+        "other brokers refuse the calls of this one, because it has no token: some messages will be seconds late. "
+        "Create one with 'timeline token create --right broker', and give it as --token-file FILE"
     )
 
 
