@@ -21,6 +21,7 @@ from timeline.wire import (
     Settled,
     SettleFlag,
     Take,
+    TopicAction,
     TransportError,
     decode_as,
     encode,
@@ -61,8 +62,8 @@ async def settle(link: Link, got: Deliver, operation: Operation, time_ms: int = 
 
 
 async def waiting(link: Link, count: int = 1) -> None:
-    """Return once so many Takes wait."""
-    while len(link.node.service.streams) != count or sum(len(one.takes) for one in pulls(link)) != count:
+    """Return once this many Takes wait."""
+    while sum(len(one.takes) for one in pulls(link)) != count:
         await asyncio.sleep(0)
 
 
@@ -251,6 +252,14 @@ async def test_the_shared_consumer_leaves_when_no_take_has_come_for_a_while() ->
         assert (await take(link)).holder == first.holder
 
 
+async def test_the_shared_consumer_leaves_sooner_where_other_brokers_wait_for_its_buckets() -> None:
+    async with broker(limits=Limits(pull_yield_ms=10)) as link:
+        await take(link)
+        link.node.cluster.all_ours = lambda topic: False  # type: ignore[method-assign]
+        while pulls(link):
+            await asyncio.sleep(0)
+
+
 async def test_a_lease_that_ran_out_does_not_suspend_the_other_callers() -> None:
     async with broker() as link:
         await put(link, ["a"])
@@ -277,8 +286,7 @@ async def test_consumers_and_takes_share_what_is_due() -> None:
     async with broker() as link:
         pipe = await link.consume(credit=100)
         taking = asyncio.ensure_future(take(link, 100, LONG))
-        while not pulls(link) or not pulls(link)[0].takes:
-            await asyncio.sleep(0)
+        await waiting(link)
         await put(link, [f"m{at}" for at in range(10)])
         streamed, taken = await pipe.down(Deliver), await taking
         assert (len(streamed.ids), len(taken.ids)) == (5, 5)
@@ -290,3 +298,27 @@ async def test_the_lateness_of_a_take_is_counted() -> None:
         await put(link, ["a"])
         await take(link)
         assert (await stands(link)).topics.delivered.tolist() == [1]
+
+
+async def test_a_take_is_leased_one_message_ahead_and_no_more() -> None:
+    async with broker() as link:
+        await link.topic(TopicAction.UPDATE, lease_ahead_ms=500)
+        taking = asyncio.ensure_future(take(link, 10, LONG))
+        await waiting(link)
+        await put(link, ["a", "b"], in_ms=[300, 450])
+        first = await taking
+        assert first.ids.tolist() == [b"a"]
+        assert first.leased_ms < int(first.due_ms[0]) <= first.pushed_ms
+        got = await take(link, 10, LONG)
+        assert (got.ids.tolist(), got.version.tolist(), got.deliveries.tolist()) == ([b"b"], [2], [1])
+
+
+async def test_consumers_and_takes_share_what_is_leased_ahead() -> None:
+    async with broker() as link:
+        await link.topic(TopicAction.UPDATE, lease_ahead_ms=500)
+        pipe = await link.consume(credit=10)
+        taking = asyncio.ensure_future(take(link, 10, LONG))
+        await waiting(link)
+        await put(link, ["a", "b", "c", "d"], in_ms=300)
+        streamed, taken = await pipe.down(Deliver), await taking
+        assert (len(streamed.ids), len(taken.ids)) == (3, 1)

@@ -208,7 +208,7 @@ class ClusterHints:
             return
         soonest_ms = int(due_ms[at].min())
         self._keep(topic.uid, soonest_ms)
-        if self._all_ours(topic):
+        if self.all_ours(topic):
             self._wake(topic.uid, soonest_ms, commit_seq)
             return
         many = topic.settings.buckets
@@ -254,7 +254,7 @@ class ClusterHints:
         """Return whether there is no other broker."""
         return all(member.name == self.name for member in self.membership.members())
 
-    def _all_ours(self, topic: Topic) -> bool:
+    def all_ours(self, topic: Topic) -> bool:
         """Return whether no other broker dispatches any of it."""
         return all(name == self.name for name in self.membership.hosting(topic.uid))
 

@@ -25,7 +25,9 @@ class Limits:
     stall_ms: int = 10_000
     """A stream or scan ends if its reader does not take a frame for this long."""
     pull_idle_ms: int = 60_000
-    """The consumer that a topic's Takes share leaves if none has come for this long."""
+    pull_yield_ms: int = 10_000
+    """The consumer that a topic's Takes share leaves if none has come for this long. It leaves sooner if other brokers
+    have consumers of the topic, which would wait for the buckets that are dispatched here."""
     lapses_tolerated: int = 3
     """A consumer is suspended after its leases ran out this often in a row, a heartbeat (or shorter lease) apart."""
     set_aside_first_ms: int = 1_000

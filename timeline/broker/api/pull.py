@@ -148,14 +148,15 @@ class PullHandler:
 
     async def _keep(self, consumer: PullConsumer, dealer: Dealer, key: tuple[int, int]) -> None:
         """Take the consumer off the roster when it must leave, or no Take has waited for a while."""
-        idle_ms = self._limits.pull_idle_ms
+        limits, monotonic_ms = self._limits, self._clock.monotonic_ms
         try:
-            left_ms = float(idle_ms)
-            while not consumer.gone and left_ms > 0:
+            idle_ms = 0.0
+            while not consumer.gone and idle_ms < limits.pull_idle_ms:
+                if idle_ms >= limits.pull_yield_ms and not self._broker.all_ours(dealer.topic):
+                    break
                 consumer.ended.clear()
-                await wait_within(consumer.ended, left_ms / 1000.0)
-                since_ms = self._clock.monotonic_ms() if consumer.takes else consumer.emptied_ms
-                left_ms = since_ms + idle_ms - self._clock.monotonic_ms()
+                await wait_within(consumer.ended, min(limits.pull_yield_ms, limits.pull_idle_ms) / 1000.0)
+                idle_ms = 0.0 if consumer.takes else monotonic_ms() - consumer.emptied_ms
         finally:
             dealer.part_with(consumer, consumer.withdraw())
             if self._consumers.get(key) is consumer:

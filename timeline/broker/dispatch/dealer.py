@@ -279,7 +279,7 @@ class Dealer:
         if due_ms is None or until_sweep_ms <= 0 or self._deals_nothing():
             return max(0.0, until_sweep_ms)
         lead_ms = self._ahead.lead_ms(self.topic.settings, self._store.lease_lead_ms)
-        lead_ms = 0 if due_ms == self._never_ahead_ms else lead_ms
+        lead_ms = lead_ms if due_ms != self._never_ahead_ms and self.roster.any_ahead(mono_ms) else 0
         return min(until_sweep_ms, due_ms - lead_ms - now)
 
     def _deals_nothing(self) -> bool:
@@ -310,15 +310,16 @@ class Dealer:
     async def _round(self) -> None:
         """Lease once for all consumers with credit, and deal."""
         mono_ms = self._clock.monotonic_ms()
-        topic, consumers = self.topic, self.roster.ready(mono_ms)
+        topic, (consumers, early) = self.topic, self._served(mono_ms)
         most = self._ahead.most(self._next.at_ms, self._clock.now_ms())
         most = self._rate.allowance(topic.settings.max_rate_per_s, mono_ms, most)
-        grants = grants_for(consumers, self._limits, most)
+        grants = grants_for(consumers, self._limits, most, early)
         consumers = consumers[: len(grants)]
         self._between_rounds.clear()
         self._dry = False
         try:
-            leased, done_ms, swept = await self._lease(topic, grants, mono_ms)
+            ahead = early or all(consumer.credit_ahead >= consumer.credit_messages for consumer in consumers)
+            leased, done_ms, swept = await self._lease(topic, grants, mono_ms, ahead)
             self._rate.took(topic.settings.max_rate_per_s, len(leased.rows))
             self._ahead.took(sum(grant.count for grant in grants), len(leased.rows))
             self._account(leased, mono_ms)
@@ -341,9 +342,19 @@ class Dealer:
         if (self._behind or stranded) and not self._dry and not self.roster.any_step(mono_ms):
             self._step_until_ms = mono_ms + self._limits.step_wait_ms
 
-    async def _lease(self, topic: Topic, grants: list[Grant], mono_ms: float) -> tuple[LeasedRows, int, bool]:
-        """Call the store once. Return its answer, when it came, and whether the call swept buckets of others. Note the
-        next due time."""
+    def _served(self, mono_ms: float) -> tuple[list[ConnectedConsumer], bool]:
+        """Return the consumers of a round, and whether it begins ahead of a due time."""
+        consumers, due_ms = self.roster.ready(mono_ms), self._next.at_ms
+        if due_ms is None or due_ms <= self._clock.now_ms():
+            return consumers, False
+        able = [consumer for consumer in consumers if consumer.credit_ahead > 0]
+        return able or consumers, bool(able)
+
+    async def _lease(
+        self, topic: Topic, grants: list[Grant], mono_ms: float, ahead: bool
+    ) -> tuple[LeasedRows, int, bool]:
+        """Call the store once, for what is due, or will be soon if `ahead`. Return its answer, when it came, and
+        whether the call swept buckets of others. Note the next due time."""
         now_ms = self._clock.now_ms()
         buckets, overdue_ms = self._buckets(topic), 0
         self._swept = mono_ms >= self._sweep_at_ms and not self._swept
@@ -353,7 +364,7 @@ class Dealer:
                 # A sweep looks into every bucket, whatever membership believes: nothing is stranded.
                 buckets, overdue_ms = None, self._limits.stranded_after_ms
         self._next.ask()
-        until_ms = now_ms + self._ahead.window_ms(topic.settings, self._store.lease_lead_ms)
+        until_ms = now_ms + (self._ahead.window_ms(topic.settings, self._store.lease_lead_ms) if ahead else 0)
         leased = await self._store.lease_due(topic, buckets, now_ms, until_ms, grants, overdue_ms)
         done_ms = self._clock.now_ms()
         self._retry_ms = 0.0

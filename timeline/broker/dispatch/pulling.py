@@ -58,6 +58,12 @@ class PullConsumer(ConnectedConsumer):
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     dropped: bool = False
 
+    @property
+    def credit_ahead(self) -> int:
+        """One for each Take that waits. A Take is over with its first message, and what was leased beside it for later
+        would go back."""
+        return min(self.credit_messages, len(self.takes) - self.in_flight)
+
     def health(self, now_ms: float) -> ConsumerHealth:
         """Return its health. It is healthy while it is there: each Take that waits has just come."""
         return ConsumerHealth.GONE if self.gone else ConsumerHealth.HEALTHY

@@ -116,6 +116,11 @@ class ConnectedConsumer:
         return self.credit_messages >= messages and (self.credit_bytes >= self.room_bytes // share or self.idle)
 
     @property
+    def credit_ahead(self) -> int:
+        """How many messages may be leased for it before they are due."""
+        return self.credit_messages
+
+    @property
     def in_flight(self) -> int:
         """Messages in its hands or on their way."""
         return max(0, self.room_messages - self.credit_messages)
@@ -369,6 +374,10 @@ class Roster:
         """Return whether there is one."""
         return next(self._able(now_ms), None) is not None
 
+    def any_ahead(self, now_ms: float) -> bool:
+        """Return whether one of them may be leased messages ahead."""
+        return any(consumer.credit_ahead > 0 for consumer in self._able(now_ms))
+
     def any_step(self, now_ms: float) -> bool:
         """Return whether one of them has a step of credit."""
         return any(consumer.has_step for consumer in self._able(now_ms))
@@ -389,13 +398,15 @@ class Roster:
         return min((times[id] for id in self._aside), default=None)
 
 
-def grants_for(consumers: list[ConnectedConsumer], limits: Limits, most: int) -> list[Grant]:
-    """Return grants for one round: each consumer's credit, at most `most` and `limits.lease_bytes` over all.
+def grants_for(consumers: list[ConnectedConsumer], limits: Limits, most: int, early: bool = False) -> list[Grant]:
+    """Return grants for one round: each consumer's credit, at most `most` and `limits.lease_bytes` over all. `early`:
+    the round begins ahead of a due time.
 
     There is one grant for each of the first consumers. Those behind them have none this time.
     """
     share_bytes = max(1, limits.lease_bytes // max(1, len(consumers)))
-    counts = _shares([consumer.credit_messages for consumer in consumers], min(most, limits.lease_messages))
+    credit = [consumer.credit_ahead if early else consumer.credit_messages for consumer in consumers]
+    counts = _shares(credit, min(most, limits.lease_messages))
     return [
         Grant(
             holder=consumer.id,

@@ -86,7 +86,7 @@ class _PullHolder:
 
 
 class PulledDelivery(Delivered):
-    """One message, leased until `lease_until` to whoever has its `receipt`. See `Timeline.take`."""
+    """One message, leased until `lease_until`. Its `receipt` settles it. See `Timeline.take`."""
 
     __slots__ = ()
 
@@ -256,8 +256,8 @@ class Pulling:
         lasting = np.flatnonzero(~delivered.ended(arrived_ms)).tolist()
         taken = [PulledDelivery(holder, delivered, at, now_ms) for at in lasting]
         damaged = payload_sums(columns.payloads, columns.headers) != columns.payload_sum
-        if damaged.any():
-            await self._bury_damaged([d for d in taken if damaged[d._index]])
+        if bad := [d for d in taken if damaged[d._index]]:
+            await self._bury_damaged(bad)
         return [d for d in taken if not damaged[d._index]]
 
     async def _bury_damaged(self, damaged: list[PulledDelivery]) -> None:
