@@ -200,7 +200,8 @@ async def bite(seed: int, count: int) -> Counter[str]:
 
 async def test_each_bad_frame_gets_its_answer_and_harms_nobody() -> None:
     outcome = await bite(1, BITES)
-    assert min(outcome["refused"], outcome["answered"]) > BITES // 25  # many kinds are answers, which a broker never takes
+    # Many kinds of frame are answers, which a broker never takes.
+    assert min(outcome["refused"], outcome["answered"]) > BITES // 25
 
 
 @pytest.mark.slow
