@@ -51,7 +51,10 @@ from timeline.wire.verify import find_body
 
 REFUSED = (Fault.REFUSED_FRAME, Fault.WRONG_VERSION, Fault.NO_TOPIC)
 UNARY = {name: name for name in ("Mutate", "Forecast", "Topics", "Late", "Take")}
-UNARY |= {"MutateTag": "Mutate", "StatusRequest": "Stand"}
+UNARY |= {"MutateTag": "Mutate", "StatusRequest": "Stand", "Ping": "Ping", "Hint": "Hint"}
+CALLED = {"Produce": "Put", "Settle": "Settle"}
+STREAMED = ("Produce", "Hello", "Credit", "Settle", "Leaving", "Scan")
+"""Kinds of a stream. Those of CALLED have a unary method as well."""
 BITES = 400
 SLOW_BITES = 6_000
 
@@ -108,13 +111,14 @@ class Attack:
             stream.cancel()
         return "answered"
 
-    async def ask(self, kind: str, data: bytes) -> str:
-        """What comes of `data`, which was a good frame of `kind`, where that is expected. Never silence."""
+    async def ask(self, kind: str, data: bytes, called: bool = False) -> str:
+        """Return what comes of `data`, which was a good frame of `kind`, where that is expected. Never silence.
+        `called`: by the unary method, if the kind has one beside its stream."""
         async with asyncio.timeout(PATIENCE_S):
             try:
-                if kind == "Produce":
+                if kind == "Produce" and not called:
                     return await self.produce(data)
-                if kind in ("Hello", "Credit", "Settle", "Leaving"):
+                if kind in ("Hello", "Credit", "Settle", "Leaving") and not called:
                     return await self.consume(data, greeted=kind != "Hello")
                 if kind == "Scan":
                     async for page in self.way.unary_stream("Scan", data, PATIENCE_S):
@@ -122,7 +126,7 @@ class Attack:
                 else:
                     if isinstance(take := _read(data), Take):
                         data = encode(replace(take, wait_ms=0))  # nothing is due here
-                    decode(await self.way.unary(UNARY.get(kind, "Ping"), data, PATIENCE_S))
+                    decode(await self.way.unary(CALLED[kind] if called else UNARY.get(kind, "Ping"), data, PATIENCE_S))
             except TransportError as fault:
                 assert fault.fault in REFUSED, fault
                 assert fault.reason
@@ -181,15 +185,16 @@ async def bite(seed: int, count: int) -> Counter[str]:
     """Good frames gone bad, one after the other."""
     chance, outcome = random.Random(seed), Counter[str]()
     good = [(find_body(data).name, data) for data in good_frames()]
+    taken = [(kind, data) for kind, data in good if kind in UNARY or kind in STREAMED]
     async with attacked() as attack:
         for number in range(count):
-            kind, data = chance.choice(good)
-            bad = bytearray(data)
+            kind, data = chance.choice(taken if chance.random() < 0.75 else good)  # the rest are answers, not asked for
+            bad, called = bytearray(data), kind in CALLED and chance.random() < 0.5
             for _ in range(chance.choice([1, 1, 2])):
                 if len(bad) >= 12:
                     chance.choice(MUTATIONS)(bad, chance)
             try:
-                outcome[await attack.ask(kind, bytes(bad))] += 1
+                outcome[await attack.ask(kind, bytes(bad), called)] += 1
             except Exception as wrong:
                 raise AssertionError(f"{kind} {seed}/{number}: {bad.hex()}") from wrong
             if number % 200 == 0:
@@ -200,15 +205,14 @@ async def bite(seed: int, count: int) -> Counter[str]:
 
 async def test_each_bad_frame_gets_its_answer_and_harms_nobody() -> None:
     outcome = await bite(1, BITES)
-    # Many kinds of frame are answers, which a broker never takes.
-    assert min(outcome["refused"], outcome["answered"]) > BITES // 25
+    assert min(outcome["refused"], outcome["answered"]) > BITES // 20
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [2, 3])
 async def test_many_more_bad_frames_get_their_answers(seed: int) -> None:
     outcome = await bite(seed, SLOW_BITES)
-    assert min(outcome["refused"], outcome["answered"]) > SLOW_BITES // 25
+    assert min(outcome["refused"], outcome["answered"]) > SLOW_BITES // 20
 
 
 async def test_frames_without_messages_are_answered_like_any_other() -> None:
