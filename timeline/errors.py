@@ -13,7 +13,7 @@ STAYS = "the same call fails again until that is fixed"
 """Ends the reason of an error that is retryable by its kind and not by its cause, instead of advice to try again."""
 
 REPEAT = "repeat the same call (same id) to learn which"
-"""What to do about UNKNOWN, where it is said already that the call may or may not have happened."""
+"""The remedy for UNKNOWN, where it is said already that the call may or may not have happened."""
 
 FIXED_LIMIT = "no setting raises this limit: make it smaller"
 """The advice for anything that is too large for every topic."""

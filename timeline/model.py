@@ -25,7 +25,7 @@ MAX_GROUP_BYTES = 255
 MAX_HOLDER_BYTES = 255
 MAX_TOPIC_CHARS = 255
 TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]+")
-"""What a new topic may be called."""
+"""The form of a new topic's name."""
 MAX_HEADERS_BYTES = 8 * 1024
 MAX_REASON_BYTES = 1024
 MAX_PAYLOAD_BYTES = 64 * 1024 * 1024

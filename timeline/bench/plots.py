@@ -19,7 +19,7 @@ from timeline.wording import install_command
 WAITING = (0, 10_000, 100_000, 1_000_000, 10_000_000)
 BATCHES = (10, 30, 100, 300, 1_000, 2_000, 5_000, 10_000)
 BESIDE = {PENDING: WAITING[1:], TOPICS: (1, 10, 100, 1_000), CONSUMERS: (1, 10, 100, 1_000)}
-"""What there may be many of, and how many."""
+"""The things that there may be many of, and their numbers."""
 STORES = {"memory": "memory://", "SQLite": SQLITE}
 SHOWN = {"lateness_p50_ms": "p50", "lateness_p99_ms": "p99", "lateness_p99_9_ms": "p99.9"}
 

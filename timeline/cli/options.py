@@ -1,4 +1,4 @@
-"""What people write on the command line: times, durations, settings, and how to reach a broker."""
+"""The values of the command line: times, durations, settings, and how to reach a broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a terminal shows: tables, JSON, pictures of numbers, and the progress of long work."""
+"""Output for terminals: tables, JSON, pictures of numbers, and the progress of long work."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def fitted(
     columns: Sequence[str], rows: Sequence[Sequence[object]], spare: Sequence[str], room: int
 ) -> tuple[dict[str, list[str]], dict[str, int]]:
     """Return the cells of each column, its head first, and the widths of the columns that stay, so that a line fits
-    into `room`. What gives way first: see `print_table`."""
+    into `room`. The order in which columns shrink: see `print_table`."""
     fields = {head: [head, *cells] for head, cells in zip(columns, zip(*rows, strict=True), strict=True)}
     texts = {head: [printable(str(cell)) for cell in cells] for head, cells in fields.items()}
     widths = {head: max(map(cell_len, cells)) for head, cells in texts.items()}

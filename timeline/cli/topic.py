@@ -43,7 +43,7 @@ NO_LIMIT = {
     "redelivery_backoff_ms": "none, due again at once",
     "lease_ahead_ms": "off",
 }
-"""What 0 means, in words."""
+"""The meaning of 0, in words."""
 
 
 @click.group(cls=Suggesting)

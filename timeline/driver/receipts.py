@@ -1,4 +1,4 @@
-"""What a producer gets back: a receipt for each message, or its error."""
+"""The answers to a producer: a receipt for each message, or its error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who got what, and when: dealing rounds judged by the store's side, credit by what callers had.
+"""The judge of dispatch: dealing rounds judged by the store's side, credit by what callers had.
 
 S12: nothing due is left lying while there is credit. L1: nothing stays stranded once all faults are healed. S14: no
 consumer has more in flight than its credit, and those with credit get equal shares. S15: queues are bounded.

@@ -1,4 +1,4 @@
-"""What must hold of every membership, as checks that any implementation can run: `run_check(name, make, shared)`.
+"""The rules of every membership, as checks that any implementation can run: `run_check(name, make, shared)`.
 
 `make` makes a membership that has not started, each time another broker of the same, at first empty, cluster. `shared`:
 whether those brokers find each other; where they do not, each has to be a cluster of its own. Knows nothing of pytest.
@@ -15,7 +15,7 @@ from timeline.errors import Invalid
 from timeline.sync.membership import JoinState, Member, Membership, MembershipChange, MembershipRefused
 
 WAIT_S = 60.0
-"""What has not come about by then does not."""
+"""A check fails if its condition is not met by then."""
 BUCKETS = 64
 TOPIC = 7
 
@@ -50,7 +50,7 @@ class Broker:
             raise MembershipViolation(f"{self.member.name}: {what}: not so after {WAIT_S:g} s") from None
 
     def names(self) -> list[str]:
-        """Who it believes is there."""
+        """The members in its view."""
         return [member.name for member in self.membership.members()]
 
     def deals(self) -> list[int]:
@@ -59,7 +59,7 @@ class Broker:
         return list(range(BUCKETS)) if buckets is None else list(buckets)
 
     def owners(self) -> list[str | None]:
-        """Who it believes deals each bucket."""
+        """The dispatcher of each bucket, in its view."""
         found = (self.membership.owner(TOPIC, bucket, BUCKETS) for bucket in range(BUCKETS))
         return [member.name if member else None for member in found]
 
@@ -153,7 +153,7 @@ async def check_joins_and_leaves(trial: MembershipTrial) -> None:
 
 @check()
 async def check_own_consumers_count_at_once(trial: MembershipTrial) -> None:
-    """Who alone hosts consumers deals every bucket, as soon as it says so; when it hosts none, nobody does."""
+    """A broker that alone hosts consumers dispatches every bucket at once. Without consumers, no broker does."""
     broker = await trial.joined("b1")
     expect(set(broker.owners()), {None}, "owners while nobody hosts a consumer")
     before = broker.membership.state.revision

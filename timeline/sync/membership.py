@@ -55,8 +55,8 @@ class MembershipState:
 
 
 class MembershipChange(Flag):
-    """What may have changed. MEMBERS: the members, or the buckets they dispatch. TOPICS: topic records, which are to be
-    read again from the store. JOIN_STATE: this broker's state."""
+    """The part that may have changed. MEMBERS: the members, or the buckets they dispatch. TOPICS: topic records, which
+    are to be read again from the store. JOIN_STATE: this broker's state."""
 
     MEMBERS = auto()
     TOPICS = auto()

@@ -1,4 +1,4 @@
-"""What one broker believes of its cluster: the members, what they host, and so who dispatches which bucket. Pure."""
+"""One broker's view of its cluster: the members, what they host, and so who dispatches which bucket. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands beside Timeline in a measurement: other services, the bare store, bare gRPC.
+"""The company of Timeline in a measurement: other services, the bare store, bare gRPC.
 
 A peer's processes talk to the benchmark by lines. READY: it can begin. A list of payloads as JSON is put, and answered
 by STORED. LEFT asks how many are not acknowledged. DROP removes all, and is answered by DROPPED.

@@ -30,7 +30,7 @@ RESTART_PATIENCE_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class MemoryScenario(Scenario):
-    """What a pending message costs a broker in memory.
+    """The memory that a pending message takes in a broker.
 
     \b
     Example:

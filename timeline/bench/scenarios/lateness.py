@@ -233,7 +233,7 @@ async def measured_run(
 
 @dataclass(frozen=True, slots=True)
 class ScaleScenario(Scenario):
-    """What a message costs beside many pending messages, topics (with a consumer each, or empty) or consumers.
+    """The cost of a message beside many pending messages, topics (with a consumer each, or empty) or consumers.
 
     \b
     Example:

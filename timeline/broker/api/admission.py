@@ -34,7 +34,7 @@ class Refusals:
     reasons: Judgement
 
     def where(self, bad: Bools, why: str) -> None:
-        """Refuse as INVALID all where `bad`, for one reason. What is INVALID already keeps its own."""
+        """Refuse as INVALID all where `bad`, for one reason. A message that is INVALID already keeps its own."""
         for index in np.flatnonzero(bad).tolist():
             if index not in self.reasons or self.reasons[index][0] is not Status.INVALID:
                 self.reasons[index] = (Status.INVALID, why)

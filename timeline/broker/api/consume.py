@@ -101,7 +101,7 @@ class ConsumeStream:
         self._stream.cancel()
 
     async def serve(self) -> None:
-        """Run the stream. What was not sent when it ends is released unseen."""
+        """Run the stream. Messages that were not sent when it ends are released unseen."""
         data = await first_frame(self._stream, self._limits.hello_ms)
         if data is None:
             return

@@ -21,7 +21,7 @@ SCHEMA_VERSION = 1
 
 
 class EventKind(StrEnum):
-    """What can happen.
+    """The kinds of event.
 
     - HANDED_BACK: leased, and released before any handler saw it.
     - RAN_OUT: a lease ended unsettled, found when the message was leased again.

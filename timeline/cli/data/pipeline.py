@@ -44,7 +44,7 @@ RETRYABLE = ("Unavailable", "Unknown", "Throttled")
 
 @dataclass(frozen=True, slots=True)
 class SparkJob:
-    """What the options say of a job: the broker's address, Spark's master and settings, and whether to print JSON."""
+    """The options of a job: the broker's address, Spark's master and settings, and whether to print JSON."""
 
     address: str
     master: str

@@ -58,7 +58,7 @@ _MENDED = {
     "WANTS_CERTIFICATE": "give one: --tls-cert FILE and --tls-key FILE",
     "CERTIFICATE_REFUSED": "give one that the broker's --client-ca has signed: --tls-cert and --tls-key",
 }
-"""What to do here, by what was found at the broker's address."""
+"""The advice, by the finding at the broker's address."""
 UNWELL = {
     Health.SILENT: ("was not heard of lately", "its process or its network hangs: it gets nothing until it is heard"),
     Health.STALLED: ("does not take what is pushed", "its process is too busy to read: give it less credit"),
@@ -67,7 +67,7 @@ UNWELL = {
         "its handler hangs, or the lease is too short for it",
     ),
 }
-"""What is wrong with a consumer, and what to do about it."""
+"""The trouble of a consumer, and its remedy."""
 
 
 class Severity(IntEnum):

@@ -34,7 +34,7 @@ LEAST_MARK_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class DueLoad:
-    """What comes due per step. `edges_ms` is one longer than `counts`."""
+    """The messages that come due per step. `edges_ms` is one longer than `counts`."""
 
     edges_ms: list[int]
     counts: list[int]

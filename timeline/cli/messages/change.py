@@ -34,7 +34,7 @@ MOVED: dict[str, str] = {
     Status.FENCED: "it stands at another version than --if-version says: look with 'timeline show', decide again"
 }
 CANCELLED: dict[str, str] = {**MOVED, Status.LEASED: f"{Leased.advice}, or cancel it all the same with --leased"}
-"""What to do about a refusal, by status, with this command line's options."""
+"""The remedy for a refusal, by status, with this command line's options."""
 
 
 def selection_options(verb: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -28,7 +28,7 @@ from timeline.errors import Invalid, TimelineError
 from timeline.model import Status
 
 ALIVE: dict[str, str] = {Status.EXISTS: "it is no dead letter; 'timeline show' says where it is"}
-"""What EXISTS means here: a message is there that should be dead."""
+"""The meaning of EXISTS here: a message is there that should be dead."""
 CHUNK = 5_000
 """Letters per call, so that long work shows its progress."""
 

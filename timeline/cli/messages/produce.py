@@ -83,7 +83,7 @@ def produce(options: ClientOptions, topic: str, payload: str | None, lines: bool
 
 
 class _Put:
-    """What all messages of one command share."""
+    """The values that all messages of one command share."""
 
     def __init__(
         self, topic: str, options: ClientOptions, *, at: str | None, in_: str | None, tz: str | None, id: str | None,

@@ -46,7 +46,7 @@ FOLLOWED_AT_MOST = 10_000
 STEPS = 1_000
 FINEST_MS = 1_000
 SOON_MS = 1_000
-"""What comes due while the scan begins is available by then."""
+"""A message that comes due while the scan begins is available by then."""
 SPARE = 1_000
 """How many entries beyond the limit are kept before the later ones are dropped."""
 

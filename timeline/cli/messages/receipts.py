@@ -20,7 +20,7 @@ _REFUSALS_BY_TAG: Mapping[Status, str] = {
     "not before they expire",
     Status.UNKNOWN: "these are gone, and an answer was lost: they were cancelled, or delivered first",
 }
-"""What a status means in the counts of a call by tag."""
+"""The meaning of a status in the counts of a call by tag."""
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""What `timeline serve` runs: one broker in this process, several worker processes behind one port, or a worker."""
+"""The processes of `timeline serve`: one broker in this process, several worker processes behind one port, or a
+worker."""
 
 from __future__ import annotations
 

@@ -90,9 +90,13 @@ def create(file: Path, as_json: bool, into: Path | None, expires: int | None, **
     --tokens FILE is the file that brokers serve with. It keeps the hash of the token, and is created if missing.
     Brokers accept the token within a second.
 
-    Rights: produce (put, and move, cancel, revive, purge what its groups own), consume (take messages, read payloads),
-    admin (create, change and drop topics), operator (act on messages of any group, with --as-operator), broker (calls
-    between brokers).
+    \b
+    Rights:
+      produce   put; move, cancel, revive and purge messages of its groups
+      consume   take messages, read payloads
+      admin     create, change and drop topics
+      operator  act on messages of any group, with --as-operator
+      broker    calls between brokers
 
     \b
     Example:

@@ -74,7 +74,7 @@ BESIDE_IT = {
         profile_option,
     ),
 }
-"""What may be measured beside a scenario."""
+"""The peers of a scenario."""
 
 
 def command_of(kind: type[Scenario]) -> click.Command:

@@ -282,9 +282,12 @@ class Pulling:
 
             await tl.settle([d.receipt for d in taken], "ack")
 
-        `verb`: "ack": they are done, and are deleted. "extend" with `lease=`: they stay leased for at least that long
-        from now. "release": they are due again at once, after `in_=`, or at the time `at=`. "bury" with `reason=`: they
-        become dead letters.
+        `verb` is one of these:
+
+        - "ack": they are done, and are deleted.
+        - "extend" with `lease=`: they stay leased for at least that long from now.
+        - "release": they are due again at once, after `in_=`, or at the time `at=`.
+        - "bury" with `reason=`: they become dead letters.
 
         A receipt that is damaged answers INVALID. One whose message was leased again since answers FENCED. Such a
         message fails alone (`.failed`, `.raise_failed()`). Raise only if the call itself failed.

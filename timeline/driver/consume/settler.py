@@ -40,7 +40,7 @@ SETTLE_BYTES = 80
 
 
 class SettleRequest(NamedTuple):
-    """What is asked of messages in flight. `time_ms`, `flags`: see `wire.Settle`. `reason`: of a release or a bury."""
+    """A request about messages in flight. `time_ms`, `flags`: see `wire.Settle`. `reason`: of a release or a bury."""
 
     operation: Operation
     time_ms: int = 0

@@ -27,7 +27,7 @@ _TLS_RECORDS = range(20, 25)
 
 
 class ProbeResult(Enum):
-    """What was found: GRPC by a call, the others by a probe. `said` makes a sentence about an address; `short` follows
+    """The finding: GRPC by a call, the others by a probe. `said` makes a sentence about an address; `short` follows
     a named address."""
 
     BROKEN = ("no connection to {} can be made", "no connection can be made")

@@ -280,7 +280,7 @@ class Dropped(Exception):
 
 @dataclass(slots=True, eq=False)
 class BatchPart:
-    """What a call asks of one bucket at once. `ids`: different ones, at most AT_ONCE. `decided`: called again each time
+    """One call's request to one bucket. `ids`: different ones, at most AT_ONCE. `decided`: called again each time
     another process was faster. `presumes`: the ids are presumed free. `whole`: content beside a message is wanted, too.
     `leases`: it leases messages."""
 

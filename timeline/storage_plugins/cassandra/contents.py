@@ -96,7 +96,7 @@ class Contents:
         return [_content(stored, found) for _, stored in wanted]
 
     def delete(self, topic: int, contents: Iterable[Content]) -> None:
-        """Delete contents in the background. What cannot be deleted is an orphan, and swept."""
+        """Delete contents in the background. Contents that cannot be deleted are orphans, and are swept."""
         batches: list[list[Statement]] = [
             [("content_remove", (topic, *place, c.id, signed(c.birth), c.attempt)) for c in those]
             for place, those in _batches(contents)

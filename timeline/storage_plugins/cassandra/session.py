@@ -433,7 +433,7 @@ def migrated(session: Session, contract: bool) -> Versions:
 
 
 def _at_open(error: BaseException, location: CassandraLocation) -> BaseException:
-    """What an opening that failed raises."""
+    """The error of an opening that failed."""
     if isinstance(error, (StoreRefused, StoreUnavailable)):
         return error
     reasons = list(error.errors.values()) if isinstance(error, NoHostAvailable) else [error]

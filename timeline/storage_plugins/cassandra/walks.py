@@ -346,7 +346,7 @@ async def _firsts(context: StoreContext, key: tuple[int, int], head: Head, after
 
 @dataclass(frozen=True, slots=True)
 class SweepRange:
-    """What a sweep removes of an index: entries of `kind` until `until_ms` whose message is `gone`."""
+    """The part of an index that a sweep removes: entries of `kind` until `until_ms` whose message is `gone`."""
 
     kind: int
     until_ms: int

@@ -419,7 +419,7 @@ def _remove_until(rows: TopicRows, agenda: Agenda, until_ms: int, limit: int) ->
 
 
 def _sweep_expired(call: MemoryCall, limit: int) -> tuple[int, bool]:
-    """What is under a live lease is looked at again when that ends; a dead letter, when it is revived."""
+    """Messages under a live lease are looked at again when it ends, and dead letters when they are revived."""
     rows, now_ms = call.rows, call.now_ms
     slots = np.unique(slots_of(rows.expiring.take(now_ms, limit)[1]))
     kinds, due_ms = rows.kinds[slots], rows.records["due_ms"][slots]

@@ -69,8 +69,8 @@ UNUSABLE = {
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MysqlLocation:
-    """What a `mysql://` URL says. `pool`: the most connections at once. `timeout_ms`: a call's deadline. `ca`: the file
-    of certificates that TLS trusts; empty: the system's."""
+    """The content of a `mysql://` URL. `pool`: the most connections at once. `timeout_ms`: a call's deadline. `ca`: the
+    file of certificates that TLS trusts; empty: the system's."""
 
     host: str
     port: int

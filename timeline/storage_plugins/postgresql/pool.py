@@ -40,8 +40,8 @@ _FILES = ("sslcert", "sslkey", "sslrootcert", "sslcrl")
 
 @dataclass(frozen=True, slots=True)
 class PostgresqlLocation:
-    """What a `postgresql://` URL says. `dsn`: the driver's URL. `hosts`: the same for each host, if the one that takes
-    writes is to be found among several. `schema`: the schema of our tables. `pool`: the most connections at once.
+    """The content of a `postgresql://` URL. `dsn`: the driver's URL. `hosts`: the same for each host, if the one that
+    takes writes is to be found among several. `schema`: the schema of our tables. `pool`: the most connections at once.
     `timeout_ms`: a call's deadline."""
 
     dsn: str

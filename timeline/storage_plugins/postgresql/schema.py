@@ -40,8 +40,8 @@ TUNING = (
 
 @dataclass(frozen=True, slots=True)
 class FoundSchema:
-    """What `prepare` found: the cluster's uid (empty: there is no schema), the server in words, and the promises of its
-    settings."""
+    """The result of `prepare`: the cluster's uid (empty: there is no schema), the server in words, and the promises of
+    its settings."""
 
     cluster_uid: str
     server: str

@@ -57,7 +57,7 @@ class Items:
 
 @dataclass(slots=True)
 class ChangeOutcome:
-    """What became of `Items`: `stands` if something else stood, `failed` if their part failed, else they are written.
+    """The outcome of `Items`: `stands` if something else stood, `failed` if their part failed, else they are written.
     `gone`: the topic was dropped. `contents`, when asked for: of each item written, None if it is gone."""
 
     stands: dict[int, bytes] = field(default_factory=dict)

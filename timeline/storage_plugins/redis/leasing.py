@@ -36,7 +36,7 @@ class Candidates:
 
 @dataclass(slots=True)
 class _Taken:
-    """What a call leased so far (rows as they were, contents, turns), removed and buried."""
+    """The messages that a call leased so far (rows as they were, contents, turns), removed and buried."""
 
     rows: list[Rows] = field(default_factory=list)
     turns: list[UInt32] = field(default_factory=list)

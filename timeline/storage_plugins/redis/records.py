@@ -46,8 +46,8 @@ HEAD = np.dtype(
         ("tag_size", "u1"),
     ]
 )
-"""What a lease changes comes first. So a script makes the new value of two pieces, the first the same for most of a
-batch."""
+"""The fields that a lease changes come first. So a script makes the new value of two pieces, the first the same for
+most of a batch."""
 HEAD_BYTES = HEAD.itemsize
 KIND_AT = HEAD.fields["kind"][1] if HEAD.fields else 0
 """The place of a value's kind."""

@@ -66,8 +66,8 @@ class Server:
         self._tls = location.ssl_context()
         self.cluster = False
         self.cluster_uid = ""
-        """Whose data the servers must have once the store is open. From then on a refusal is the server's trouble, not
-        the URL's."""
+        """The cluster whose data the servers must have once the store is open. From then on a refusal is the server's
+        trouble, not the URL's."""
         self.records: dict[bytes, Topic] = {}
         """Topic records as they were last read, by their text: most have not changed since."""
         self._closed = False
@@ -281,7 +281,7 @@ _NOTHING = frozenset(
 )  # fmt: skip
 """Codes of a server that did not even begin."""
 _ROOMLESS = {"OOM": "", "MISCONF": "; make room if its disk is full: it takes writes again once it can save"}
-"""Codes of a server that still answers reads: no room in memory, or no way to save. What to add to its words."""
+"""Codes of a server that still answers reads: no room in memory, or no way to save. The advice to add to its text."""
 _RIGHTS = frozenset(("NOPERM", "NOAUTH", "WRONGPASS"))
 
 

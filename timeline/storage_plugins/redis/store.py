@@ -187,8 +187,8 @@ class RedisStore(Store):
 
 @dataclasses.dataclass(slots=True)
 class Runs:
-    """What half a step may do: run scripts, each on keys of one slot, which may run again without harm. `prefix`: the
-    beginning of every key."""
+    """The tools of half a step: it runs scripts, each on keys of one slot, which may run again without harm. `prefix`:
+    the beginning of every key."""
 
     prefix: bytes
     calls: list[tuple[str, list[bytes], list[Any]]] = dataclasses.field(default_factory=list)
@@ -351,6 +351,6 @@ async def dropped_topics(server: Server) -> dict[int, int]:
 
 
 async def clear(server: Server, left: dict[int, int]) -> None:
-    """Remove the rows of dropped topics. What cannot be removed now waits for the next sweep."""
+    """Remove the rows of dropped topics. The rest waits for the next sweep."""
     for uid, buckets in left.items():
         await _clear(server, uid, buckets)

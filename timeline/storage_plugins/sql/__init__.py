@@ -168,7 +168,7 @@ def number_option(name: str, value: str, allowed: tuple[int, int]) -> int:
 
 
 class Executes(Protocol):
-    """What a migration may do: run one statement inside the transaction that raises the version."""
+    """The tool of a migration: it runs one statement inside the transaction that raises the version."""
 
     def __call__(self, statement: str, /) -> Any: ...
 

@@ -1,5 +1,5 @@
-"""What differs between the SQL stores: fragments of statements, how batches travel, and statements tuned by hand. And
-what a call changes, for them to write. The modules beside this one have the logic that uses both."""
+"""The differences between the SQL stores: fragments of statements, how batches travel, and statements tuned by hand.
+And what a call changes, for them to write. The modules beside this one have the logic that uses both."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ class SqlDialect(ABC):
 
 
 class Changes:
-    """What a call changes: gathered by id, then written in few statements. `key`: the number that rows carry for the
+    """The changes of a call: gathered by id, then written in few statements. `key`: the number that rows carry for the
     topic. `met`: what was read; a change stands only if the row is still the same."""
 
     __slots__ = ("key", "met", "now_ms", "remembered", "removed", "sql", "topic", "updated")

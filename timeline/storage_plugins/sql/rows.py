@@ -1,4 +1,4 @@
-"""What statements return: whole columns, as `Rows` for the broker and as messages for the rules."""
+"""The results of statements: whole columns, as `Rows` for the broker and as messages for the rules."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def changing_columns(messages: Sequence[Message]) -> list[list[Any]]:
 
 @dataclass(slots=True)
 class FoundColumns:
-    """What a statement found: numbers and byte strings by column name, all `count` long."""
+    """The result of a statement: numbers and byte strings by column name, all `count` long."""
 
     numbers: dict[str, list[int]]
     strings: dict[str, Ragged]

@@ -55,7 +55,7 @@ def unavailable(error: sqlite3.Error) -> StoreUnavailable:
 
 @dataclass(slots=True)
 class Transaction:
-    """What a work may use: the connection, the writer, and notes that count only once it is committed."""
+    """The tools of a work: the connection, the writer, and notes that count only once it is committed."""
 
     connection: sqlite3.Connection
     writer: SqliteWriter
