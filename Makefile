@@ -83,7 +83,7 @@ docs: $(STAMP) ## Build the documentation site into build/docs; warnings are err
 	$(PY) scripts/stores_page.py
 	$(PY) scripts/reference_pages.py
 	$(PY) scripts/check_links.py
-	$(PY) -m sphinx -q -W --keep-going -c docs -d build/doctrees . build/docs
+	$(PY) -m sphinx -q -n -W --keep-going -c docs -d build/doctrees . build/docs
 	@echo "build/docs/index.html"
 
 schema: $(STAMP) ## Regenerate the wire code from schemas/fbs/timeline.fbs (needs flatc)

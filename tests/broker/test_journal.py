@@ -20,6 +20,7 @@ from timeline.broker.journal.pipe import encoded
 from timeline.columns import Ragged
 from timeline.errors import Invalid
 from timeline.model import Answers, Displaced, Status, Topic, TopicSettings
+from timeline.storage_plugins import open_store
 from timeline.storage_plugins.contract import Puts
 
 TOPIC = Topic("t", 1, TopicSettings())
@@ -105,8 +106,8 @@ def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
 async def _live(address: str) -> None:
     """One of everything."""
     async with timeline.connect(address, timeout="30s") as tl:
-        await tl.create_topic("jobs.v2", lease="1s")
-        async with tl.producer("jobs.v2", group="ops") as p:
+        await tl.create_topic("jobs/é", lease="1s")
+        async with tl.producer("jobs/é", group="ops") as p:
             await p.produce(b"x", in_=0, id="acked", tag="spring")
             await p.produce(b"x", in_="1h", id="moved")
             await p.move("moved", in_="2h")
@@ -114,7 +115,7 @@ async def _live(address: str) -> None:
             await p.cancel("cancelled")
             await p.produce(b"x", in_="1h", id="tagged", tag="autumn")
             await p.cancel_tag("autumn")
-            async with tl.consumer("jobs.v2", id="worker") as c:
+            async with tl.consumer("jobs/é", id="worker") as c:
                 await (await _next(c)).ack()
                 await p.produce(b"x", in_=0, id="released")
                 d = await _next(c)
@@ -130,6 +131,13 @@ async def _live(address: str) -> None:
         await tl.drop_topic("brief")
 
 
+async def _named_by_older_rules(url: str) -> None:
+    """Creates a topic whose name its folder cannot have as it stands."""
+    store = await open_store(url)
+    await store.create_topic(Topic("jobs/é", 7, TopicSettings(lease_ms=1_000)))
+    await store.close()
+
+
 async def _next(c: timeline.Consumer) -> timeline.Delivery:
     taken = await asyncio.wait_for(c.take(), 60)
     assert taken is not None
@@ -138,8 +146,9 @@ async def _next(c: timeline.Consumer) -> timeline.Delivery:
 
 @pytest.mark.processes
 def test_what_a_broker_did_stands_in_whole_files(tmp_path: Path) -> None:
-    folder = tmp_path / "journal"
-    with broker(tmp_path, "--store", "memory://", "--name", "b/1", "--journal", f"file://{folder}") as (address, _):
+    folder, store = tmp_path / "journal", f"sqlite:///{tmp_path}/t.db"
+    asyncio.run(_named_by_older_rules(store))
+    with broker(tmp_path, "--store", store, "--name", "b/1", "--journal", f"file://{folder}") as (address, _):
         asyncio.run(_live(address))
     told = events(folder)
     kinds: dict[str, list[str]] = {}
@@ -166,7 +175,7 @@ def test_what_a_broker_did_stands_in_whole_files(tmp_path: Path) -> None:
     assert 0 <= delivered["lateness"] < 60_000 and delivered["until"] > delivered["time"]
     assert [row["cause"] for row in told if row["kind"] in ("released", "buried")] == ["not yet", "no use"]
     by_tag = next(row for row in told if row["kind"] == "tag_cancelled")
-    assert (by_tag["tag"], by_tag["count"], by_tag["topic"]) == ("autumn", 1, "jobs.v2")
+    assert (by_tag["tag"], by_tag["count"], by_tag["topic"]) == ("autumn", 1, "jobs%2Fé")
     assert [row["topic"] for row in told if row["kind"] == "topic_dropped"] == ["brief"]
     own = [row["kind"] for row in told if row["topic"] == "__HIVE_DEFAULT_PARTITION__"]
     assert own == ["started", "stopped"]

@@ -18,7 +18,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site; a warning is an error."""
     folder = tmp_path_factory.mktemp("site")
     recipe = (ROOT / "Makefile").read_text(encoding="utf-8")
-    command = "-m sphinx -q -W --keep-going -c docs -d {} . {}"
+    command = "-m sphinx -q -n -W --keep-going -c docs -d {} . {}"
     assert command.format("build/doctrees", "build/docs") in recipe
     done = subprocess.run(
         [sys.executable, *command.format(folder / "doctrees", folder / "html").split()],

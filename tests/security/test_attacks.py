@@ -291,7 +291,7 @@ async def test_takes_and_settles_need_the_right_to_consume(guarded: Guarded, tok
     async with client(guarded, given["web"]) as web, client(guarded, given["worker"]) as worker:
         async with web.producer("orders") as p:
             await p.produce(b"x", in_=0, id="m")
-        with pytest.raises(Forbidden, match="takes the right consume"):
+        with pytest.raises(Forbidden, match="needs the right consume"):
             await web.take("orders", wait=0)
         (d,) = await worker.take("orders")
         async with client(guarded, given["stranger"]) as stranger:
