@@ -284,3 +284,25 @@ def test_a_receipt_that_is_damaged_anywhere_is_no_receipt() -> None:
             LeaseToken.of(strange)
     with pytest.raises(Invalid, match="a receipt is a text"):
         LeaseToken.of(b"bytes")
+
+
+NO_LEASES = [
+    {"topic": ""}, {"topic": "a\nb"}, {"topic": "x" * 256}, {"holder": ""}, {"holder": "a\0"}, {"id": b""},
+    {"id": b"a\0"}, {"id": b"\xff"}, {"version": 0}, {"version": -(2**63)},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", NO_LEASES, ids=str)
+def test_a_forged_receipt_of_what_no_lease_has_is_no_receipt(wrong: dict[str, Any]) -> None:
+    with pytest.raises(Invalid, match="this is no receipt"):
+        LeaseToken.of(LEASE._replace(**wrong).receipt())
+
+
+async def test_a_forged_receipt_fails_alone(tl: timeline.Timeline) -> None:
+    await _put(tl, "a")
+    (d,) = await tl.take("t")
+    lease = LeaseToken.of(d.receipt)
+    forged = [lease._replace(**wrong).receipt() for wrong in NO_LEASES]
+    answers = await tl.settle([*forged, d.receipt], "ack")
+    assert [r.status for r in answers] == [*[Status.INVALID] * len(forged), Status.OK]
+    assert {r.id for r in answers} == {"", "a"}

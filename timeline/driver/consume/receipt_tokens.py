@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from timeline.errors import Invalid
-from timeline.model import MAX_HOLDER_BYTES, MAX_ID_BYTES, MAX_TOPIC_CHARS
+from timeline.model import MAX_HOLDER_BYTES, MAX_ID_BYTES, MAX_TOPIC_CHARS, check_topic_name
 
 FORMAT = 1
 _HEAD = struct.Struct("<BHBBQq")
@@ -55,8 +55,11 @@ class LeaseToken(NamedTuple):
             if form != FORMAT or _HEAD.size + sum(sizes) != len(body):
                 raise Invalid(NO_RECEIPT)
             topic, holder, id = _cut(body[_HEAD.size :], sizes)
-            return cls(topic.decode(), holder.decode(), id, birth, version)
-        except (binascii.Error, struct.error, ValueError) as bad:
+            # A broker refuses a whole frame for what no lease has. The good receipts beside it would fail as well.
+            if not _named(holder) or not _named(id) or version < 1:
+                raise Invalid(NO_RECEIPT)
+            return cls(check_topic_name(topic.decode()), holder.decode(), id, birth, version)
+        except (binascii.Error, struct.error, ValueError, Invalid) as bad:
             raise Invalid(NO_RECEIPT) from bad
 
 
@@ -66,6 +69,11 @@ def _verified(data: bytes) -> bytes:
     if checksum != zlib.crc32(body):
         raise Invalid(NO_RECEIPT)
     return body
+
+
+def _named(text: bytes) -> bool:
+    """Return whether `text` may be an id or a holder. Raise UnicodeDecodeError if it is not UTF-8."""
+    return bool(text) and "\0" not in text.decode()
 
 
 def _cut(data: bytes, sizes: list[int]) -> list[bytes]:
