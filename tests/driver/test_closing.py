@@ -10,7 +10,7 @@ import timeline
 from tests.broker.slow import SlowStore
 from tests.driver.broker import Broker
 from timeline.driver.consume import settler
-from timeline.driver.consume.session import SINGLES_OUTSTANDING, ConsumerSession, ConsumeStream
+from timeline.driver.consume.session import ConsumerSession, ConsumeStream
 from timeline.driver.transport.channel import OpenedStream
 from timeline.model import LeavingReason
 from timeline.wire import Frame, Leaving, Welcome
@@ -77,7 +77,7 @@ async def test_acks_that_gather_when_the_broker_drains_still_reach_it(monkeypatc
 
 
 async def test_acks_that_are_awaited_when_the_broker_drains_still_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More of them than are sent one by one, so that some gather behind the first."""
+    """The others gather behind the first."""
     told, take = asyncio.Event(), ConsumerSession._take
 
     def listening(session: ConsumerSession, stream: ConsumeStream, frame: Frame) -> None:
@@ -92,11 +92,10 @@ async def test_acks_that_are_awaited_when_the_broker_drains_still_reach_it(monke
     async with timeline.connect(broker.address, timeout="10s") as tl:
         c, deliveries = await _in_hand(tl, 6)
         store.hold("settle")
-        acks = []
-        for number, d in enumerate(deliveries):
-            acks.append(asyncio.ensure_future(d.ack()))
-            while len(c._settler.queue.outstanding) < min(number + 1, SINGLES_OUTSTANDING):
-                await asyncio.sleep(0)
+        acks = [asyncio.ensure_future(deliveries[0].ack())]
+        while not c._settler.queue.outstanding:
+            await asyncio.sleep(0)
+        acks += [asyncio.ensure_future(d.ack()) for d in deliveries[1:]]
         draining = asyncio.ensure_future(broker.drain_streams())
         await told.wait()
         store.release("settle")

@@ -129,8 +129,6 @@ log = logging.getLogger("timeline.driver")
 BEAT_SHARE = 0.9
 """The share of the heartbeat after which the next one is sent."""
 FRAMES_OUTSTANDING = 64
-SINGLES_OUTSTANDING = 2
-"""Unanswered frames of awaited settles. Beyond it, settles gather in the next frame."""
 LEAST_RHYTHM_MS = 5.0
 PARTING_MS = 1_000.0
 QUIET_TIMEOUT_MS = 10_000.0
@@ -339,7 +337,8 @@ class ConsumerSession:
             await stream.stream.send(encode(Leaving(LeavingReason.DRAINING, "the consumer takes nothing more")))
         queue, patience_ms = self.settler.queue, max(QUIET_TIMEOUT_MS, self.lease_ms)
         while not stream.over and len(queue.outstanding) < FRAMES_OUTSTANDING:
-            form = last or len(queue.outstanding) < SINGLES_OUTSTANDING
+            # A broker settles a topic's frames one after the other. A second frame would only wait there.
+            form = last or not queue.outstanding
             self.settler.gather(patience_ms, at_once=queue.can_go(form) or not self.taking or last)
             taken = queue.next(form=form)
             if taken is None:
