@@ -4,6 +4,7 @@
     python examples/timeouts.py
 
 For one request at a time, use `p.produce` and `p.cancel`. Concurrent calls share a frame.
+A large batch on a slow disk may need more than the usual 10 seconds, so it gets a minute.
 """
 
 import asyncio
@@ -23,11 +24,11 @@ async def main() -> None:
 
         started = time.perf_counter()
         timers = timeline.Batch(payloads=[b"no answer"] * REQUESTS, in_="15m", ids=requests)
-        (await p.produce_many(timers)).raise_failed()
+        (await p.produce_many(timers, timeout="1m")).raise_failed()
         print(f"{REQUESTS} timers set in {time.perf_counter() - started:.1f} s")
 
         started = time.perf_counter()
-        (await p.cancel_many(requests)).raise_failed()
+        (await p.cancel_many(requests, timeout="1m")).raise_failed()
         print(f"{REQUESTS} timers cancelled in {time.perf_counter() - started:.1f} s")
 
         left = [m async for m in tl.scan("timeouts", limit=1)]
