@@ -22,6 +22,7 @@ from timeline.errors import (
     Unavailable,
     Unknown,
 )
+from timeline.storage_plugins.contract import StoreRefused
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,7 @@ def test_an_error_says_its_consequence_on_one_line() -> None:
     assert explain(Forbidden("token 'web' may not", id="a")) == "FORBIDDEN 'a': token 'web' may not"
     assert explain(Forbidden(id="a")).endswith("another producer group: act for that one (group=…, --group NAME)")
     assert explain(Invalid("give a time")) == "give a time"
+    assert explain(StoreRefused("there is no file")) == "REFUSED: there is no file"
     assert explain(Unknown("no answer: it may or may not have happened", id="a")) == (
         "UNKNOWN 'a': no answer: it may or may not have happened; repeat the same call (same id) to learn which"
     )

@@ -210,7 +210,7 @@ def explain(error: TimelineError) -> str:
     # The advice of these two is about a message. Without an id they are about a topic, or a call.
     unfit = error.id is None and isinstance(error, Exists | NotFound)
     # The reason of FORBIDDEN names the missing right. Its advice is for another group's message, which has no reason.
-    if reason and reason != advice and not (unfit or error.lasting or isinstance(error, Invalid | Forbidden)):
+    if reason and advice not in ("", reason) and not (unfit or error.lasting or isinstance(error, Invalid | Forbidden)):
         # A reason of UNKNOWN already says that it may or may not have happened.
         said = f"{reason.removesuffix('.')}; {REPEAT if advice == Unknown.advice else advice}"
     else:
