@@ -208,6 +208,17 @@ async def test_there_are_not_many_different_leases() -> None:
         assert len((await take(link, lease_ms=1_003)).ids) == 0
 
 
+async def test_takes_with_the_topics_lease_are_served_whatever_leases_others_ask_for() -> None:
+    async with broker() as link:
+        for lease_ms in range(1_000, 1_016):
+            await take(link, lease_ms=lease_ms)
+        await put(link, ["a", "b"])
+        assert len((await take(link, 1)).ids) == 1
+        assert len((await take(link, 1, lease_ms=30_000)).ids) == 1, "the topic's lease, by its number"
+        with pytest.raises(TransportError, match="16 different leases"):
+            await take(link, lease_ms=900)
+
+
 async def test_a_drain_answers_takes_at_once_without_messages() -> None:
     async with broker() as link:
         taking = asyncio.ensure_future(take(link, 1, LONG))

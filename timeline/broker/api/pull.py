@@ -33,7 +33,7 @@ ROUND_S = 2.0
 """How much longer it waits for a lease call that has begun. Its messages would be released, and leased again for the
 next Take."""
 MOST_LEASES = 16
-"""Different leases that Takes of one topic may ask for. Each has a consumer of its own."""
+"""Different leases that Takes of one topic may ask for besides the topic's. Each has a consumer of its own."""
 NAME_BYTES = 200
 """Most of the broker's name in a holder."""
 
@@ -107,7 +107,8 @@ class PullHandler:
         key = dealer.topic.uid, lease_ms
         consumer = self._consumers.get(key)
         if consumer is None or consumer.gone:
-            self._check_leases(dealer.topic)
+            if lease_ms:
+                self._check_leases(dealer.topic)
             now_ms = self._clock.monotonic_ms()
             consumer = self._consumers[key] = PullConsumer(
                 id=self._holder(lease_ms),
@@ -131,8 +132,8 @@ class PullHandler:
         return consumer
 
     def _check_leases(self, topic: Topic) -> None:
-        """Raise TransportError(OVERLOADED) if Takes of the topic ask for too many different leases."""
-        if sum(uid == topic.uid for uid, _ in self._consumers) >= MOST_LEASES:
+        """Raise TransportError(OVERLOADED) if Takes of the topic ask for too many leases that are not the topic's."""
+        if sum(uid == topic.uid and lease_ms > 0 for uid, lease_ms in self._consumers) >= MOST_LEASES:
             raise TransportError(
                 Fault.OVERLOADED,
                 f"Takes of topic {topic.name!r} use {MOST_LEASES} different leases here, all that they may: "
