@@ -16,13 +16,14 @@ import pytest
 
 from tests.broker.link import Link, broker, statuses
 from tests.simulation.loop import Timer, VirtualLoop
+from timeline.broker.catalog import ALONE_MS, READING_SHARE
 from timeline.broker.limits import Limits
 from timeline.broker.status.broker_status import EMPTY_COUNTED
 from timeline.clock import Clock
 from timeline.columns import Ragged
 from timeline.metrics import REST, Metrics
 from timeline.model import Status, Topic, TopicSettings
-from timeline.storage_plugins.contract import Puts, Store, StoreUnknown
+from timeline.storage_plugins.contract import Puts, Store, StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.memory import MemoryStore
 from timeline.wire import BrokerStatus, Deliver, Late, LateList, StatusRequest, TopicAction, decode_as, encode
 
@@ -45,6 +46,8 @@ class Counted(MemoryStore):
         self.capabilities = replace(self.capabilities, shared=shared)
         self.calls: Counter[str] = Counter()
         self.take_s = 0.0
+        self.failing = 0
+        """How many of the next readings of the records fail."""
         self.unknown: set[str] = set()
 
     def __getattribute__(self, name: str) -> Any:
@@ -52,7 +55,13 @@ class Counted(MemoryStore):
         if name not in Store.__abstractmethods__ - {"open", "close", "check"}:
             return found
         self.calls[name] += 1
+        if name == "topics" and self.failing:
+            self.failing -= 1
+            return self._fail
         return self._slowly(name, found) if self.take_s or name in self.unknown else found
+
+    async def _fail(self) -> None:
+        raise StoreUnavailable("the test says so")
 
     def _slowly(self, name: str, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def slow(*arguments: Any) -> Any:
@@ -133,6 +142,45 @@ async def test_where_nobody_else_can_change_a_topic_the_records_are_read_once() 
             assert (await link.drop("absent")).status == Status.NOT_FOUND.code
             assert statuses(await link.put(["a"], topic="absent")) == [Status.NOT_FOUND]
         assert store.calls["topics"] == 1
+
+
+def test_a_topic_that_another_broker_has_just_created_is_found_by_one_that_knows_of_no_other() -> None:
+    async def scene() -> None:
+        store = Counted(shared=True)
+        async with crowded(store, 1) as link:
+            loop, find = asyncio.get_running_loop(), link.node.catalog.find
+            assert await find("u") is None
+            await store.create_topic(Topic("u", 7, TopicSettings()))
+            began_s = loop.time()
+            topic = await find("u")
+            assert topic is not None and topic.uid == 7
+            assert loop.time() - began_s <= ALONE_MS / 1000.0
+
+    in_virtual_time(scene)
+
+
+def test_unknown_names_take_a_bounded_share_of_the_time() -> None:
+    async def scene() -> None:
+        store = Counted(shared=True)
+        async with crowded(store, 1) as link:
+            store.take_s = 0.05
+            began_s = asyncio.get_running_loop().time()
+            for at in range(10):
+                assert await link.node.catalog.find(f"unknown {at}") is None
+            took_s = asyncio.get_running_loop().time() - began_s
+            assert store.calls["topics"] * store.take_s <= READING_SHARE * took_s + 2 * store.take_s
+
+    in_virtual_time(scene)
+
+
+async def test_nobody_is_answered_from_a_reading_that_failed() -> None:
+    store = Counted(shared=True)
+    async with broker(store) as link:
+        await store.create_topic(Topic("u", 7, TopicSettings()))
+        store.failing = 1
+        first, second = await asyncio.gather(*[link.node.catalog.find("u") for _ in range(2)], return_exceptions=True)
+        assert isinstance(first, StoreUnavailable)
+        assert isinstance(second, Topic) and second.uid == 7
 
 
 async def test_a_change_whose_outcome_is_unknown_makes_the_records_be_read_again() -> None:

@@ -24,8 +24,10 @@ T = TypeVar("T")
 
 REFRESH_AT_MOST_MS = 1_000.0
 """An unknown name makes the broker read the records again, but not more often than this."""
-HINTED_SHARE = 0.1
-"""Share of this broker's time for reading the records again while other brokers change them."""
+ALONE_MS = 50.0
+"""The same for a broker that knows of no other one. It may not have heard of the others yet, as after its start."""
+READING_SHARE = 0.1
+"""Share of this broker's time for reading the records again after hints of other brokers, or while it is alone."""
 
 
 class Catalog:
@@ -55,6 +57,8 @@ class Catalog:
         self._topics: dict[str, Topic] = {}
         self._by_uid: dict[int, Topic] = {}
         self._asked = self._answered = 0
+        self._readings = 0
+        """How many have begun."""
         self._read_at_ms = -REFRESH_AT_MOST_MS
         self._took_ms = 0.0
         self._sure = self._resting = False
@@ -99,13 +103,15 @@ class Catalog:
             return  # what is hinted at now is there when that reading begins
         self._resting = True
         try:
-            rest_ms = self._read_at_ms + self._took_ms / HINTED_SHARE - self._clock.monotonic_ms()
+            rest_ms = self._read_at_ms + self._took_ms / READING_SHARE - self._clock.monotonic_ms()
             await asyncio.sleep(max(0.0, rest_ms) / 1000.0)
         finally:
             self._resting = False
         await self.refresh()
 
     async def _refresh(self) -> None:
+        self._readings += 1
+        self._sure = False
         self._read_at_ms = self._clock.monotonic_ms()
         stored = {topic.name: topic for topic in await self._store.call("topics", self._store.store.topics())}
         self._took_ms = self._clock.monotonic_ms() - self._read_at_ms
@@ -130,21 +136,27 @@ class Catalog:
         self._on_change(before, after, made)
 
     async def find(self, name: str) -> Topic | None:
-        """Return the record of `name`. None: there is no such topic."""
+        """Return the record of `name`. None: a reading that began after this call found no such topic."""
         topic = self._topics.get(name)
         if topic is not None or self._sole():
             return topic
-        asked_ms = self._clock.monotonic_ms()
+        before = self._readings
         while True:
             async with self._turn:
-                # Whoever waited here for another's reading is answered from it.
-                wait_ms = self._read_at_ms + REFRESH_AT_MOST_MS - self._clock.monotonic_ms()
+                # Whoever waited here for another's reading is answered from it, unless it failed.
+                wait_ms = self._read_at_ms + self._pause_ms() - self._clock.monotonic_ms()
                 if name not in self._topics and (wait_ms <= 0 or not self._sure):
                     await self._refresh()
-                if name in self._topics or self._read_at_ms >= asked_ms or self._alone():
+                if name in self._topics or self._readings > before:
                     return self._topics.get(name)
             # Another broker may have created it a moment ago, and this one not have heard of it yet.
             await wait_within(self._news, wait_ms / 1000.0)
+
+    def _pause_ms(self) -> float:
+        """Return the least time from one reading for an unknown name to the next."""
+        if not self._alone():
+            return REFRESH_AT_MOST_MS
+        return min(max(ALONE_MS, self._took_ms / READING_SHARE), REFRESH_AT_MOST_MS)
 
     async def create(self, name: str, given: Mapping[str, int | str | bool]) -> Topic:
         """Create `name`. If it exists and has the given settings, return it: settings that were not given are no
