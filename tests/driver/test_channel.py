@@ -15,6 +15,7 @@ from timeline.driver.queries import settings_of
 from timeline.driver.transport.addresses import parse_addresses
 from timeline.driver.transport.channel import BACKOFF_CAP_MS, LEAVING_REST_MS, Channel, Deadline
 from timeline.driver.transport.grpc_transport import GrpcTransport
+from timeline.driver.transport.probe import NoConnection, ProbeResult
 from timeline.errors import Invalid
 from timeline.model import Answers
 from timeline.wire import Fault, Mutate, Mutated, MutateTag, TagMutated, TransportError, decode, encode
@@ -135,6 +136,18 @@ async def test_it_stays_with_what_works_and_leaves_what_fails() -> None:
     hands.now_s += 10
     channel.worked("a:1")
     assert channel._places["a:1"].failures == 0
+
+
+async def test_the_end_of_the_callers_time_hides_no_earlier_finding() -> None:
+    channel, _, _ = _channel("a:1")
+    place, said = channel._places["a:1"], ProbeResult.GRPC.said("a:1")
+    ended = TransportError(Fault.DEADLINE, "no page in time")
+    channel._note(place, NoConnection.at("a:1", ProbeResult.GRPC))
+    channel._note(place, ended)
+    assert said in channel.unreached().reason
+    channel.worked("a:1")
+    channel._note(place, ended)
+    assert "no page in time" in channel.unreached().reason, "a broker that answered since has no old finding"
 
 
 async def test_learned_addresses_come_after_those_that_were_given() -> None:

@@ -188,7 +188,11 @@ class Channel:
         """Rest an address after `fault`. Raise the error of a lasting refusal instead."""
         if fault.fault in REFUSALS:
             raise refusal(fault) from fault
-        self.failed(place.address, fault.reason, found_by(fault))
+        if fault.fault is Fault.DEADLINE and place.failures and place.found is not None:
+            # The caller's time ended. What an earlier attempt found explains more.
+            self.failed(place.address, place.trouble, place.found)
+        else:
+            self.failed(place.address, fault.reason, found_by(fault))
 
     def leaving(self, address: str) -> None:
         """Prefer others for a while: the broker at `address` is leaving."""
