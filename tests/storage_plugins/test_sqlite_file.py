@@ -334,3 +334,51 @@ async def test_a_file_system_that_tells_no_size_is_not_full(tmp_path: Path) -> N
             assert answers.status.tolist() == [Status.OK.code]
         await store.check()
         await store.close()
+
+
+async def test_reads_of_a_file_that_was_moved_away_harm_neither_it_nor_its_log(tmp_path: Path) -> None:
+    """A reader that connects only then made an empty file in its place, and SQLite deleted the log: what had been
+    acknowledged and not yet carried to the file was lost."""
+    made, path, away = topic(), tmp_path / "a.db", tmp_path / "away.db"
+    store = await open_store(f"sqlite:///{path}")
+    await store.create_topic(made)
+    await store.put(made, NOW_MS, puts(ids(100)))
+    log = Path(f"{path}-wal").read_bytes()
+    path.rename(away)
+    with pytest.raises(StoreUnavailable, match="cannot be found"):
+        await dump(store, made)
+    assert not path.exists()
+    assert Path(f"{path}-wal").read_bytes() == log
+    away.rename(path)
+    assert sorted((await dump(store, made)).ids.tolist()) == ids(100)
+    await store.close()
+
+
+async def test_a_file_in_the_place_of_the_one_that_was_opened_is_not_read(tmp_path: Path) -> None:
+    made, path, away = topic(), tmp_path / "a.db", tmp_path / "away.db"
+    other = await open_store(f"sqlite:///{tmp_path}/other.db")
+    await other.close()
+    store = await open_store(f"sqlite:///{path}")
+    await store.create_topic(made)
+    await store.put(made, NOW_MS, puts(ids(100)))
+    path.rename(away)
+    (tmp_path / "other.db").rename(path)
+    with pytest.raises(StoreUnavailable, match="is another file"):
+        await dump(store, made)
+    away.rename(path)
+    assert sorted((await dump(store, made)).ids.tolist()) == ids(100)
+    await store.close()
+
+
+@pytest.mark.parametrize("empty", [False, True])
+async def test_a_log_without_its_file_is_kept(tmp_path: Path, empty: bool) -> None:
+    """The machine stopped, and somebody moved the file away without its log."""
+    path, log = tmp_path / "a.db", tmp_path / "a.db-wal"
+    log.write_bytes(b"what was acknowledged")
+    if empty:
+        path.touch()
+    with pytest.raises(StoreRefused, match="move the database back beside it"):
+        await open_store(f"sqlite:///{path}")
+    assert log.read_bytes() == b"what was acknowledged"
+    log.unlink()
+    await (await open_store(f"sqlite:///{path}")).close()

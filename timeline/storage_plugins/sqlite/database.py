@@ -170,10 +170,12 @@ class Database:
                 raise StoreRefused(f"{path} has several names (hard links): keep one of them")
             if not self._lock.made:
                 _judge_beginning(path)
+            _judge_log(path)
             self._lock.take()
         except OSError as error:
             raise _refused(path, error) from error
         connection: sqlite3.Connection | None = None
+        self._files = ()
         try:
             connection = self.connect()
             self._prepare(connection)
@@ -230,9 +232,19 @@ class Database:
         return connection
 
     def connect(self, reading: bool = False) -> sqlite3.Connection:
-        """Return a connection without implicit transactions."""
+        """Return a connection without implicit transactions. Raise StoreUnavailable if the path leads to another file.
+
+        SQLite would make an absent file, and delete the log of the one that was moved away. Only `open` makes it.
+        """
+        if why := self.lost():
+            raise StoreUnavailable(why)
         connection = sqlite3.connect(
-            self._location.path, isolation_level=None, check_same_thread=False, cached_statements=512, timeout=10.0
+            f"{self._location.path.as_uri()}?mode={'rw' if self._files else 'rwc'}",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=512,
+            timeout=10.0,
         )
         connection.execute(f"PRAGMA cache_size = -{max(1, self._location.cache_mib // (4 if reading else 1)) * 1024}")
         connection.execute("PRAGMA temp_store = MEMORY")
@@ -327,6 +339,16 @@ def _judge_beginning(path: Path) -> None:
         beginning = file.read(len(MAGIC))
     if beginning and beginning != MAGIC:
         raise StoreRefused(f"{path} is not an SQLite database: give another file, or one that is not there yet")
+
+
+def _judge_log(path: Path) -> None:
+    """Refuse an absent or empty file beside a log that holds something: SQLite would delete the log."""
+    log = Path(f"{path}-wal")
+    if not (path.exists() and path.stat().st_size) and log.exists() and log.stat().st_size:
+        raise StoreRefused(
+            f"{path} is not there, or empty, but its log {log} is: move the database back beside it. To begin with an "
+            "empty one, remove the log"
+        )
 
 
 def contracted(connection: sqlite3.Connection, contracting: bool) -> Versions:
