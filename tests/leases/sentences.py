@@ -181,6 +181,9 @@ OTHERS = (
     Sentence("it has another version", Status.FENCED, lambda c: c.wrong_version),
 )
 TOO_LATE = Sentence("it would be due at or after its expiry", Status.INVALID, lambda c: c.asked_past_expiry)
+TOO_LATE_ALIVE = Sentence(
+    "it lives, and would be due at or after its expiry", Status.INVALID, lambda c: c.asked_past_expiry and not c.expired
+)
 TAKEN = Sentence("a consumer holds it", Status.LEASED, lambda c: c.held)
 LIVES = Sentence("it is no dead letter", Status.EXISTS, lambda c: c.there and not c.dead)
 AGAIN = Sentence(
@@ -283,7 +286,7 @@ SENTENCES: dict[Operation, tuple[Sentence, ...]] = {
     ),
     Operation.MOVE: (
         AGAIN,
-        TOO_LATE,
+        TOO_LATE_ALIVE,
         *NOWHERE,
         *OTHERS,
         TAKEN,

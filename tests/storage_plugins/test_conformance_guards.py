@@ -46,7 +46,7 @@ CAUGHT_BY = {
     (Operation.REGRANT, "_is_dead"): "bury",
     (Operation.REGRANT, "_delivered_out"): "regrant",
     (Operation.REGRANT, "_has_expired"): "expired_after_its_lease",
-    (Operation.MOVE, "_beyond_expiry"): "move_and_expiry",
+    (Operation.MOVE, "_living_beyond_expiry"): "move_and_expiry",
     (Operation.MOVE, "_not_there"): NOT_THERE,
     (Operation.MOVE, "_not_owner"): "ownership",
     (Operation.MOVE, "_other_version"): "if_version",

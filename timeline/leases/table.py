@@ -165,6 +165,11 @@ def _beyond_expiry(case: _Case) -> bool:
     return 0 < case.message.expires_ms <= case.ask.time_ms
 
 
+def _living_beyond_expiry(case: _Case) -> bool:
+    """Return whether a message that has not expired would be due at or after its expiry."""
+    return _beyond_expiry(case) and not _has_expired(case)
+
+
 def _released_beyond_expiry(case: _Case) -> bool:
     return 0 < case.message.expires_ms <= _released_due(case)
 
@@ -240,7 +245,7 @@ GUARDS: dict[Operation, tuple[tuple[Status, Guard], ...]] = {
     # lease runs out, and the broker buries it.
     Operation.REGRANT: (*_HOLDERS, (Status.DEAD, _delivered_out), (Status.EXPIRED, _has_expired)),
     Operation.MOVE: (
-        (Status.INVALID, _beyond_expiry),
+        (Status.INVALID, _living_beyond_expiry),
         *_OWNERS,
         (Status.LEASED, _is_leased),
         (Status.DEAD, _is_dead),

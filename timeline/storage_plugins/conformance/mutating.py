@@ -131,17 +131,21 @@ async def check_cancel_leased(trial: Trial) -> None:
 @check()
 async def check_move_and_expiry(trial: Trial) -> None:
     """A move or revive to or past the expiry is INVALID. A move or cancel of an expired message answers EXPIRED and
-    removes it."""
-    topic = await trial.topic_with(named(4), expires_ms=T0 + 100)
+    removes it, whatever due time is asked for."""
+    topic = await trial.topic_with(named(5), expires_ms=T0 + 100)
     await trial.mutate(topic, Operation.MOVE, named(2), [T0 + 100, T0 + 99], wanted=[Status.INVALID, Status.OK])
     leased = await trial.lease(topic, 1)
     await trial.settle(topic, Operation.BURY, leased.rows, reason=b"bad")
     await trial.mutate(topic, Operation.REVIVE, leased.rows.ids.tolist(), T0 + 100, wanted=Status.INVALID)
-    living = [id for id in named(4) if id not in leased.rows.ids.tolist()]
-    for operation, id in ((Operation.MOVE, living[0]), (Operation.CANCEL, living[1])):
-        await trial.mutate(topic, operation, [id], T0 + 50, now_ms=T0 + 100, wanted=Status.EXPIRED)
+    living = [id for id in named(5) if id not in leased.rows.ids.tolist()]
+    for operation, id, due_ms in (
+        (Operation.MOVE, living[0], T0 + 50),
+        (Operation.CANCEL, living[1], 0),
+        (Operation.MOVE, living[2], T0 + 900),
+    ):
+        await trial.mutate(topic, operation, [id], due_ms, now_ms=T0 + 100, wanted=Status.EXPIRED)
     rows = await trial.everything(topic, now_ms=T0 + 100)
-    expect_equal(sorted(rows), sorted([living[2], *leased.rows.ids.tolist()]), "ids left")
+    expect_equal(sorted(rows), sorted([living[3], *leased.rows.ids.tolist()]), "ids left")
 
 
 @check()
