@@ -105,6 +105,12 @@ def test_numpy_s_bytes_are_refused_as_payloads_since_it_drops_nuls() -> None:
     for column in (trimmed, trimmed[:0], np.ma.array(trimmed)):
         with pytest.raises(Invalid, match=r"payloads must not be .* dtype S .*list of bytes, an array of dtype object"):
             Batch(column, at=WHEN)
+    # Nobody could refuse what a reader might try next.
+    assert trimmed.astype(object).tolist() == trimmed.tolist() != ENDS_IN_NUL
+    with pytest.raises(Invalid, match=r"from the original values, because astype\(\) and tolist\(\) drop the NULs"):
+        Batch(trimmed, at=WHEN)
+    with pytest.raises(Invalid, match="before they became an item of an array"):
+        Message(trimmed[0], at=WHEN)
     for items in (list(trimmed), [b"", trimmed[0]]):
         refused = Batch(items, at=WHEN).refused
         assert re.search(r"payloads\[\d\]: .*bytes_.*array of dtype object", refused[max(refused)][1])

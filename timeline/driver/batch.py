@@ -185,7 +185,8 @@ def _from_numpy(items: npt.NDArray[Any], name: str, bad: Judgement) -> Ragged:
     if items.dtype.kind == "S":
         raise Invalid(
             f"{name} must not be a numpy array of dtype S ({items.dtype}): numpy drops the NULs at the end of each "
-            "item. Use a list of bytes, an array of dtype object, or Arrow binary"
+            "item. Build a list of bytes, an array of dtype object, or Arrow binary from the original values, "
+            "because astype() and tolist() drop the NULs, too"
         )
     if items.ndim != 1 or items.dtype.kind not in "VO":
         raise Invalid(f"{name} must be a one-dimensional array of bytes (dtype object or V), not {items.dtype}")
