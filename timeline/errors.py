@@ -173,3 +173,19 @@ ADVICE_OF_CALLS: dict[tuple[str, str], str] = {
     ("revive", Exists.code): _ALIVE,
 }
 """By call and code: the advice for an error if it differs from that of its class."""
+
+
+def explain(error: TimelineError) -> str:
+    """Return the error in one line, with what to do about it. The command line prints it, and HTTP answers with it."""
+    reason, advice = error.reason, error.advice
+    about = f" {error.id!r}" if error.id is not None else ""
+    code = "" if isinstance(error, Invalid) else f"{error.code}{about}: "
+    # The advice of these two is about a message. Without an id they are about a topic, or a call.
+    unfit = error.id is None and isinstance(error, Exists | NotFound)
+    # The reason of FORBIDDEN names the missing right. Its advice is for another group's message, which has no reason.
+    if reason and advice not in ("", reason) and not (unfit or error.lasting or isinstance(error, Invalid | Forbidden)):
+        # A reason of UNKNOWN already says that it may or may not have happened.
+        said = f"{reason.removesuffix('.')}; {REPEAT if advice == Unknown.advice else advice}"
+    else:
+        said = reason or advice
+    return f"{code}{said}".replace("\n", " ")

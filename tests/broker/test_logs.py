@@ -7,11 +7,11 @@ import logging
 
 import pytest
 
-from timeline.broker.server import process
+from timeline import logs
 
 
 def test_what_gRPC_and_the_loop_warn_of_is_said_in_the_same_form(capsys: pytest.CaptureFixture[str]) -> None:
-    process.set_up_logs("info", "json")
+    logs.set_up_logs("info", "json")
     logging.getLogger("timeline.broker").info("ready", extra={"port": 9000})
     for name in ("asyncio", "grpc._cython.cygrpc"):
         logging.getLogger(name).info("nothing that an operator asked for")
@@ -27,7 +27,7 @@ def test_what_gRPC_and_the_loop_warn_of_is_said_in_the_same_form(capsys: pytest.
 
 
 def test_lines_for_people_carry_the_fields_and_the_error(capsys: pytest.CaptureFixture[str]) -> None:
-    process.set_up_logs("warning", "text")
+    logs.set_up_logs("warning", "text")
     logging.getLogger("timeline").info("not asked for")
     try:
         raise OSError("no space left")

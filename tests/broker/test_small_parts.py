@@ -16,9 +16,9 @@ from timeline.broker.dispatch.leased_batch import LeaseAheadBuffer
 from timeline.broker.dispatch.roster import ConnectedConsumer, ConsumerHealth, Outboxes, Roster, grants_for
 from timeline.broker.dispatch.rounds import RateLimit
 from timeline.broker.limits import Limits
-from timeline.broker.server.process import JsonLines, TextLines
 from timeline.broker.status.late import LatenessCauses, LateRing
 from timeline.columns import Ragged
+from timeline.logs import JsonLines, TextLines
 from timeline.metrics import CATALOG, Metrics
 from timeline.model import LateCause, LeavingReason
 from timeline.wire.frames import AIM_BYTES

@@ -18,9 +18,9 @@ import pytest
 
 import timeline
 from tests.cli.conftest import Call, start
-from timeline.broker.server.process import JsonLines, TextLines
 from timeline.cli.app import cli, complain, say
 from timeline.cli.output import print_json
+from timeline.logs import JsonLines, TextLines
 from timeline.model import Topic, TopicSettings
 from timeline.outbox import add
 from timeline.pipeline.jobs.audit import Audit, audit_page
@@ -114,6 +114,7 @@ def tokens_of(at: Stage) -> str:
 
 FED: dict[str, Callable[[Stage], list[str]]] = {
     "serve": lambda at: ["--listen", EVIL],
+    "gateway": lambda at: ["--listen", EVIL],
     "topic create": lambda at: [EVIL],
     "topic list": lambda at: [],
     "topic show": lambda at: [EVIL],

@@ -18,9 +18,9 @@ from timeline.broker.api.access import ANYBODY
 from timeline.broker.server import gatekeeper
 from timeline.broker.server import tokens as module
 from timeline.broker.server.gatekeeper import Expelled, Gatekeeper
-from timeline.broker.server.process import JsonLines, TextLines
 from timeline.broker.server.tokens import TokenRecord, change_tokens, digest, id_of, parse_tokens, read_tokens, token_of
 from timeline.errors import Invalid
+from timeline.logs import JsonLines, TextLines
 from timeline.metrics import Metrics
 from timeline.wire import Fault, TransportError
 

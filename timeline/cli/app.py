@@ -19,7 +19,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from timeline import __version__
-from timeline.errors import REPEAT, Closed, Exists, Forbidden, Invalid, NotFound, TimelineError, Unavailable, Unknown
+from timeline.errors import Closed, Invalid, TimelineError, Unavailable, Unknown, explain
 from timeline.wording import folded, install_command, printable
 
 DONE, SOME_FAILED, USAGE, UNREACHABLE, REFUSED, INTERRUPTED = 0, 1, 2, 3, 4, 130
@@ -52,6 +52,7 @@ GROUPS = {
     "Topics": {"topic": ("topic", "Create, change and list topics")},
     "Run": {
         "serve": ("run.serve", "Run a broker"),
+        "gateway": ("run.gateway", "Run a gateway: HTTP in front of brokers"),
         "token": ("run.token", "Create, list and revoke tokens: who may do what"),
     },
     "Look": {
@@ -200,22 +201,6 @@ def exit_code_of(error: TimelineError | OSError) -> int:
     if isinstance(error, TimelineError):
         return UNREACHABLE if error.code in _UNANSWERED_CODES else REFUSED
     return UNREACHABLE if isinstance(error, ConnectionError | TimeoutError | socket.gaierror) else REFUSED
-
-
-def explain(error: TimelineError) -> str:
-    """Return the error in one line, with what to do about it."""
-    reason, advice = error.reason, error.advice
-    about = f" {error.id!r}" if error.id is not None else ""
-    code = "" if isinstance(error, Invalid) else f"{error.code}{about}: "
-    # The advice of these two is about a message. Without an id they are about a topic, or a call.
-    unfit = error.id is None and isinstance(error, Exists | NotFound)
-    # The reason of FORBIDDEN names the missing right. Its advice is for another group's message, which has no reason.
-    if reason and advice not in ("", reason) and not (unfit or error.lasting or isinstance(error, Invalid | Forbidden)):
-        # A reason of UNKNOWN already says that it may or may not have happened.
-        said = f"{reason.removesuffix('.')}; {REPEAT if advice == Unknown.advice else advice}"
-    else:
-        said = reason or advice
-    return f"{code}{said}".replace("\n", " ")
 
 
 @contextmanager

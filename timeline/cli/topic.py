@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 import timeline
-from timeline.cli.app import Suggesting, complain, explain, say
+from timeline.cli.app import Suggesting, complain, say
 from timeline.cli.look.top import added_up
 from timeline.cli.options import (
     DURATION,
@@ -27,7 +27,7 @@ from timeline.config import parse_bytes
 from timeline.driver.brokers import TopicLoad
 from timeline.driver.queries import DURATIONS, Counts
 from timeline.driver.times import duration_ms, shown_time
-from timeline.errors import Invalid, Unavailable, Unknown
+from timeline.errors import Invalid, Unavailable, Unknown, explain
 from timeline.model import LEASE_AHEAD_AUTO, MAX_BUCKETS, MAX_PAYLOAD_BYTES, Topic, TopicSettings
 from timeline.wording import shown_duration
 

@@ -31,12 +31,13 @@ from timeline.broker.server.calls import GrpcPeerChannel, Handlers
 from timeline.broker.server.certificates import Certificates
 from timeline.broker.server.gatekeeper import LOOK_EVERY_S, Gatekeeper
 from timeline.broker.server.probes import HealthService, MetricsPort
-from timeline.broker.server.process import check_free, set_up_logs
+from timeline.broker.server.process import check_free
 from timeline.broker.server.workers import WorkerProcess
 from timeline.clock import Clock
 from timeline.config import ServeConfig, joined, split_address
 from timeline.credentials import Credentials
 from timeline.errors import Invalid
+from timeline.logs import set_up_logs
 from timeline.metrics import Metrics
 from timeline.storage_plugins import make_store, shown
 from timeline.storage_plugins.contract import Opened, Store, StoreUnavailable

@@ -17,13 +17,12 @@ from timeline.cli.app import (
     awaited,
     complain,
     exit_code_of,
-    explain,
     say,
 )
 from timeline.cli.options import Url, json_option, shown_bytes, shown_count, yes_option
 from timeline.cli.output import Progress, confirm, id_cell, picked, print_fields, print_json, print_table
 from timeline.clock import Clock
-from timeline.errors import Invalid
+from timeline.errors import Invalid, explain
 from timeline.model import Topic
 from timeline.storage_plugins import make_store, offload_of, shown
 from timeline.storage_plugins.contract import Store, StoreError, StoreRefused, TopicConflict

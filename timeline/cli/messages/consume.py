@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import click
 
 import timeline
-from timeline.cli.app import DONE, INTERRUPTED, SOME_FAILED, USAGE, Failed, complain, explain, say
+from timeline.cli.app import DONE, INTERRUPTED, SOME_FAILED, USAGE, Failed, complain, say
 from timeline.cli.options import ClientOptions, Milliseconds, client_command, iso, topic_names
 from timeline.cli.output import payload_fields, picked, print_json, shown_payload
 from timeline.driver.tasks import end
 from timeline.driver.times import shown_time
-from timeline.errors import Closed, Invalid, NotFound, TimelineError
+from timeline.errors import Closed, Invalid, NotFound, TimelineError, explain
 from timeline.wording import shown_lateness
 
 BACKOFF_FIRST_S, BACKOFF_CAP_S = 1.0, 3600.0

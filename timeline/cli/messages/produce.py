@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 import timeline
-from timeline.cli.app import DONE, SOME_FAILED, complain, explain, say
+from timeline.cli.app import DONE, SOME_FAILED, complain, say
 from timeline.cli.messages.receipts import judged, receipt_json, speaking, tell_receipts
 from timeline.cli.options import (
     DURATION,
@@ -32,7 +32,7 @@ from timeline.cli.options import (
 from timeline.cli.output import Progress, print_json
 from timeline.clock import Clock
 from timeline.driver.times import duration_ms
-from timeline.errors import FIXED_LIMIT, Invalid, TimelineError, TooLarge, Unknown
+from timeline.errors import FIXED_LIMIT, Invalid, TimelineError, TooLarge, Unknown, explain
 from timeline.model import MAX_PAYLOAD_BYTES, Status
 
 READ_BYTES = 256 * 1024

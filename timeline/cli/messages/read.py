@@ -12,7 +12,7 @@ import click
 import numpy as np
 
 import timeline
-from timeline.cli.app import REFUSED, Failed, complain, explain, say
+from timeline.cli.app import REFUSED, Failed, complain, say
 from timeline.cli.options import (
     ClientOptions,
     check_topic,
@@ -36,7 +36,7 @@ from timeline.cli.output import (
     time_cell,
 )
 from timeline.driver.times import as_datetime, shown_time
-from timeline.errors import Invalid, TimelineError
+from timeline.errors import Invalid, TimelineError, explain
 from timeline.model import MAX_DURATION_MS, State
 from timeline.wording import shown_duration
 

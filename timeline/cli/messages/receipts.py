@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import timeline
-from timeline.cli.app import DONE, SOME_FAILED, complain, exit_code_of, explain, say
+from timeline.cli.app import DONE, SOME_FAILED, complain, exit_code_of, say
 from timeline.cli.output import picked, print_json
 from timeline.driver.times import shown_time
-from timeline.errors import Forbidden, TimelineError
+from timeline.errors import Forbidden, TimelineError, explain
 from timeline.model import Operation, Status
 
 NO_WORDS: Mapping[str, str] = {}

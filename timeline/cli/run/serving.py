@@ -12,12 +12,12 @@ from typing import Any
 
 import timeline
 from timeline import config
-from timeline.broker.server import process
 from timeline.broker.server.process import new_loop
 from timeline.broker.server.service import serve
 from timeline.broker.server.workers import Started, Supervisor, WorkerProcess, settings_from_supervisor
 from timeline.cli.app import DONE, REFUSED, Failed, say
 from timeline.cli.options import who_serves
+from timeline.logs import set_up_logs
 from timeline.storage_plugins import make_store, shown
 from timeline.sync import MembershipRefused
 
@@ -40,7 +40,7 @@ def run_workers(settings: config.ServeConfig, as_json: bool) -> int:
             f"{shown(settings.store)} is a store of one broker, and --workers {settings.workers} are several: choose a "
             "store that they can share (postgresql://, mysql://, redis://, cassandra://), or --workers 1",
         )
-    process.set_up_logs(settings.log_level, settings.log_format)
+    set_up_logs(settings.log_level, settings.log_format)
 
     def announce(listen: str, started: list[Started]) -> None:
         metrics, store_open = [one.metrics for one in started], all(one.store_open for one in started)

@@ -1,0 +1,105 @@
+"""The gateway's process: readiness, tokens, logs, metrics, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.gateway.conftest import Site
+from tests.gateway.processes import broker, gateway
+from tests.gateway.test_messages import problem
+from tests.security.guarded import Tokens
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+
+async def test_probes_metrics_and_the_document(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/healthz")).text == "alive\n"
+    assert (await http.get("/readyz")).text == "ready\n"
+    await http.get("/v1/topics/departures/messages/nothing")
+    metrics = (await http.get("/metrics")).text
+    route = 'method="GET",route="/v1/topics/{topic}/messages/{id}",status="404"'
+    assert f"timeline_gateway_requests_total{{{route}}}" in metrics
+    document = (await http.get("/openapi.json")).json()
+    assert document["openapi"].startswith("3.1")
+    assert document["components"]["schemas"]["NewMessage"]["additionalProperties"] is False
+    page = await http.get("/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "/v1/leases:ack" in page.text and "://" not in page.text
+
+
+async def test_each_request_is_one_line_without_payload(http: httpx.AsyncClient, site: Site) -> None:
+    secret = "timeline_0123456789ab_" + "c" * 64
+    headers = {"Authorization": f"Bearer {secret}"}
+    body = {"id": "logged", "payload": "very private", "in": "1h"}
+    await http.post("/v1/topics/departures/messages", json=body, headers=headers)
+    log = site.log.read_text()
+    lines = [json.loads(line) for line in log.splitlines()]
+    (line,) = [one for one in lines if one.get("path") == "/v1/topics/departures/messages"][-1:]
+    assert (line["method"], line["status"], line["route"]) == ("POST", 201, "/v1/topics/{topic}/messages")
+    assert line["took_ms"] > 0
+    assert "very private" not in log and "c" * 64 not in log
+
+
+async def test_without_a_broker_it_is_alive_and_not_ready(tmp_path: Path) -> None:
+    with gateway(tmp_path, "127.0.0.1:1") as opened:
+        async with httpx.AsyncClient(base_url=f"http://{opened['listen']}", timeout=60) as http:
+            assert (await http.get("/healthz")).status_code == 200
+            ready = await http.get("/readyz")
+            assert ready.status_code == 503 and "no broker could be reached" in ready.text
+            answer = await http.post("/v1/topics/departures/messages", json={"payload": 1, "in": 1})
+            assert "no broker could be reached" in problem(answer, 503, "UNAVAILABLE")
+            assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_the_broker_decides_about_tokens(tmp_path: Path) -> None:
+    tokens = Tokens(tmp_path)
+    admin, reader = tokens.add("admin", "admin", "produce"), tokens.add("reader", "consume", topics=["other"])
+    with broker(tmp_path, "--tokens", str(tokens.path)) as served, gateway(tmp_path, served["listen"]) as opened:
+        async with httpx.AsyncClient(base_url=f"http://{opened['listen']}", timeout=60) as http:
+            assert (await http.get("/readyz")).status_code == 200
+            path = "/v1/topics/departures/messages"
+            body = {"payload": 1, "in": "1h"}
+
+            async def ask(token: str) -> httpx.Response:
+                return await http.post(path, json=body, headers={"Authorization": f"Bearer {token}"})
+
+            none = await http.post(path, json=body)
+            assert "token" in problem(none, 401, "UNAUTHENTICATED")
+            assert none.headers["www-authenticate"] == "Bearer"
+            problem(await ask("nonsense"), 401, "UNAUTHENTICATED")
+            problem(await ask(admin[:-1] + ("0" if admin[-1] != "0" else "1")), 401, "UNAUTHENTICATED")
+            problem(await http.post(path, json=body, headers={"Authorization": "Basic eA=="}), 401, "UNAUTHENTICATED")
+            problem(await ask(reader), 403, "FORBIDDEN")
+            problem(await ask(admin), 404, "NOT_FOUND")
+
+
+async def test_it_ends_after_the_requests_under_way(tmp_path: Path, site: Site) -> None:
+    with gateway(tmp_path, site.broker) as opened:
+        url = f"http://{opened['listen']}"
+        async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+            waiting = asyncio.create_task(http.post("/v1/topics/departures/leases", json={"wait": "10m"}))
+            async with asyncio.timeout(60):
+                while "in_flight 2.0" not in (await http.get("/metrics")).text:
+                    pass
+            opened["process"].send_signal(signal.SIGTERM)
+            answer = await waiting
+            assert (answer.status_code, answer.json()) == (200, {"messages": []})
+        assert opened["process"].wait(60) == 0
+
+
+def test_beyond_this_machine_it_wants_tls(tmp_path: Path) -> None:
+    import subprocess
+
+    from tests.gateway.processes import TIMELINE
+
+    done = subprocess.run(
+        [*TIMELINE, "gateway", "--listen", "0.0.0.0:0"], capture_output=True, text=True, cwd=tmp_path, timeout=60
+    )
+    assert done.returncode == 4
+    assert "there is no TLS" in done.stderr and "--insecure" in done.stderr

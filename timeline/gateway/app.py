@@ -1,0 +1,67 @@
+"""The composition root: all calls, with what they share."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from litestar import Litestar, Router
+from litestar.config.cors import CORSConfig
+from litestar.datastructures import State
+from litestar.di import Provide
+from litestar.exceptions import HTTPException
+from litestar.types import ASGIApp
+
+from timeline.errors import TimelineError
+from timeline.gateway import problems
+from timeline.gateway.clients import CallerClient
+from timeline.gateway.document import openapi_config
+from timeline.gateway.observing import Observed
+from timeline.gateway.requests import ApiRequest
+from timeline.gateway.routes import leases, messages, pages
+from timeline.gateway.service import HttpGateway, gateway_of
+
+CALLS: tuple[Any, ...] = (
+    messages.put, messages.show, messages.move, messages.cancel,
+    leases.lease, leases.ack, leases.extend, leases.release, leases.bury,
+)  # fmt: skip
+PAGES: tuple[Any, ...] = (pages.healthz, pages.readyz, pages.metrics, pages.openapi, pages.docs)
+
+
+async def client_of(request: ApiRequest) -> AsyncGenerator[CallerClient, None]:
+    """Lend the client of the request's token."""
+    async with gateway_of(request).clients.serving(request.caller) as client:
+        yield client
+
+
+def application(gateway: HttpGateway) -> ASGIApp:
+    """Return the ASGI application of `gateway`."""
+
+    @asynccontextmanager
+    async def lifespan(_: Litestar) -> AsyncIterator[None]:
+        await gateway.start()
+        try:
+            yield
+        finally:
+            await gateway.stop()
+
+    origins = list(gateway.settings.origins)
+    api = Router("/v1", route_handlers=CALLS, dependencies={"client": Provide(client_of)})
+    inside = Litestar(
+        [api, *PAGES],
+        request_class=ApiRequest,
+        state=State({"gateway": gateway}),
+        lifespan=[lifespan],
+        openapi_config=openapi_config(gateway.version),
+        cors_config=CORSConfig(allow_origins=origins) if origins else None,
+        exception_handlers={
+            TimelineError: problems.of_driver,
+            problems.ClientGone: problems.gone,
+            HTTPException: problems.of_framework,
+            Exception: problems.of_anything,
+        },
+        request_max_body_size=None,
+        logging_config=None,
+    )
+    return Observed(inside, gateway.metrics)

@@ -1,0 +1,135 @@
+"""Clients of the brokers: one for each token that callers bring, and their producers.
+
+The broker alone decides what a token may do. So each token has a client of its own, whose calls carry it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+from timeline.clock import Clock
+from timeline.credentials import Credentials
+from timeline.driver.client import Timeline
+from timeline.driver.producer import Producer
+from timeline.driver.tasks import all_of
+from timeline.errors import Forbidden, TimelineError
+
+CLIENTS = 256
+"""Clients that are kept while nobody uses them. Those in use are not counted."""
+PRODUCERS = 256
+"""Producers that one client keeps while nobody uses them."""
+TIMEOUT = "10s"
+ADMITTED_MS = 2_000.0
+"""How long a broker's word holds that it lets a token in."""
+UNAUTHENTICATED = "UNAUTHENTICATED"
+"""In `found` of an error: the token is missing, unknown or has expired."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls, as far as the gateway knows: the token that is shown. Empty: none."""
+
+    token: str = field(default="", repr=False)
+    as_operator: bool = False
+
+
+@dataclass(slots=True)
+class _ProducerUse:
+    producer: Producer
+    users: int = 0
+
+
+class CallerClient:
+    """A caller's client, with producers that stay open between calls."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+        self.users = 0
+        self._clock = Clock()
+        self._asked_ms = -ADMITTED_MS
+        self._asking = asyncio.Lock()
+        self._producers: OrderedDict[tuple[str, str], _ProducerUse] = OrderedDict()
+
+    async def check_admitted(self) -> None:
+        """Ask a broker now and then whether it lets this token in. Raise Forbidden if it does not. Answers to messages
+        do not say whether a token is unknown, or only lacks a right."""
+        async with self._asking:
+            now_ms = self._clock.monotonic_ms()
+            if now_ms < self._asked_ms + ADMITTED_MS:
+                return
+            try:
+                await self.timeline.ping(timeout="1s")
+            except Forbidden:
+                raise
+            except TimelineError:
+                return  # the call itself meets the same, and has more time
+            self._asked_ms = now_ms
+
+    @asynccontextmanager
+    async def producer(self, topic: str, group: str) -> AsyncIterator[Producer]:
+        """Lend the producer of `topic` and `group`. Raise Invalid for names that cannot be."""
+        key = topic, group
+        use = self._producers.get(key)
+        if use is None:
+            use = self._producers[key] = _ProducerUse(self.timeline.producer(topic, group))
+        self._producers.move_to_end(key)
+        use.users += 1
+        try:
+            yield use.producer
+        finally:
+            use.users -= 1
+            await self._drop_idle()
+
+    async def _drop_idle(self) -> None:
+        if len(self._producers) <= PRODUCERS:
+            return
+        idle = next((key for key, use in self._producers.items() if not use.users), None)
+        if idle is not None:
+            await self._producers.pop(idle).producer.aclose()
+
+
+class Clients:
+    """Makes, keeps and closes clients. `credentials`: how brokers are reached, without a token."""
+
+    def __init__(self, brokers: str, credentials: Credentials) -> None:
+        self._brokers, self._credentials = brokers, credentials
+        self._clients: OrderedDict[Caller, CallerClient] = OrderedDict()
+
+    @asynccontextmanager
+    async def serving(self, caller: Caller) -> AsyncIterator[CallerClient]:
+        """Lend the client of `caller`. Raise Invalid for a token that cannot be one, and
+        Forbidden for one that brokers do not let in."""
+        client = self._clients.get(caller)
+        if client is None:
+            credentials = replace(self._credentials, token=caller.token, as_operator=caller.as_operator)
+            credentials.metadata()
+            client = self._clients[caller] = CallerClient(Timeline(self._brokers, TIMEOUT, credentials=credentials))
+        self._clients.move_to_end(caller)
+        client.users += 1
+        try:
+            await client.check_admitted()
+            yield client
+        except Forbidden as denied:
+            if UNAUTHENTICATED in denied.found and self._clients.get(caller) is client and client.users == 1:
+                del self._clients[caller]  # unknown tokens cost nothing for long
+                await client.timeline.aclose()
+            raise
+        finally:
+            client.users -= 1
+            await self._drop_idle()
+
+    async def _drop_idle(self) -> None:
+        if len(self._clients) <= CLIENTS:
+            return
+        idle = next((caller for caller, client in self._clients.items() if not client.users), None)
+        if idle is not None:
+            await self._clients.pop(idle).timeline.aclose()
+
+    async def aclose(self) -> None:
+        """Close all clients, which end their calls."""
+        clients, self._clients = self._clients, OrderedDict()
+        await all_of(*(client.timeline.aclose() for client in clients.values()))

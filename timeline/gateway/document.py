@@ -1,0 +1,96 @@
+"""The OpenAPI document, and the page that shows it. The page needs nothing from any other address."""
+
+from __future__ import annotations
+
+import html
+import json
+from typing import Any
+
+import msgspec
+from litestar import Litestar
+from litestar.openapi import OpenAPIConfig
+
+from timeline.gateway import shapes as module
+
+ABOUT = """Put a message on a timeline. At its time, never before, it is leased to one consumer.
+
+Errors are `application/problem+json`: `code` is for programs, `detail` says what to do."""
+
+STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
+code,pre{font:14px/1.4 ui-monospace,monospace}pre{overflow-x:auto;padding:.5rem;border:1px solid #8884}
+summary{cursor:pointer}summary b{display:inline-block;min-width:4rem}
+@media(prefers-color-scheme:dark){body{background:#111;color:#ddd}a{color:#8bf}}"""
+
+
+PUT_PATH = "/v1/topics/{topic}/messages"
+_MESSAGE = {"$ref": "#/components/schemas/NewMessage"}
+PUT_BODIES: dict[str, Any] = {
+    "application/json": {
+        "schema": {"oneOf": [_MESSAGE, {"type": "array", "items": _MESSAGE}]},
+        "examples": {
+            "one": {"value": {"id": "UA1545", "payload": {"gate": "A7"}, "in": "10m", "tag": "ops"}},
+            "array": {"value": [{"payload_text": "gate closes", "at": "2030-01-01T09:00:00Z"}]},
+        },
+    },
+    "application/x-ndjson": {"schema": {"type": "string", "description": "A message in JSON on each line."}},
+    "*/*": {
+        "schema": {
+            "type": "string",
+            "format": "binary",
+            "description": "The payload itself. `Timeline-At` or `Timeline-In` says when it is due.",
+        }
+    },
+}
+"""What a put takes. The call reads its body by its content type."""
+
+
+def openapi_config(version: str) -> OpenAPIConfig:
+    """Return what the framework makes the document from."""
+    return OpenAPIConfig(title="Timeline", version=version, description=ABOUT, render_plugins=[], path="/schema")
+
+
+def document_of(app: Litestar) -> dict[str, Any]:
+    """Return the document. The framework knows the calls, and msgspec the shapes."""
+    document = app.openapi_schema.to_schema()
+    shapes = [one for one in vars(module).values() if isinstance(one, type) and issubclass(one, msgspec.Struct)]
+    found, components = msgspec.json.schema_components(
+        [one for one in shapes if one.__module__ == module.__name__], ref_template="#/components/schemas/{name}"
+    )
+    assert found
+    document["components"]["schemas"] = components
+    document["paths"][PUT_PATH]["post"]["requestBody"] = {"required": True, "content": PUT_BODIES}
+    document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    document["security"] = [{}, {"token": []}]
+    return document
+
+
+def docs_page(document: dict[str, Any]) -> bytes:
+    """Return the document as a page."""
+    parts = [f"<h1>Timeline over HTTP</h1><p>{_text(ABOUT)}</p><p><a href=openapi.json>openapi.json</a></p>"]
+    for path, calls in document["paths"].items():
+        for method, call in calls.items():
+            if isinstance(call, dict) and "responses" in call:
+                parts.append(_call(method, path, call))
+    parts.append("<h2>Shapes</h2>")
+    for name, shape in document["components"]["schemas"].items():
+        parts.append(f"<details id='{name}'><summary><b>{name}</b></summary><pre>{_json(shape)}</pre></details>")
+    title = "<title>Timeline over HTTP</title>"
+    head = f"<!doctype html><html lang=en><meta charset=utf-8>{title}<style>{STYLE}</style>"
+    return (head + "".join(parts) + "</html>").encode()
+
+
+def _call(method: str, path: str, call: dict[str, Any]) -> str:
+    lines = [f"<details><summary><b>{method.upper()}</b> <code>{_text(path)}</code> {_text(call['summary'])}</summary>"]
+    lines.append(f"<p>{_text(call.get('description', ''))}</p>")
+    for part in ("parameters", "requestBody", "responses"):
+        if part in call:
+            lines.append(f"<p>{part}</p><pre>{_json(call[part])}</pre>")
+    return "".join([*lines, "</details>"])
+
+
+def _text(text: str) -> str:
+    return html.escape(text)
+
+
+def _json(value: Any) -> str:
+    return html.escape(json.dumps(value, indent=1, ensure_ascii=False))

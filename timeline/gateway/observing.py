@@ -1,0 +1,92 @@
+"""What the gateway shows of itself: metrics, one log line per request, and the trace that a call belongs to."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from litestar.enums import ScopeType
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from timeline.clock import Clock
+
+log = logging.getLogger("timeline.gateway.requests")
+
+UNMATCHED = "none"
+QUIET = ("/healthz", "/readyz", "/metrics")
+"""Paths whose calls are no news."""
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class GatewayMetrics:
+    """The gateway's own metrics."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        labels = ("method", "route", "status")
+        self.requests = Counter(
+            "timeline_gateway_requests", "Requests that were answered.", labels, registry=self.registry
+        )
+        self.seconds = Histogram(
+            "timeline_gateway_request_seconds", "Time from a request to the end of its answer.", ("method", "route"),
+            buckets=SECONDS, registry=self.registry,
+        )  # fmt: skip
+        self.in_flight = Gauge("timeline_gateway_requests_in_flight", "Requests under way.", registry=self.registry)
+        self.streams = Gauge("timeline_gateway_streams", "Event streams that are open.", registry=self.registry)
+
+    def text(self) -> bytes:
+        """Return all metrics for Prometheus."""
+        return generate_latest(self.registry)
+
+
+class Observed:
+    """An ASGI application that counts, times and logs each request of the one inside. It also leaves percent signs in
+    paths, so that a message's id may have a slash."""
+
+    def __init__(self, inside: ASGIApp, metrics: GatewayMetrics) -> None:
+        self._inside, self._metrics, self._clock = inside, metrics, Clock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != ScopeType.HTTP:
+            await self._inside(scope, receive, send)
+            return
+        scope["path"] = (scope["raw_path"] or b"/").decode("latin-1")
+        began_ms = self._clock.monotonic_ms()
+        status = 0
+        sent_bytes = 0
+
+        async def sending(message: Message) -> None:
+            nonlocal status, sent_bytes
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif message["type"] == "http.response.body":
+                sent_bytes += len(message.get("body", b""))
+            await send(message)
+
+        self._metrics.in_flight.inc()
+        try:
+            await self._inside(scope, receive, sending)
+        finally:
+            self._metrics.in_flight.dec()
+            self._note(scope, status, sent_bytes, self._clock.monotonic_ms() - began_ms)
+
+    def _note(self, scope: Any, status: int, sent_bytes: int, took_ms: float) -> None:
+        method, route = scope["method"], scope.get("path_template") or UNMATCHED
+        if method not in ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"):
+            method = "OTHER"
+        self._metrics.requests.labels(method, route, str(status)).inc()
+        self._metrics.seconds.labels(method, route).observe(took_ms / 1000.0)
+        if route in QUIET and status < 400:
+            return
+        peer = scope.get("client")
+        fields = {
+            "method": method,
+            "route": route,
+            "path": scope["path"][:512],
+            "status": status,
+            "took_ms": round(took_ms, 3),
+            "sent_bytes": sent_bytes,
+            "peer": peer[0] if peer else "",
+        }
+        log.info("request", extra=fields)

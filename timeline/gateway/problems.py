@@ -1,0 +1,152 @@
+"""Errors as `application/problem+json`: the status of HTTP, the code for programs, and the command line's sentence."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import msgspec
+from litestar import Request, Response
+from litestar.exceptions import HTTPException, ValidationException
+from litestar.openapi.datastructures import ResponseSpec
+
+from timeline.credentials import BadCredentials
+from timeline.errors import Forbidden, Invalid, TimelineError, Unavailable, explain
+from timeline.gateway.clients import UNAUTHENTICATED
+from timeline.gateway.shapes import Problem
+from timeline.gateway.values import NOT_JSON, TOO_DEEP
+from timeline.model import Status
+
+log = logging.getLogger("timeline.gateway")
+
+PROBLEM = "application/problem+json"
+STATUSES: dict[str, tuple[int, str]] = {
+    Status.INVALID: (400, "The request is wrong"),
+    UNAUTHENTICATED: (401, "A token is needed"),
+    Status.FORBIDDEN: (403, "The token has not the right"),
+    Status.NOT_FOUND: (404, "Not found"),
+    Status.EXISTS: (409, "The id is taken"),
+    Status.LEASED: (409, "A consumer has the message"),
+    Status.DEAD: (409, "The message is a dead letter"),
+    Status.EXPIRED: (410, "The message has expired"),
+    Status.FENCED: (412, "The message has changed since"),
+    Status.TOO_LARGE: (413, "Too large"),
+    Status.THROTTLED: (429, "At a bound: wait"),
+    Status.UNAVAILABLE: (503, "Nothing happened: try again"),
+    "CLOSED": (503, "Nothing happened: try again"),
+    Status.UNKNOWN: (504, "It may have happened"),
+}
+"""By code: the status of HTTP, and a title."""
+SAME_KEY = "it may have happened: send it again with the same id or Idempotency-Key to learn which"
+RETRY_AFTER_S = 1
+
+
+class ClientGone(Exception):
+    """The caller has disconnected. Nobody reads an answer."""
+
+
+def problem_of(error: TimelineError) -> Problem:
+    """Return the problem of an error, in the command line's words."""
+    code = error.code
+    if (isinstance(error, Forbidden) and UNAUTHENTICATED in error.found) or _no_token(error):
+        code = UNAUTHENTICATED
+    elif code not in STATUSES:
+        code = Status.UNKNOWN
+    status, title = STATUSES[code]
+    said = sentence(error)
+    if code == Status.UNKNOWN and "Idempotency-Key" not in said:
+        said = f"{error.reason.rstrip('.') or 'the answer was lost'}; {SAME_KEY}"
+    resume = None if error.progress is None or error.progress.finished else error.progress.resume
+    return Problem(
+        type=f"urn:timeline:{code.lower().replace('_', '-')}", title=title, status=status, code=str(code), detail=said,
+        id=error.id, resume=resume,
+    )  # fmt: skip
+
+
+def _no_token(error: TimelineError) -> bool:
+    return isinstance(error, BadCredentials) and error.part == "token"
+
+
+def sentence(error: TimelineError) -> str:
+    """Return the command line's sentence for an error, without the code and the id, which have fields of their own."""
+    about = f"{error.code} {error.id!r}: " if error.id is not None else f"{error.code}: "
+    return explain(error).removeprefix(about)
+
+
+def answer_of(error: TimelineError) -> Response[bytes]:
+    """Return the answer for an error."""
+    problem = problem_of(error)
+    headers = {}
+    if problem.status in (429, 503):
+        headers["Retry-After"] = str(max(RETRY_AFTER_S, math.ceil(error.retry_after_ms / 1000)))
+    if problem.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return answer(problem, headers)
+
+
+def answer(problem: Problem, headers: dict[str, str] | None = None) -> Response[bytes]:
+    """Return a problem as an answer."""
+    return Response(msgspec.json.encode(problem), status_code=problem.status, media_type=PROBLEM, headers=headers)
+
+
+def of_driver(_: Request[Any, Any, Any], error: TimelineError) -> Response[bytes]:
+    """Answer a call whose error came from the driver, or from our own checks."""
+    return answer_of(error)
+
+
+def of_framework(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
+    """Answer what no route takes: another path, another method, or a body or a query that is wrong."""
+    if isinstance(error, ValidationException) or error.status_code == 400:
+        return answer_of(Invalid(_sentence(error)))
+    if error.status_code == 413:
+        return answer(_plain(413, Status.TOO_LARGE, "Too large", "the body is larger than this gateway takes"))
+    path = request.scope["path"]
+    if error.status_code == 404:
+        said = f"there is no {path!r:.200} here: /docs shows all calls"
+        return answer(_plain(404, Status.NOT_FOUND, "Not found", said))
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        said = f"{request.method} does not go with {path!r:.200}" + (f": it takes {allowed}" if allowed else "")
+        headers = {"Allow": allowed} if allowed else {}
+        return answer(_plain(405, Status.INVALID, "The method is wrong", said), headers)
+    return answer(_plain(error.status_code, Status.INVALID, "The request is wrong", error.detail))
+
+
+def _plain(status: int, code: str, title: str, detail: str) -> Problem:
+    kind = f"urn:timeline:{code.lower().replace('_', '-')}"
+    return Problem(type=kind, title=title, status=status, code=str(code), detail=detail)
+
+
+def _sentence(error: HTTPException) -> str:
+    """Return what is wrong with a body or a query, one part after the other."""
+    extra = error.extra if isinstance(error.extra, list) else []
+    told = []
+    for one in extra:
+        place, said = str(one.get("key", "")), str(one.get("message", "")).replace("`", "'")
+        told.append(f"{place}: {said}" if place and place != "data" else said)
+    return "; ".join(told) or f"{NOT_JSON}: {error.detail}"
+
+
+def of_anything(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    """Answer a call that met a fault of the gateway. It may have happened."""
+    if isinstance(error, RecursionError):
+        return answer_of(Invalid(TOO_DEEP))
+    log.error("%s %s failed", request.method, request.scope.get("path_template", ""), exc_info=error)
+    said = f"the gateway failed: its log says why; {SAME_KEY}"
+    return answer(_plain(500, Status.UNKNOWN, "The gateway failed", said))
+
+
+def gone(_: Request[Any, Any, Any], error: ClientGone) -> Response[bytes]:
+    """Answer nobody."""
+    return answer_of(Unavailable("the caller has disconnected"))
+
+
+def documented(*codes: str) -> dict[int, ResponseSpec]:
+    """Return the problems that a call may answer, for the OpenAPI document."""
+    of_all = (Status.INVALID, UNAUTHENTICATED, Status.FORBIDDEN, Status.THROTTLED, Status.UNAVAILABLE, Status.UNKNOWN)
+    found: dict[int, ResponseSpec] = {}
+    for code in (*of_all, *codes):
+        status, title = STATUSES[code]
+        found[status] = ResponseSpec(Problem, description=title, media_type=PROBLEM, generate_examples=False)
+    return found

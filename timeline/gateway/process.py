@@ -1,0 +1,88 @@
+"""The gateway's process: its port, its signals, and its end after the requests under way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from timeline.config import joined, split_address
+from timeline.gateway.app import application
+from timeline.gateway.service import GatewaySettings, HttpGateway, Part
+from timeline.logs import set_up_logs
+
+BACKLOG = 2048
+IDLE_S = 75
+"""How long a connection may stay open between two requests."""
+
+
+class _Server(uvicorn.Server):
+    """A server whose signals are ours."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals alone."""
+        yield
+
+
+async def run(
+    settings: GatewaySettings, version: str, announce: Callable[[str], None], parts: tuple[Part, ...] = ()
+) -> None:
+    """Serve until SIGTERM or SIGINT. Then end after the requests under way, within the grace period. `settings` are
+    checked. `announce` gets the address once the port is open. Raise OSError, its `filename` the address, if it cannot
+    be had."""
+    set_up_logs(settings.log_level, settings.log_format)
+    gateway = HttpGateway(settings, version, parts)
+    port = listening(settings.listen)
+    host, _ = split_address(settings.listen)
+    server = _Server(
+        uvicorn.Config(
+            application(gateway),
+            http="httptools",
+            loop="none",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=True,
+            proxy_headers=False,
+            timeout_keep_alive=IDLE_S,
+            timeout_graceful_shutdown=max(1, settings.grace_ms // 1000),
+            ssl_certfile=settings.tls_cert or None,
+            ssl_keyfile=settings.tls_key or None,
+        )
+    )
+
+    def stop() -> None:
+        gateway.stopping.set()
+        server.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    announce(joined(host, port.getsockname()[1]))
+    await server.serve(sockets=[port])
+
+
+def listening(address: str) -> socket.socket:
+    """Return a socket that listens on `address`. Raise OSError with the system's reason, its `filename` the address."""
+    host, port = split_address(address)
+    try:
+        kind, *_, found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        made = socket.socket(kind, socket.SOCK_STREAM)
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(found)
+            made.listen(BACKLOG)
+            made.setblocking(False)
+        except BaseException:
+            made.close()
+            raise
+        return made
+    except OSError as taken:
+        raise OSError(taken.errno, taken.strerror, address) from taken

@@ -1,0 +1,228 @@
+"""Putting messages: one, many, and streams of any length in bounded memory."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from timeline.driver.batch import Batch
+from timeline.driver.message import move_flag
+from timeline.driver.receipts import Receipt, Receipts
+from timeline.errors import Invalid, TimelineError, TooLarge
+from timeline.gateway.clients import CallerClient
+from timeline.gateway.problems import sentence
+from timeline.gateway.requests import MAX_BODY_BYTES, ApiRequest
+from timeline.gateway.shapes import BulkAnswer, LineAnswer, NewMessage, PutAnswer
+from timeline.gateway.values import ToPut, decoded, iso_or_none, to_put
+from timeline.model import Status
+
+LINES_AT_ONCE = 1_000
+BYTES_AT_ONCE = 4 * 1024 * 1024
+FAILED_SHOWN = 1_000
+LINE = msgspec.json.Decoder(NewMessage)
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatKey:
+    """An Idempotency-Key. It fixes the birth of each message, and the id of one that has none. So the store recognises
+    a repeat of the same request."""
+
+    key: str
+    topic: str
+
+    def __bool__(self) -> bool:
+        return bool(self.key)
+
+    def _digest(self, use: str, place: int) -> bytes:
+        said = f"{use}\0{self.topic}\0{place}\0{self.key}".encode("utf-8", "surrogateescape")
+        return hashlib.blake2b(said, digest_size=16).digest()
+
+    def birth(self, place: int) -> int:
+        """Return the birth of the message at `place` of the request."""
+        return int.from_bytes(self._digest("birth", place)[:8]) or 1
+
+    def id(self, place: int) -> str | None:
+        """Return the id of the message at `place`, if it has none. None without a key: the driver makes one."""
+        if not self.key:
+            return None
+        made = self._digest("id", place).hex()
+        return f"{made[:8]}-{made[8:12]}-8{made[13:16]}-8{made[17:20]}-{made[20:]}"
+
+
+def answer_of_receipt(receipt: Receipt, again: bool = False) -> PutAnswer:
+    """Return what became of one message. `again`: this very call was made before, and gets its first answer."""
+    if not receipt.ok:
+        return PutAnswer(id=receipt.id, status=receipt.status, detail=why_failed(receipt))
+    return PutAnswer(
+        id=receipt.id,
+        status=Status.OK if again and not receipt.settled else receipt.status,
+        version=receipt.version,
+        due=iso_or_none(receipt.due_ms),
+        settled=receipt.settled,
+        moved=receipt.moved,
+    )
+
+
+def why_failed(receipt: Receipt) -> str:
+    """Return the sentence of a receipt that failed. Empty: it did not."""
+    try:
+        receipt.raise_failed()
+    except TimelineError as error:
+        return sentence(error)
+    return ""
+
+
+async def put_one(client: CallerClient, topic: str, put: ToPut, key: RepeatKey) -> tuple[PutAnswer, bool]:
+    """Put one message. Return the answer, and whether the message was created by this call or its repeat."""
+    async with client.producer(topic, put.group) as producer:
+        message = put.message
+        if key:
+            receipts = await producer.produce_many(_batch([put], key, [0]))
+            receipt, again = receipts.raise_failed()[0], bool(receipts.repeats[0])
+        else:
+            receipt, again = (
+                await producer.produce(
+                    message.payload, at=message.at, in_=message.in_, id=message.id, tag=message.tag,
+                    headers=message.headers, expires=message.expires, if_exists=put.if_exists,
+                ),
+                False,
+            )  # fmt: skip
+    answer = answer_of_receipt(receipt, again)
+    return answer, answer.status is Status.OK and not answer.moved
+
+
+def _batch(puts: Sequence[ToPut], key: RepeatKey, places: Sequence[int]) -> Batch:
+    """Return the batch of `puts`, which stand at `places` of the request."""
+    batch = Batch.of([put.message for put in puts])
+    if any(put.if_exists is not None for put in puts):
+        batch.flags = batch.flags | np.array([move_flag(put.if_exists) for put in puts], dtype=np.uint8)
+    if key:
+        batch.births = [key.birth(place) for place in places]
+    return batch
+
+
+async def put_list(
+    client: CallerClient, topic: str, asked: Sequence[NewMessage | TimelineError], key: RepeatKey, first: int = 0
+) -> list[PutAnswer]:
+    """Put many messages. Return an answer for each, in order. An error among `asked` is its own answer. `first`: the
+    place of the first one in the request. Raise the error if the call as a whole failed."""
+    answers: dict[int, PutAnswer] = {}
+    groups: dict[str, list[tuple[int, ToPut]]] = {}
+    for place, one in enumerate(asked):
+        try:
+            if isinstance(one, TimelineError):
+                raise one
+            put = to_put(one, key.id(first + place))
+        except (Invalid, TooLarge) as wrong:
+            answers[place] = refused(wrong)
+        else:
+            groups.setdefault(put.group, []).append((place, put))
+    work = (_put_group(client, topic, group, listed, key, first) for group, listed in groups.items())
+    for listed, told in zip(groups.values(), await asyncio.gather(*work, return_exceptions=True), strict=True):
+        if isinstance(told, Receipts):
+            again = told.repeats if key else np.zeros(len(told), dtype=np.bool_)
+            for (place, _), receipt, repeated in zip(listed, told, again, strict=True):
+                answers[place] = answer_of_receipt(receipt, bool(repeated))
+        elif not isinstance(told, TimelineError) or len(groups) == 1:
+            raise told
+        else:
+            answers.update((place, refused(told, put.message.id)) for place, put in listed)
+    return [answers[place] for place in range(len(asked))]
+
+
+async def _put_group(
+    client: CallerClient, topic: str, group: str, listed: list[tuple[int, ToPut]], key: RepeatKey, first: int
+) -> Receipts:
+    places, puts = zip(*listed, strict=True)
+    async with client.producer(topic, group) as producer:
+        return await producer.produce_many(_batch(puts, key, [first + place for place in places]))
+
+
+def refused(error: TimelineError, id: str | None = None) -> PutAnswer:
+    """Return an error as the answer to one message."""
+    known = error.code in Status.__members__
+    status = Status(error.code) if known else Status.UNAVAILABLE
+    return PutAnswer(id=error.id or id or "", status=status, detail=sentence(error))
+
+
+class LineStream:
+    """A request's lines of JSON, put as they come. Only a bounded part of them is in memory."""
+
+    def __init__(self, request: ApiRequest, client: CallerClient, topic: str, key: RepeatKey) -> None:
+        self._request, self._client, self._topic, self._key = request, client, topic, key
+        self._line = 0
+
+    async def answers(self) -> AsyncIterator[list[LineAnswer]]:
+        """Yield the answers as they come, in order. Nothing is read before the answers so far were taken."""
+        held: list[bytes] = []
+        held_bytes = 0
+        async for lines in self._lines():
+            for line in lines:
+                held.append(line)
+                held_bytes += len(line)
+                if len(held) >= LINES_AT_ONCE or held_bytes >= BYTES_AT_ONCE:
+                    yield await self._put(held)
+                    held, held_bytes = [], 0
+        if held:
+            yield await self._put(held)
+
+    async def summary(self) -> BulkAnswer:
+        """Put all, and return what became of them: the counts, and the first failures."""
+        counts: Counter[str] = Counter()
+        failed: list[LineAnswer] = []
+        async for answers in self.answers():
+            for one in answers:
+                counts[one.status] += 1
+                if one.detail and len(failed) < FAILED_SHOWN:
+                    failed.append(one)
+        good = counts[Status.OK] + counts[Status.DUPLICATE]
+        return BulkAnswer(counts=dict(counts), failed=failed, failed_omitted=counts.total() - good - len(failed))
+
+    async def _lines(self) -> AsyncIterator[list[bytes]]:
+        """Yield the lines that came at once, without empty ones. Raise TooLarge for one that is longer than a body may
+        be."""
+        rest = bytearray()
+        async for part in self._request.chunks():
+            rest += part
+            if b"\n" in part:
+                whole, _, last = bytes(rest).rpartition(b"\n")
+                rest = bytearray(last)
+                yield [line for line in whole.split(b"\n") if line.strip()]
+            if len(rest) > MAX_BODY_BYTES:
+                raise TooLarge(f"line {self._line + 1} has more than {MAX_BODY_BYTES} bytes")
+        if rest.strip():
+            yield [bytes(rest)]
+
+    async def _put(self, lines: list[bytes]) -> list[LineAnswer]:
+        asked = [_decoded(line) for line in lines]
+        try:
+            answers = await put_list(self._client, self._topic, asked, self._key, self._line)
+        except TimelineError as error:
+            if not self._line:  # nothing was put yet: the call as a whole has this answer
+                raise
+            answers = [refused(error, one.id if isinstance(one, NewMessage) else None) for one in asked]
+        told = [_of_line(answer, self._line + place) for place, answer in enumerate(answers, 1)]
+        self._line += len(lines)
+        return told
+
+
+def _decoded(line: bytes) -> NewMessage | Invalid:
+    try:
+        return decoded(LINE, line)
+    except Invalid as wrong:
+        return wrong
+
+
+_FIELDS: tuple[str, ...] = PutAnswer.__struct_fields__
+
+
+def _of_line(answer: PutAnswer, line: int) -> LineAnswer:
+    values: dict[str, Any] = {name: getattr(answer, name) for name in _FIELDS}
+    return LineAnswer(line=line, **values)

@@ -1,0 +1,1 @@
+"""The calls of the HTTP API, grouped by what they are about."""

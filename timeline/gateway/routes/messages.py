@@ -1,0 +1,165 @@
+"""Messages: put, show, move and cancel."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+from litestar import Response, delete, get, patch, post
+
+from timeline.driver.message import Message, StoredMessage
+from timeline.errors import Invalid, NotFound
+from timeline.gateway.clients import CallerClient
+from timeline.gateway.problems import documented
+from timeline.gateway.putting import LineStream, RepeatKey, answer_of_receipt, put_list, put_one
+from timeline.gateway.requests import ApiRequest, Streamed
+from timeline.gateway.shapes import MoveMessage, NewMessage, PutAnswer, PutAnswers, Stored
+from timeline.gateway.values import (
+    CONTENT_TYPE,
+    JSON,
+    ToPut,
+    decoded,
+    due_of,
+    expiry,
+    iso_or_none,
+    payload_fields,
+    text_of,
+    to_put,
+)
+from timeline.model import DEFAULT_GROUP, Status
+
+ONE, MANY = msgspec.json.Decoder(NewMessage), msgspec.json.Decoder(list[NewMessage])
+ENCODER = msgspec.json.Encoder()
+JSON_LINES = "application/x-ndjson"
+RAW_PREFIX = "timeline-"
+RAW = ("at", "in", "id", "tag", "expires", "group", "if-exists")
+"""Headers that describe a message whose payload is the body: `Timeline-At`, `Timeline-In`, …"""
+
+
+@post(
+    "/topics/{topic:str}/messages",
+    operation_id="putMessages",
+    summary="Put one message, an array of them, or a stream",
+    status_code=201,
+    responses=documented(Status.NOT_FOUND, Status.EXISTS, Status.LEASED, Status.DEAD, Status.TOO_LARGE),
+)
+async def put(request: ApiRequest, client: CallerClient, topic: str) -> Any:
+    """Put messages on the topic's timeline. One message answers 201, or 200 if it is there already. An array and a
+    stream (`application/x-ndjson`) answer 207, with a status for each message. `Idempotency-Key`: a repeat of the same
+    request puts nothing twice, and gets the same answer."""
+    name = text_of(topic)
+    key = RepeatKey(request.key, name)
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if "timeline-at" in request.headers or "timeline-in" in request.headers:
+        return _answered(*await put_one(client, name, raw_message(request, await request.body(), key), key))
+    if kind == JSON_LINES:
+        lines = LineStream(request, client, name, key)
+        if JSON_LINES in request.headers.get("accept", ""):
+            return Streamed(_encoded(lines), 207, JSON_LINES)
+        return Response(await lines.summary(), status_code=207)
+    if kind not in ("", JSON):
+        raise Invalid(
+            f"a body of type {kind!r:.80} is the payload itself: say when it is due in the header Timeline-In or "
+            "Timeline-At. A message in JSON has the type application/json"
+        )
+    body = await request.body()
+    if body.lstrip()[:1] == b"[":
+        listed = decoded(MANY, body)
+        return Response(PutAnswers(await put_list(client, name, listed, key)), status_code=207)
+    return _answered(*await put_one(client, name, to_put(decoded(ONE, body), key.id(0)), key))
+
+
+async def _encoded(lines: LineStream) -> AsyncGenerator[bytes, None]:
+    async for answers in lines.answers():
+        yield ENCODER.encode_lines(answers)
+
+
+def raw_message(request: ApiRequest, body: bytes, key: RepeatKey) -> ToPut:
+    """Return the message whose payload is the whole body. Raise Invalid for headers that do not go together."""
+    given = {name: request.headers.get(f"{RAW_PREFIX}{name}") for name in RAW}
+    when = due_of(given["at"], given["in"])
+    expires = given["expires"]
+    kind = request.headers.get("content-type")
+    message = Message(
+        body,
+        id=given["id"] or key.id(0),
+        tag=given["tag"],
+        headers={CONTENT_TYPE: kind} if kind else None,
+        expires=None if expires is None else expiry(expires),
+        **when,
+    )
+    return ToPut(message, given["group"] or DEFAULT_GROUP, given["if-exists"])
+
+
+def _answered(answer: PutAnswer, created: bool) -> Response[Any]:
+    return Response(answer, status_code=201 if created else 200)
+
+
+@get(
+    "/topics/{topic:str}/messages/{id:str}",
+    operation_id="showMessage",
+    summary="Show one message",
+    responses=documented(Status.NOT_FOUND),
+)
+async def show(client: CallerClient, topic: str, id: str) -> Stored:
+    """Return a message with its state, its headers and its payload."""
+    name, named = text_of(topic), text_of(id)
+    entry = await client.timeline.get(name, named)
+    if entry is None:
+        raise NotFound(id=named)
+    return stored(entry)
+
+
+def stored(entry: StoredMessage) -> Stored:
+    """Return a stored message for an answer."""
+    payload = {} if entry.payload is None else payload_fields(entry.payload, entry.headers)
+    return Stored(
+        id=entry.id,
+        state=str(entry.state),
+        due=iso_or_none(entry.due_ms),
+        scheduled=iso_or_none(entry.scheduled_ms),
+        version=entry.version,
+        deliveries=entry.deliveries,
+        group=entry.group,
+        holder=entry.holder,
+        tag=entry.tag,
+        expires=iso_or_none(entry.expires_ms),
+        died=iso_or_none(entry.died_ms),
+        reason=entry.dead,
+        headers=entry.headers,
+        **payload,
+    )
+
+
+@patch(
+    "/topics/{topic:str}/messages/{id:str}",
+    operation_id="moveMessage",
+    summary="Move one message",
+    responses=documented(Status.NOT_FOUND, Status.LEASED, Status.FENCED, Status.EXPIRED),
+)
+async def move(client: CallerClient, topic: str, id: str, data: MoveMessage) -> PutAnswer:
+    """Move a message to another due time."""
+    when = due_of(data.at, data.in_)
+    async with client.producer(text_of(topic), data.group) as producer:
+        return answer_of_receipt(await producer.move(text_of(id), if_version=data.if_version, **when))
+
+
+@delete(
+    "/topics/{topic:str}/messages/{id:str}",
+    operation_id="cancelMessage",
+    summary="Cancel one message",
+    status_code=200,
+    responses=documented(Status.NOT_FOUND, Status.LEASED, Status.FENCED),
+)
+async def cancel(
+    client: CallerClient,
+    topic: str,
+    id: str,
+    group: str = DEFAULT_GROUP,
+    leased: bool = False,
+    if_version: int | None = None,
+) -> PutAnswer:
+    """Delete a message that is not leased. `leased=true`: one that a consumer has, too."""
+    async with client.producer(text_of(topic), group) as producer:
+        return answer_of_receipt(await producer.cancel(text_of(id), leased=leased, if_version=if_version))

@@ -1,0 +1,43 @@
+"""What probes, scrapers and readers of the documentation ask for."""
+
+from __future__ import annotations
+
+import json
+
+from litestar import MediaType, Response, get
+
+from timeline.gateway.document import docs_page, document_of
+from timeline.gateway.requests import ApiRequest
+from timeline.gateway.service import gateway_of
+
+
+@get("/healthz", include_in_schema=False, media_type=MediaType.TEXT)
+async def healthz() -> str:
+    """Return that the process answers."""
+    return "alive\n"
+
+
+@get("/readyz", include_in_schema=False)
+async def readyz(request: ApiRequest) -> Response[str]:
+    """Return whether a broker is ready behind this gateway, or why not."""
+    why = await gateway_of(request).not_ready()
+    return Response(f"{why or 'ready'}\n", status_code=503 if why else 200, media_type=MediaType.TEXT)
+
+
+@get("/metrics", include_in_schema=False)
+async def metrics(request: ApiRequest) -> Response[bytes]:
+    """Return the metrics for Prometheus."""
+    return Response(gateway_of(request).metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@get("/openapi.json", include_in_schema=False)
+async def openapi(request: ApiRequest) -> Response[bytes]:
+    """Return the OpenAPI document."""
+    return Response(json.dumps(document_of(request.app), ensure_ascii=False).encode(), media_type=MediaType.JSON)
+
+
+@get("/docs", include_in_schema=False)
+async def docs(request: ApiRequest) -> Response[bytes]:
+    """Return the same as a page."""
+    policy = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+    return Response(docs_page(document_of(request.app)), media_type=MediaType.HTML, headers=policy)

@@ -1,0 +1,126 @@
+"""What all calls share: the settings, the clients, the bounds, and whether the gateway is about to end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from timeline import config
+from timeline.clock import Clock
+from timeline.credentials import PLAIN, Credentials
+from timeline.driver.tasks import all_of
+from timeline.driver.transport.addresses import DEFAULT_ADDRESS
+from timeline.errors import Forbidden, Invalid, TimelineError, explain
+from timeline.gateway.clients import Caller, Clients
+from timeline.gateway.observing import GatewayMetrics
+from timeline.gateway.requests import ApiRequest, BodyBudget
+
+T = TypeVar("T")
+
+LISTEN = "127.0.0.1:9080"
+LOOK_MS = 1_000.0
+"""How long what a broker said about its readiness holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """The settings of one gateway. `brokers`: their addresses. `credentials`: how they are reached, without a token.
+    `origins`: pages of these origins may call from a browser."""
+
+    listen: str = LISTEN
+    brokers: str = DEFAULT_ADDRESS
+    credentials: Credentials = PLAIN
+    tls_cert: str = ""
+    tls_key: str = ""
+    insecure: bool = False
+    origins: tuple[str, ...] = ()
+    grace_ms: int = 30_000
+    log_level: str = "info"
+    log_format: str = "json"
+
+    def check(self) -> GatewaySettings:
+        """Return itself. Raise Invalid with a sentence for the first impossible value."""
+        config.check_address("listen", self.listen, free_port=True)
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise Invalid("tls_cert and tls_key belong together: give both, or neither")
+        for origin in self.origins:
+            scheme, separator, host = origin.partition("://")
+            if scheme not in ("http", "https") or not separator or not host or "/" in host:
+                raise Invalid(f"an origin is a scheme and a host, such as https://app.example.org, not {origin!r:.80}")
+        return self
+
+    @property
+    def exposed(self) -> bool:
+        """Whether other machines reach it."""
+        return not config.is_loopback(config.split_address(self.listen)[0])
+
+
+class Part(Protocol):
+    """Something that runs beside the calls, from start to end."""
+
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+
+
+class HttpGateway:
+    """One gateway. `parts` run beside its calls. They start before the first call, and stop after the last."""
+
+    def __init__(self, settings: GatewaySettings, version: str, parts: tuple[Part, ...] = ()) -> None:
+        self.settings, self.version, self.parts = settings, version, parts
+        self.clock = Clock()
+        self.clients = Clients(settings.brokers, settings.credentials)
+        self.bodies = BodyBudget()
+        self.metrics = GatewayMetrics()
+        self.stopping = asyncio.Event()
+        self._looked_ms = -LOOK_MS
+        self._not_ready = "no broker was asked yet"
+        self._looking = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Start the parts."""
+        for part in self.parts:
+            await part.start()
+
+    async def stop(self) -> None:
+        """Stop the parts, and close the clients."""
+        await all_of(*(part.stop() for part in self.parts))
+        await self.clients.aclose()
+
+    async def until_stopping(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """Return the result of `work`. Cancel it, and return None, once the gateway is about to end."""
+        working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self.stopping.wait())
+        try:
+            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else None
+        finally:
+            for task in (working, stopping):
+                task.cancel()
+            await asyncio.gather(working, stopping, return_exceptions=True)
+
+    async def not_ready(self) -> str:
+        """Return why calls cannot be served now. Empty: they can. A broker that only wants a token is ready."""
+        if self.stopping.is_set():
+            return "the gateway is about to end"
+        async with self._looking:
+            if self.clock.monotonic_ms() >= self._looked_ms + LOOK_MS:
+                self._not_ready = await self._look()
+                self._looked_ms = self.clock.monotonic_ms()
+        return self._not_ready
+
+    async def _look(self) -> str:
+        try:
+            async with self.clients.serving(Caller()) as client:
+                await client.timeline.ping(timeout="2s")
+        except Forbidden:
+            return ""
+        except TimelineError as trouble:
+            return explain(trouble)
+        return ""
+
+
+def gateway_of(request: ApiRequest) -> HttpGateway:
+    """Return the gateway that a request came to."""
+    gateway: HttpGateway = request.app.state.gateway
+    return gateway

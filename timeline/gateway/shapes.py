@@ -1,0 +1,216 @@
+"""The shapes of the API: each body, answer and line, declared once. The OpenAPI document is made from them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
+
+from timeline.model import DEFAULT_GROUP, Status
+
+When = Annotated[
+    str | int | None,
+    Meta(
+        description="A time: RFC 3339 with an offset, or milliseconds since 1970 UTC.", examples=["2030-01-01T09:00Z"]
+    ),
+]
+Length = Annotated[
+    str | int | float | None,
+    Meta(description='A duration: "250ms", "30s", "15m", "2h", "10d", or seconds as a number.', examples=["15m"]),
+]
+Lease = Annotated[str | int | float | None, Meta(description="How long the lease lasts from now.", examples=["30s"])]
+IfExists = Literal["move", "replace"]
+
+
+class Asked(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A body that a caller sends. Unknown fields are refused."""
+
+
+class NewMessage(Asked):
+    """One message to put. Give one of `payload`, `payload_text` and `payload_base64`, and one of `at` and `in`."""
+
+    id: Annotated[
+        str | None, Meta(description="1 to 255 bytes of UTF-8, unique in its topic. Default: one is made.")
+    ] = None
+    payload: Annotated[Raw | UnsetType, Meta(description="Any JSON value. It comes back as JSON.")] = UNSET
+    payload_text: str | None = None
+    payload_base64: str | None = None
+    at: When = None
+    in_: Length = field(default=None, name="in")
+    tag: Annotated[str | None, Meta(description="At most 64 bytes. Bulk calls select by it.")] = None
+    headers: dict[str, str] | None = None
+    expires: Annotated[
+        str | int | None, Meta(description="A time, or a duration from now. The message is not delivered after it.")
+    ] = None
+    group: Annotated[str, Meta(description="Producer group that owns the message.")] = DEFAULT_GROUP
+    if_exists: Annotated[IfExists | None, Meta(description="What to do with another message of the same id.")] = None
+
+
+class PutAnswer(Struct, kw_only=True, omit_defaults=True):
+    """What became of one message."""
+
+    id: str
+    status: Status
+    version: int = field(default=-1)
+    due: str | None = None
+    settled: bool = False
+    moved: bool = False
+    detail: str = ""
+
+
+class PutAnswers(Struct):
+    """One answer for each message, in the order of the call."""
+
+    results: list[PutAnswer]
+
+
+class LineAnswer(PutAnswer, kw_only=True, omit_defaults=True):
+    """What became of one line of a stream. Lines count from 1."""
+
+    line: int = 0
+
+
+class BulkAnswer(Struct, kw_only=True):
+    """The end of a stream of messages: how many have each status, and the first failures, each with its line."""
+
+    counts: dict[str, int]
+    failed: list[LineAnswer]
+    failed_omitted: int
+
+
+class MoveMessage(Asked):
+    """Where to: `at`, or `in` from now. `if_version`: only if the message has that version."""
+
+    at: When = None
+    in_: Length = field(default=None, name="in")
+    if_version: int | None = None
+    group: str = DEFAULT_GROUP
+
+
+class MoveTag(Asked):
+    """Where to: `at`, `in` from now, or `by`, which shifts each message and may be negative."""
+
+    at: When = None
+    in_: Length = field(default=None, name="in")
+    by: Length = None
+    group: str = DEFAULT_GROUP
+    resume: str | None = None
+
+
+class TagAnswer(Struct, kw_only=True):
+    """How far a call by tag came. `resume` continues it; null at the end."""
+
+    matched: int
+    dry_run: bool
+    counts: dict[str, int]
+    changed: int
+    finished: bool
+    resume: str | None
+
+
+class Leasing(Asked):
+    """How many messages to take, how long to wait for the first, and how long each is leased."""
+
+    max: Annotated[int, Meta(description="The most messages.")] = 10
+    wait: Annotated[str | int | float, Meta(description="How long to wait for the first one.")] = "20s"
+    lease: Lease = None
+    max_bytes: int | None = None
+
+
+class LeasedMessage(Struct, kw_only=True, omit_defaults=True):
+    """A message that the caller has until `lease_until`. Its receipt settles it."""
+
+    id: str
+    receipt: str
+    headers: dict[str, str]
+    tag: str | None
+    due: str
+    scheduled: str
+    deliveries: int
+    lateness_ms: int
+    lease_until: str
+    payload: Raw | UnsetType = UNSET
+    payload_text: str | None = None
+    payload_base64: str | None = None
+
+
+class Leases(Struct):
+    """Messages that were leased. None came due if it is empty."""
+
+    messages: list[LeasedMessage]
+
+
+class AckLeases(Asked):
+    """The receipts of messages that are done."""
+
+    receipts: list[str]
+
+
+class ExtendLeases(Asked):
+    """The receipts of messages that stay leased for `lease` from now."""
+
+    receipts: list[str]
+    lease: str | int | float
+
+
+class ReleaseLeases(Asked):
+    """The receipts of messages that are due again: at once, after `in`, or `at` a time."""
+
+    receipts: list[str]
+    at: When = None
+    in_: Length = field(default=None, name="in")
+    reason: str = ""
+
+
+class BuryLeases(Asked):
+    """The receipts of messages that become dead letters, with a reason."""
+
+    receipts: list[str]
+    reason: str = ""
+
+
+class SettledMessage(Struct, kw_only=True, omit_defaults=True):
+    """What became of one receipt."""
+
+    id: str
+    status: Status
+    detail: str = ""
+
+
+class SettleAnswers(Struct):
+    """One answer for each receipt, in order."""
+
+    results: list[SettledMessage]
+
+
+class Stored(Struct, kw_only=True, omit_defaults=True):
+    """A message as stored. Times that it has not are null."""
+
+    id: str
+    state: str
+    due: str | None
+    scheduled: str | None
+    version: int
+    deliveries: int
+    group: str
+    holder: str | None
+    tag: str | None
+    expires: str | None
+    died: str | None
+    reason: str | None
+    headers: dict[str, str] | None = None
+    payload: Raw | UnsetType = UNSET
+    payload_text: str | None = None
+    payload_base64: str | None = None
+
+
+class Problem(Struct, kw_only=True, omit_defaults=True):
+    """Why a call failed, and what to do. `code` is for programs, `detail` for people."""
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+    id: str | None = None
+    resume: str | None = None

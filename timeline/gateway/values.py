@@ -1,0 +1,156 @@
+"""JSON values and the driver's: times, payloads, and parts of a path."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+from msgspec import Raw, UnsetType
+
+from timeline.driver.message import Message, about
+from timeline.driver.times import Duration, When, as_datetime, duration_ms, instant_ms, shown
+from timeline.errors import Invalid
+from timeline.gateway.shapes import NewMessage
+from timeline.model import DEFAULT_GROUP
+
+T = TypeVar("T")
+NOT_JSON = "this is not JSON"
+TOO_DEEP = "this JSON is nested too deeply: give it as payload_text, which is not read"
+CONTENT_TYPE = "content-type"
+JSON = "application/json"
+TIMES = "a time is RFC 3339 with its offset (2030-03-29T09:00+02:00, …Z), or milliseconds since 1970 UTC"
+
+
+def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Return what a body says. Raise Invalid."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as bad:
+        raise Invalid(str(bad).replace("`", "'")) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as bad:
+        raise Invalid(f"{NOT_JSON}: {bad}") from None
+    except RecursionError:
+        raise Invalid(TOO_DEEP) from None
+
+
+def text_of(part: str) -> str:
+    """Return a part of a path without its percent signs. Raise Invalid unless it is UTF-8."""
+    try:
+        return unquote_to_bytes(part).decode()
+    except UnicodeDecodeError:
+        raise Invalid(f"a path is UTF-8 with percent signs, not {part!r:.80}") from None
+
+
+def instant(value: str | int, name: str) -> When:
+    """Return a time for the driver. Raise Invalid, which names the field."""
+    if isinstance(value, int):
+        return as_datetime(instant_ms(value, name))
+    said = value.strip()
+    if said.isascii() and said.isdigit() and len(said) <= 30:
+        return as_datetime(instant_ms(int(said), name))
+    try:
+        when = datetime.fromisoformat(said)
+    except ValueError:
+        raise Invalid(f"{name} {value!r:.60} is no time: {TIMES}") from None
+    if when.tzinfo is None:
+        meant = said if ":" in said else f"{said}T00:00"
+        raise Invalid(f"{name} {value!r:.60} does not say in which time zone: add the offset ({meant}Z is UTC)")
+    instant_ms(when, name)
+    return when
+
+
+def length(value: str | int | float, name: str) -> Duration:
+    """Return a duration for the driver. A number, in JSON or as text, is seconds. Raise Invalid naming the field."""
+    if isinstance(value, str):
+        try:
+            value = float(value) if not value.strip().isdigit() else int(value)
+        except ValueError:
+            pass  # it has a unit, or is refused below
+    return timedelta(milliseconds=duration_ms(value, name))
+
+
+def due_of(at: str | int | None, in_: str | int | float | None) -> dict[str, Any]:
+    """Return `at=` or `in_=` for the driver. Raise Invalid unless exactly one is given."""
+    if (at is None) == (in_ is None):
+        raise Invalid("give either at (a time) or in (how long from now), one of the two")
+    return {"at": instant(at, "at")} if at is not None else {"in_": length(in_ or 0, "in")}
+
+
+def expiry(value: str | int) -> When | timedelta:
+    """Return when a message expires: a time, or a duration from now. Raise Invalid."""
+    if isinstance(value, str) and value[-1:].isalpha() and not value.endswith(("Z", "z")):
+        return timedelta(milliseconds=duration_ms(value, "expires", least_ms=1))
+    return instant(value, "expires")
+
+
+@dataclass(frozen=True, slots=True)
+class ToPut:
+    """One message to put, checked, with its group and what to do if its id is taken."""
+
+    message: Message
+    group: str = DEFAULT_GROUP
+    if_exists: str | None = None
+
+
+def to_put(asked: NewMessage, id: str | None = None) -> ToPut:
+    """Return the message of a body. `id`: for one that has none. Raise Invalid or TooLarge."""
+    with about(asked.id):
+        payload, headers = _payload_of(asked)
+        when = due_of(asked.at, asked.in_)
+        expires = None if asked.expires is None else expiry(asked.expires)
+        own = asked.id if asked.id is not None else id
+        message = Message(payload, id=own, tag=asked.tag, headers=headers, expires=expires, **when)
+    return ToPut(message, asked.group, asked.if_exists)
+
+
+def _payload_of(asked: NewMessage) -> tuple[bytes, dict[str, str] | None]:
+    """Return the payload and the headers. A JSON value is marked by its content type."""
+    raw = b"" if isinstance(asked.payload, UnsetType) else bytes(asked.payload)
+    given = (bool(raw), asked.payload_text is not None, asked.payload_base64 is not None).count(True)
+    if given != 1:
+        raise Invalid("give one of payload (any JSON value), payload_text and payload_base64")
+    if raw:
+        headers = dict(asked.headers or {})
+        if not any(name.lower() == CONTENT_TYPE for name in headers):
+            headers[CONTENT_TYPE] = JSON
+        return raw, headers
+    if asked.payload_text is not None:
+        return asked.payload_text.encode(), asked.headers
+    try:
+        return base64.b64decode(asked.payload_base64 or "", validate=True), asked.headers
+    except (binascii.Error, ValueError):
+        raise Invalid(f"payload_base64 must be base64 with padding, not {shown(asked.payload_base64)}") from None
+
+
+def payload_fields(payload: bytes, headers: dict[str, str] | None) -> dict[str, Any]:
+    """Return a payload for an answer: what was put as JSON as JSON, other UTF-8 as text, the rest in base64."""
+    if _is_json(headers):
+        try:
+            payload.decode()
+            return {"payload": msgspec.json.decode(payload, type=Raw)}
+        except (UnicodeDecodeError, msgspec.DecodeError):
+            pass  # its content type is not true
+    try:
+        return {"payload_text": payload.decode()}
+    except UnicodeDecodeError:
+        return {"payload_base64": base64.b64encode(payload).decode()}
+
+
+def _is_json(headers: dict[str, str] | None) -> bool:
+    kinds = (value for name, value in (headers or {}).items() if name.lower() == CONTENT_TYPE)
+    return any(kind.partition(";")[0].strip().lower() == JSON for kind in kinds)
+
+
+def iso_or_none(at_ms: int) -> str | None:
+    """Return a time as RFC 3339, None for 0, which is no time."""
+    return iso(at_ms) if at_ms else None
+
+
+def iso(at_ms: int) -> str:
+    """Return a time as RFC 3339 in UTC with milliseconds."""
+    return as_datetime(at_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
