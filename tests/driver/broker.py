@@ -16,6 +16,16 @@ from timeline.clock import Clock
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.contract import Store
 from timeline.sync import make_membership
+from timeline.wire.frames import SERVICE
+
+
+class FewerMethods(Handlers):
+    """The handlers of an older broker, which does not know the methods in `UNKNOWN`."""
+
+    UNKNOWN = frozenset(f"/{SERVICE}/{method}" for method in ("Put", "Take", "Settle"))
+
+    def service(self, details: Any) -> Any:
+        return None if details.method in self.UNKNOWN else super().service(details)
 
 
 class Broker:
@@ -29,6 +39,7 @@ class Broker:
         self.node: Node | None = None
         self.store: Store | None = None
         self._server: Any = None
+        self.handlers = Handlers
 
     @property
     def address(self) -> str:
@@ -47,7 +58,7 @@ class Broker:
             version="test",
             limits=self.limits,
         )
-        self._server.add_generic_rpc_handlers((Handlers(self.node.service, self.node.limits.stall_ms),))
+        self._server.add_generic_rpc_handlers((self.handlers(self.node.service, self.node.limits.stall_ms),))
         await self.node.start()
         await self._server.start()
 

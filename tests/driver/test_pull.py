@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 import timeline
-from tests.driver.broker import Broker
+from tests.driver.broker import Broker, FewerMethods
 from timeline import Batch, Fenced, Invalid, NotFound, Status
 from timeline.driver.consume import pull
 from timeline.driver.consume.receipt_tokens import LeaseToken
@@ -244,6 +246,29 @@ async def test_an_older_broker_is_recognised_with_the_version_that_it_takes(
     for call in (tl.take("t"), tl.settle(LeaseToken("t", "h", b"a", 1, 1).receipt(), "ack")):
         with pytest.raises(Invalid, match=r"speaks version 1\.2 of the wire, and they need 1\.3\. Upgrade the broker"):
             await call
+
+
+@pytest.fixture
+async def older() -> AsyncIterator[Broker]:
+    """A broker that says the same version of the wire, and does not know these methods."""
+    running = Broker()
+    running.handlers = FewerMethods
+    await running.start()
+    yield running
+    await running.stop()
+
+
+async def test_a_broker_of_the_same_version_without_these_methods_is_named_with_it(older: Broker) -> None:
+    said = "the broker does not know this call: it is older than this driver. It speaks version 1.3 of the wire. "
+    async with timeline.connect(older.address, timeout="10s") as tl:
+        await tl.create_topic("t")
+        with pytest.raises(Invalid, match=re.escape(said + "Upgrade the broker")):
+            await tl.take("t")
+        settled = await tl.settle(LeaseToken("t", "h", b"a", 1, 1).receipt(), "ack")
+        assert [(r.status, r.detail) for r in settled] == [(Status.INVALID, said + "Upgrade the broker")]
+        await _put(tl, "a")
+        async with tl.consumer("t") as c:
+            assert [d.id for d in await c.take(1, "60s")] == ["a"]
 
 
 def test_both_calls_from_a_plain_thread(served: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import grpc
@@ -19,9 +19,9 @@ from timeline.config import is_loopback, split_address
 from timeline.credentials import PLAIN, CallMetadata, Credentials
 from timeline.driver.transport.probe import NoConnection, ProbeResult, why_not
 from timeline.errors import Invalid
-from timeline.wire.frames import MAX_FRAME_BYTES, SERVICE
+from timeline.wire.frames import MAJOR, MAX_FRAME_BYTES, SERVICE
 from timeline.wire.transport import ADMITTED, Fault, TransportError
-from timeline.wire.verify import is_frame
+from timeline.wire.verify import is_frame, minor_of
 
 log = logging.getLogger("timeline.driver")
 
@@ -64,10 +64,10 @@ class _Met:
     """Whether a Timeline broker has answered on a connection. Until then, a server without our methods, or one whose
     answer is no frame, is another service. Nothing happened there."""
 
-    __slots__ = ("_address", "_yes")
+    __slots__ = ("_address", "_version", "_yes")
 
     def __init__(self, address: str) -> None:
-        self._address, self._yes = address, False
+        self._address, self._yes, self._version = address, False, ""
 
     def frame(self, data: bytes) -> bytes:
         """Return `data`, an answer. Raise TransportError if it is not a broker's."""
@@ -75,6 +75,8 @@ class _Met:
             if not is_frame(data):
                 raise self.foreign()
             self._yes = True
+            with suppress(Invalid):  # whoever reads the frame says what is wrong with it
+                self._version = f" It speaks version {MAJOR}.{minor_of(data)} of the wire."
         return data
 
     def fault(self, error: grpc.aio.AioRpcError) -> TransportError:
@@ -91,7 +93,9 @@ class _Met:
         if code is grpc.StatusCode.UNIMPLEMENTED:
             if not self._yes:
                 return self.foreign()
-            text = f"this broker does not serve all of {SERVICE}: {text}. It is of an earlier version"
+            text = (
+                f"the broker does not know this call: it is older than this driver.{self._version} Upgrade the broker"
+            )
         return TransportError(_FAULTS.get(code, Fault.BROKEN), text)
 
     def foreign(self) -> TransportError:
