@@ -164,6 +164,12 @@ def test_commands_print_through_what_makes_texts_printable() -> None:
     assert found <= {f"timeline/cli/{name}.py" for name in ("about", "app", "output")}
 
 
+def test_what_a_class_leaves_to_others_is_abstract() -> None:
+    """So a class that forgets a method cannot be instantiated, instead of failing when it is called."""
+    raising = re.compile(r"\braise NotImplementedError\b")
+    assert not [_name(path) for path in _modules(PACKAGE) if raising.search(path.read_text(encoding="utf-8"))]
+
+
 def test_tests_do_not_sleep() -> None:
     tests = _modules(TESTS)
     assert not [f"{_name(path)}:{line}" for path in tests for line in sleeping_calls(_parsed(path))]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
@@ -34,7 +35,7 @@ def setting(
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
+class Scenario(ABC):
     """A measurement, and its store."""
 
     name: ClassVar[str]
@@ -45,12 +46,12 @@ class Scenario:
         """Return what `targets.md` asks of it."""
         return ()
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 (most settings contradict no others)
         """Raise Invalid for settings that contradict each other."""
 
+    @abstractmethod
     async def run(self, folder: Path, told: Told | None = None, profile: Profile | None = None) -> BenchReport:
         """Measure, with files in `folder`. Raises CannotMeasure; what went wrong in a run is in the report."""
-        raise NotImplementedError
 
     def report(self, own: OwnTopic, figures: dict[str, float], wrong: list[str], **more: Any) -> BenchReport:
         """Return the report, with the scenario's own targets unless `more` has others."""

@@ -7,6 +7,7 @@ import binascii
 import json
 import logging
 import zlib
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeAlias
@@ -169,8 +170,9 @@ class MutationCalls(Closing):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.topic!r}, group {self.group!r})"
 
+    @abstractmethod
     def _start(self) -> None:
-        raise NotImplementedError
+        """Prepare each call."""
 
     def _queue(self, operation: Operation) -> RequestQueue:
         calls = self._calls.get(operation)

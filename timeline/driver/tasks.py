@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Self, TypeAlias
@@ -58,12 +59,12 @@ def _unless_about(
         before(loop, context)
 
 
-class Closing:
+class Closing(ABC):
     """The base of objects that `async with` closes."""
 
+    @abstractmethod
     async def aclose(self) -> None:
         """Close it."""
-        raise NotImplementedError
 
     async def __aenter__(self) -> Self:
         return self

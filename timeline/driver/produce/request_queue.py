@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -126,22 +127,23 @@ def _explained(verdict: MessageAnswer, trouble: Callable[[], Unavailable]) -> Me
     return verdict._replace(detail=why.reason, trouble=why)
 
 
-class AnswerSink:
+class AnswerSink(ABC):
     """The callers that wait for the messages of batches. `deadline_ms`: when (monotonic) the last one gives up."""
 
     __slots__ = ()
     deadline_ms: float
 
+    @abstractmethod
     def wants(self, batch: RequestBatch) -> Indexes | None:
         """Return which messages of `batch` still wait, as indexes into it. None: all."""
-        raise NotImplementedError
 
+    @abstractmethod
     def adopt(self, batch: RequestBatch, whole: RequestBatch | None = None) -> None:
         """Note that `batch` now carries its messages, and that `whole` does so no longer."""
 
+    @abstractmethod
     def answer(self, batch: RequestBatch, at: Indexes | None, answers: Answers) -> None:
         """Take final answers for the messages of `batch` at `at` (None: all)."""
-        raise NotImplementedError
 
 
 @dataclass(slots=True, eq=False)
@@ -219,8 +221,9 @@ class ManyAnswers(AnswerSink):
             self._batches.pop(batch, None)
         self._take(where, answers)
 
+    @abstractmethod
     def _take(self, where: Indexes, answers: Answers) -> None:
-        raise NotImplementedError
+        """Take the first answers for the messages at `where`."""
 
     def _overdue(self) -> Iterator[tuple[RequestBatch, Indexes, MessageAnswer]]:
         """Yield each batch with messages that have no answer at the deadline, these messages, and their answer then."""
@@ -643,7 +646,7 @@ async def wait_until_set(event: asyncio.Event, within_ms: float) -> None:
         timer.cancel()
 
 
-class QueueRunner:
+class QueueRunner(ABC):
     """The owner of a queue. It sends its batches in a task of its own, `carry`. `name`: of that task. `about`: the
     subject of the log line if it fails."""
 
@@ -654,9 +657,9 @@ class QueueRunner:
         self._under_way: set[asyncio.Task[None]] = set()
         """Calls that `carry` has begun."""
 
+    @abstractmethod
     async def carry(self) -> None:
         """Send the queue's batches, for ever."""
-        raise NotImplementedError
 
     def start(self) -> None:
         """Run the queue from now on, in a task that only `stop` and `cancel` end."""

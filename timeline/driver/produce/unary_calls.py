@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import abstractmethod
 
 from timeline.driver.produce.request_queue import QueueRunner, RequestBatch, RequestQueue
 from timeline.driver.receipts import UNAVAILABLE, MessageAnswer
@@ -27,13 +28,13 @@ class UnaryCalls(QueueRunner):
         super().__init__(queue, name, about)
         self._context = context
 
+    @abstractmethod
     def frame(self, batch: RequestBatch, timeout_ms: int) -> bytes:
         """Return the frame of a call. `timeout_ms`: how long it may take."""
-        raise NotImplementedError
 
+    @abstractmethod
     def answers(self, data: bytes) -> tuple[Answers, int]:
         """Return the answers in a frame, and how long the broker asks to wait, in ms. Raise Invalid."""
-        raise NotImplementedError
 
     async def carry(self) -> None:
         queue = self.queue

@@ -24,7 +24,7 @@ from timeline.storage_plugins.mysql.schema import DEAD, FREE, HELD
 from timeline.storage_plugins.sql import NEW, NUMBERS, STRINGS, new_columns, signed
 from timeline.storage_plugins.sql import changes as sql
 from timeline.storage_plugins.sql.changes import settle_by_columns
-from timeline.storage_plugins.sql.dialect import Changes, SqlDialect
+from timeline.storage_plugins.sql.dialect import Changes, RowDialect
 from timeline.storage_plugins.sql.rows import CHANGING, ColumnsQuery, FoundColumns, FoundMessage, pieces
 from timeline.storage_plugins.sql.statements import Plan, Query, Statement
 
@@ -137,7 +137,7 @@ class LiteralQuery(Query):
         return hexed(value) if isinstance(value, bytes) else str(value)
 
 
-class MysqlDialect(SqlDialect):
+class MysqlDialect(RowDialect):
     """The dialect. It works in a transaction, which locks what it looks up."""
 
     free = f"m.kind = {FREE}"

@@ -134,81 +134,21 @@ class SqlDialect(ABC):
     def find_remembered(self, key: int, ids: Sequence[bytes], after_ms: int) -> Plan[list[tuple[Any, ...]]]:
         """Return ids settled after `after_ms`: id, birth, version, payload_sum, last_op."""
 
+    @abstractmethod
     def change(self, changes: Changes) -> Plan[set[bytes]]:
-        """Write what was noted; return the ids of which nothing was written, because another call came first.
+        """Write what was noted; return the ids of which nothing was written, because another call came first."""
 
-        This one is for stores whose transaction holds what it has found. The following four are its parts, and those
-        of `contents` and `lease`."""
-        if changes.updated:
-            numbers = [changes.met[id].row for id in changes.updated]
-            yield from self.update([numbers, *changing_columns(list(changes.updated.values()))])
-        if changes.removed:
-            yield from self.remove(list(changes.removed.values()))
-        if changes.remembered:
-            yield from self.remember(changes, *remembered_columns(changes.remembered))
-        return set()
-
-    def update(self, columns: Sequence[Sequence[Any]]) -> Plan[None]:
-        """Write messages by row: row, then the columns of CHANGING."""
-        raise NotImplementedError
-
-    def remove(self, removed: Sequence[FoundMessage]) -> Plan[None]:
-        """Remove messages with their content."""
-        raise NotImplementedError
-
-    def remember(self, changes: Changes, ids: Sequence[bytes], *columns: Sequence[int]) -> Plan[None]:
-        """Note settled ids. `columns`: birth, version, payload_sum, last_op."""
-        raise NotImplementedError
-
+    @abstractmethod
     def contents(self, numbers: Sequence[int], sizes: Sequence[int]) -> Plan[tuple[Ragged, Ragged, list[int]]]:
         """Return payloads and headers by row, of about `sizes` bytes each, in order, and the indexes of those that are
         gone."""
-        found: list[FoundColumns] = []
-        for statement in self.reading_contents(numbers, sizes):
-            found.append((yield statement))
-        return self.contents_of(numbers, found)
 
-    def reading_contents(self, numbers: Sequence[int], sizes: Sequence[int]) -> Iterator[Statement]:
-        """Return the statements that read contents by row."""
-        raise NotImplementedError
-
-    def contents_of(self, numbers: Sequence[int], found: Sequence[FoundColumns]) -> tuple[Ragged, Ragged, list[int]]:
-        """Return `contents` from what these statements found."""
-        raise NotImplementedError
-
+    @abstractmethod
     def lease(
         self, changes: Changes, batch: MessageBatch, turns: UInt32, until_ms: Int64, grants: Sequence[Grant],
         also: Statement | None,
     ) -> Plan[tuple[LeasedContent, Any]]:  # fmt: skip
         """Write leases as dealt, and read what was leased. Return that, and the answer of `also`, asked after them."""
-        if len(grants) > MANY_GRANTS:
-            holders = [grants[turn].holder for turn in turns.tolist()]
-            yield from self.lease_each((batch.numbers, until_ms.tolist(), holders))
-        else:
-            whose = np.array(batch.numbers, dtype=np.int64)
-            for index, grant in enumerate(grants):
-                mine = batch.numbers if len(grants) == 1 else whose[turns == index].tolist()
-                if mine:
-                    yield from self.lease_for(grant, changes.now_ms, mine)
-        first, *others = self.reading_contents(batch.numbers, batch.sizes.tolist())
-        answered = None
-        if also is None:
-            found = [(yield first)]
-        else:  # one exchange with the leases before it and the contents after it
-            answered, columns = yield (also, first)
-            found = [columns]
-        for statement in others:
-            found.append((yield statement))
-        payloads, headers, gone = self.contents_of(batch.numbers, found)
-        return LeasedContent(payloads, headers, tuple(gone)), answered
-
-    def lease_for(self, grant: Grant, now_ms: int, numbers: Sequence[int]) -> Plan[None]:
-        """Lease messages by row, all for one grant."""
-        raise NotImplementedError
-
-    def lease_each(self, columns: tuple[Sequence[int], Sequence[int], Sequence[bytes]]) -> Plan[None]:
-        """Lease messages by row, until when, and for whom."""
-        raise NotImplementedError
 
     @abstractmethod
     def delete_some(self, key: int, limit: int) -> Plan[int]:
@@ -238,6 +178,79 @@ class SqlDialect(ABC):
     def stands(self, key: int) -> str:
         """Return the condition that the topic was not dropped, if its key alone does not say so."""
         return "1"
+
+
+class RowDialect(SqlDialect):
+    """The base of a store whose transaction holds what it has found: changes are written by the numbers of rows."""
+
+    def change(self, changes: Changes) -> Plan[set[bytes]]:
+        if changes.updated:
+            numbers = [changes.met[id].row for id in changes.updated]
+            yield from self.update([numbers, *changing_columns(list(changes.updated.values()))])
+        if changes.removed:
+            yield from self.remove(list(changes.removed.values()))
+        if changes.remembered:
+            yield from self.remember(changes, *remembered_columns(changes.remembered))
+        return set()
+
+    @abstractmethod
+    def update(self, columns: Sequence[Sequence[Any]]) -> Plan[None]:
+        """Write messages by row: row, then the columns of CHANGING."""
+
+    @abstractmethod
+    def remove(self, removed: Sequence[FoundMessage]) -> Plan[None]:
+        """Remove messages with their content."""
+
+    @abstractmethod
+    def remember(self, changes: Changes, ids: Sequence[bytes], *columns: Sequence[int]) -> Plan[None]:
+        """Note settled ids. `columns`: birth, version, payload_sum, last_op."""
+
+    def contents(self, numbers: Sequence[int], sizes: Sequence[int]) -> Plan[tuple[Ragged, Ragged, list[int]]]:
+        found: list[FoundColumns] = []
+        for statement in self.reading_contents(numbers, sizes):
+            found.append((yield statement))
+        return self.contents_of(numbers, found)
+
+    @abstractmethod
+    def reading_contents(self, numbers: Sequence[int], sizes: Sequence[int]) -> Iterator[Statement]:
+        """Return the statements that read contents by row."""
+
+    @abstractmethod
+    def contents_of(self, numbers: Sequence[int], found: Sequence[FoundColumns]) -> tuple[Ragged, Ragged, list[int]]:
+        """Return `contents` from what these statements found."""
+
+    def lease(
+        self, changes: Changes, batch: MessageBatch, turns: UInt32, until_ms: Int64, grants: Sequence[Grant],
+        also: Statement | None,
+    ) -> Plan[tuple[LeasedContent, Any]]:  # fmt: skip
+        if len(grants) > MANY_GRANTS:
+            holders = [grants[turn].holder for turn in turns.tolist()]
+            yield from self.lease_each((batch.numbers, until_ms.tolist(), holders))
+        else:
+            whose = np.array(batch.numbers, dtype=np.int64)
+            for index, grant in enumerate(grants):
+                mine = batch.numbers if len(grants) == 1 else whose[turns == index].tolist()
+                if mine:
+                    yield from self.lease_for(grant, changes.now_ms, mine)
+        first, *others = self.reading_contents(batch.numbers, batch.sizes.tolist())
+        answered = None
+        if also is None:
+            found = [(yield first)]
+        else:  # one exchange with the leases before it and the contents after it
+            answered, columns = yield (also, first)
+            found = [columns]
+        for statement in others:
+            found.append((yield statement))
+        payloads, headers, gone = self.contents_of(batch.numbers, found)
+        return LeasedContent(payloads, headers, tuple(gone)), answered
+
+    @abstractmethod
+    def lease_for(self, grant: Grant, now_ms: int, numbers: Sequence[int]) -> Plan[None]:
+        """Lease messages by row, all for one grant."""
+
+    @abstractmethod
+    def lease_each(self, columns: tuple[Sequence[int], Sequence[int], Sequence[bytes]]) -> Plan[None]:
+        """Lease messages by row, until when, and for whom."""
 
 
 class Changes:

@@ -25,7 +25,7 @@ from timeline.storage_plugins.contract import Grant, Puts, Settles
 from timeline.storage_plugins.sql import NEW, NUMBERS, STRINGS, new_columns, signed
 from timeline.storage_plugins.sql import changes as sql
 from timeline.storage_plugins.sql.changes import settle_by_columns
-from timeline.storage_plugins.sql.dialect import Changes, SqlDialect
+from timeline.storage_plugins.sql.dialect import Changes, RowDialect
 from timeline.storage_plugins.sql.rows import CHANGING, ColumnsQuery, FoundColumns, FoundMessage, pieces
 from timeline.storage_plugins.sql.statements import Plan, Query, Result, Statement, drive
 
@@ -126,7 +126,7 @@ def read(connection: sqlite3.Connection, plan: Plan[Result]) -> Result:
     return drive(plan, partial(answers, connection))
 
 
-class SqliteDialect(SqlDialect):
+class SqliteDialect(RowDialect):
     """The dialect. `orphan` takes the rows and sizes of payloads whose messages are gone."""
 
     __slots__ = ("_orphan",)
