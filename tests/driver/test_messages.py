@@ -109,7 +109,7 @@ def test_numpy_s_bytes_are_refused_as_payloads_since_it_drops_nuls() -> None:
     assert trimmed.astype(object).tolist() == trimmed.tolist() != ENDS_IN_NUL
     with pytest.raises(Invalid, match=r"from the original values, because astype\(\) and tolist\(\) drop the NULs"):
         Batch(trimmed, at=WHEN)
-    with pytest.raises(Invalid, match="before they became an item of an array"):
+    with pytest.raises(Invalid, match="as they were before they became an item"):
         Message(trimmed[0], at=WHEN)
     for items in (list(trimmed), [b"", trimmed[0]]):
         refused = Batch(items, at=WHEN).refused

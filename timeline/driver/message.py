@@ -150,7 +150,7 @@ def check_payload(payload: object) -> bytes:
     if type(payload) is not bytes and isinstance(payload, np.bytes_):
         raise Invalid(
             "the payload must not be numpy's bytes_: numpy drops the NULs at the end of an item of dtype S. "
-            "Give the bytes as they were before they became an item of an array, or keep them in one of dtype object"
+            "Give the bytes as they were before they became an item; a list or an array of dtype object keeps them"
         )
     data = bytes(payload)
     if len(data) > MAX_PAYLOAD_BYTES:
