@@ -19,7 +19,7 @@ from timeline import config, errors
 from timeline.cli.app import COMMANDS, cli
 from timeline.cli.options import connection_page
 from timeline.config import parse_duration_ms
-from timeline.driver.queries import DURATIONS, NAMES
+from timeline.driver.queries import DURATIONS, NAMES, PERCENTS
 from timeline.metrics import CATALOG
 from timeline.model import LateCause, State, Status
 from timeline.outbox.relay import CATALOG as OF_THE_RELAY
@@ -79,10 +79,11 @@ def test_every_cause_of_lateness_is_documented() -> None:
 
 def test_every_topic_setting_is_documented() -> None:
     assert table_names(REFERENCE / "topic-settings.md") >= set(NAMES)
-    full = {name for name in timeline.TopicSettings.__dataclass_fields__ if name.endswith("_ms")}
+    units = ("_ms", "_percent")
+    full = {name for name in timeline.TopicSettings.__dataclass_fields__ if name.endswith(units)}
     listed = table_names(REFERENCE / "topic-settings.md")
-    assert {name for name in listed if name.endswith("_ms")} == full
-    assert {name for name in listed if not name.endswith("_ms")} == set(NAMES)
+    assert {name for name in listed if name.endswith(units)} == full
+    assert {name for name in listed if not name.endswith(units)} == set(NAMES)
 
 
 def test_every_setting_of_serve_and_every_variable_is_documented() -> None:
@@ -121,10 +122,14 @@ def test_defaults_of_topics_are_what_the_page_says() -> None:
     assert rows.pop("horizon") == "10 years" and plain.horizon_ms == 10 * 366 * 86_400_000
     assert rows.pop("lease_ahead") == '"auto" (−1)' and plain.lease_ahead_ms == -1
     said = {
-        DURATIONS.get(name, name): parse_duration_ms(text) if name in DURATIONS else text for name, text in rows.items()
+        DURATIONS.get(name, name): parse_duration_ms(text) if name in DURATIONS else text
+        for name, text in rows.items()
+        if name not in PERCENTS
     }
+    for name, full in PERCENTS.items():
+        assert float(rows[name]) * 100 == getattr(plain, full)
     meant = {name: getattr(plain, name) for name in said}
-    shown = {"max_payload_bytes": "1 MiB", "paused": "false"}
+    shown = {"max_payload_bytes": "1 MiB", "paused": "false", "push_url": '""'}
     assert said == {
         name: shown.get(name, str(value) if name not in DURATIONS.values() else value) for name, value in meant.items()
     }

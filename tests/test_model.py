@@ -289,16 +289,24 @@ def test_the_settings_a_topic_starts_with() -> None:
         "paused": False,
         "max_rate_per_s": 0,
         "kind": "timeline",
+        "retry_first_ms": 1_000,
+        "retry_factor_percent": 200,
+        "retry_cap_ms": 3_600_000,
+        "retry_jitter_percent": 20,
+        "push_url": "",
+        "push_timeout_ms": 30_000,
+        "push_concurrency": 32,
+        "push_rate": 0,
     }
     assert MAX_PAYLOAD_BYTES == 64 * 1_048_576
     named = {field.name for field in dataclasses.fields(settings)}
-    assert set(SETTING_RANGES) | {"paused", "kind"} == named
+    assert set(SETTING_RANGES) | {"paused", "kind", "push_url"} == named
     assert set(FIXED_SETTINGS) <= named
 
 
 def _with(name: str, value: Any) -> TopicSettings:
-    """The settings with one changed, and max_lease wide enough for any lease."""
-    wide = TopicSettings(max_lease_ms=MAX_DURATION_MS, lease_ms=1)
+    """The settings with one changed, and max_lease wide enough for any lease, retry_cap for any first wait."""
+    wide = TopicSettings(max_lease_ms=MAX_DURATION_MS, lease_ms=1, retry_first_ms=0, retry_cap_ms=MAX_DURATION_MS)
     changes: dict[str, Any] = {name: value}
     return dataclasses.replace(wide, **changes)
 
@@ -320,6 +328,9 @@ def test_each_setting_has_a_range(name: str) -> None:
         (TopicSettings(lease_ms=2, max_lease_ms=1), "lease 2ms is above max_lease 1ms: raise max_lease, too"),
         (TopicSettings(paused=1), "paused must be true or false, not 1"),  # type: ignore[arg-type]
         (TopicSettings(kind="cron"), "the only kind there is"),
+        (TopicSettings(retry_first_ms=2, retry_cap_ms=1), "retry_first 2ms is above retry_cap 1ms: raise retry_cap"),
+        (TopicSettings(push_url="https://a/" + "x" * 1_015), "push_url takes up to 1024 bytes, not 1025"),
+        (TopicSettings(push_url=7), "push_url takes printable ASCII"),  # type: ignore[arg-type]
     ],
 )
 def test_settings_that_do_not_fit_together(settings: TopicSettings, says: str) -> None:

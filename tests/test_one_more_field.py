@@ -31,7 +31,10 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
     # What the wire carries: in timeline.fbs, of which `make schema` makes the layout.
     "timeline/wire/generated/layout.py": [
         ("('timeout_ms', 'long', 34, 0),", "('timeout_ms', 'long', 34, 0), ('priority', '[long]', 36, 0),"),
-        ("('holder', 'string', 40, 0),", "('holder', 'string', 40, 0), ('priority', '[long]', 42, 0),"),
+        (
+            "('retry_jitter_percent', 'long', 48, 20),",
+            "('retry_jitter_percent', 'long', 48, 20), ('priority', '[long]', 50, 0),",
+        ),
     ],
     "timeline/wire/frames.py": [
         # In Produce, then in Deliver.

@@ -12,6 +12,7 @@ import zlib
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Annotated, NamedTuple, TypeAlias
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -316,6 +317,10 @@ class LeavingReason(IntEnum):
 LEASE_AHEAD_AUTO = -1
 Length: TypeAlias = Annotated[int, Range(1, MAX_DURATION_MS)]
 Duration: TypeAlias = Annotated[int, Range(0, MAX_DURATION_MS)]
+RetryFactor: TypeAlias = Annotated[int, Range(100, 100_000)]
+RetryJitter: TypeAlias = Annotated[int, Range(0, 100)]
+MAX_PUSH_URL_BYTES = 1024
+MAX_PUSH_TIMEOUT_MS = 3_600_000
 KINDS = ("timeline",)
 """The kinds of topic there are; `timeline.kinds` says what each does."""
 
@@ -339,6 +344,15 @@ class TopicSettings:
     paused: bool = False
     max_rate_per_s: Annotated[int, Range(0, 1_000_000_000)] = 0  # 0: no limit
     kind: str = "timeline"
+    # How long a message waits after its handler failed: first, times factor with each delivery, up to the cap.
+    retry_first_ms: Duration = 1_000
+    retry_factor_percent: RetryFactor = 200
+    retry_cap_ms: Duration = 3_600_000
+    retry_jitter_percent: RetryJitter = 20
+    push_url: str = ""  # empty: the gateway does not push this topic
+    push_timeout_ms: Annotated[int, Range(1, MAX_PUSH_TIMEOUT_MS)] = 30_000
+    push_concurrency: Annotated[int, Range(1, 10_000)] = 32
+    push_rate: Annotated[int, Range(0, 1_000_000)] = 0  # per second; 0: no limit
 
     def __repr__(self) -> str:
         return f"TopicSettings({', '.join(self.changed())})"
@@ -358,6 +372,10 @@ class TopicSettings:
             raise Invalid(f"paused must be true or false, not {self.paused!r}")
         if self.lease_ms > self.max_lease_ms:
             raise Invalid(above("lease_ms", self.lease_ms, "max_lease_ms", self.max_lease_ms))
+        if self.retry_first_ms > self.retry_cap_ms:
+            raise Invalid(above("retry_first_ms", self.retry_first_ms, "retry_cap_ms", self.retry_cap_ms))
+        if self.push_url != "":
+            check_push_url(self.push_url)
         if self.kind not in KINDS:
             only = " (the only kind there is)" if len(KINDS) == 1 else ""
             raise Invalid(f"kind must be {' or '.join(map(repr, KINDS))}{only}, not {self.kind!r}")
@@ -373,13 +391,45 @@ SETTING_RANGES = {
 FIXED_SETTINGS = ("buckets", "kind")
 
 
+def check_push_url(url: object) -> str:
+    """Return `url` if webhooks can be sent there, else raise Invalid. Addresses are judged when it is called."""
+    if not isinstance(url, str) or not url.isascii() or not url.isprintable() or any(each in url for each in ' \\"<>'):
+        raise Invalid(f"push_url takes printable ASCII without spaces, not {url!r:.80}. Encode other characters with %")
+    if len(url) > MAX_PUSH_URL_BYTES:
+        raise Invalid(f"push_url takes up to {MAX_PUSH_URL_BYTES} bytes, not {len(url)}. Give a shorter URL")
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as bad:
+        raise Invalid(f"push_url is no URL: {bad}. Give one such as https://example.com/hook") from bad
+    if parts.scheme not in ("http", "https"):
+        raise Invalid(f"push_url begins with https:// or http://, not {url!r:.40}. Give one of the two")
+    if "@" in parts.netloc:
+        raise Invalid("push_url has a user name. Remove it, and check the signature of each request instead")
+    if not host or port == 0:
+        raise Invalid("push_url has no host and port to connect to. Give one such as https://example.com/hook")
+    if "#" in url:
+        raise Invalid("push_url has a fragment, which no server gets. Remove the '#' and what follows it")
+    return url
+
+
+class PushSecret(NamedTuple):
+    """A secret with which a topic's webhooks are signed: `whsec_` and base64. `until_ms`: when it ends; 0: in use."""
+
+    secret: str
+    until_ms: int = 0
+
+    def __repr__(self) -> str:
+        return f"PushSecret(until_ms={self.until_ms})"
+
+
 @dataclass(frozen=True, slots=True)
 class Topic:
     """A topic as the store records it.
 
     `uid`: random 63 bits, one life of this name. Rows are keyed by it, so a topic created again never sees old rows.
     `revision`: 1 at creation, +1 with each change, for compare-and-set. `newer`: a JSON object of settings that this
-    version does not know, and keeps; empty: none.
+    version does not know, and keeps; empty: none. `secrets`: of its webhooks, the newest first; no listing has them.
     """
 
     name: str
@@ -388,6 +438,7 @@ class Topic:
     revision: int = 1
     created_ms: int = 0
     newer: str = ""
+    secrets: tuple[PushSecret, ...] = ()
 
     def __repr__(self) -> str:
         return f"Topic({', '.join([repr(self.name), *self.settings.changed()])})"

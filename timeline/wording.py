@@ -68,7 +68,7 @@ def shown_lateness(late_ms: float) -> str:
 
 def typed_name(setting: str) -> str:
     """Return a setting's name as it is typed: `lease_ms` is `lease`."""
-    return setting.removesuffix("_ms")
+    return setting.removesuffix("_ms").removesuffix("_percent")
 
 
 def typed_value(setting: str, value: object) -> str:
@@ -77,6 +77,8 @@ def typed_value(setting: str, value: object) -> str:
         return "auto"
     if setting.endswith("_ms") and isinstance(value, int):
         return shown_duration(value)
+    if setting.endswith("_percent") and isinstance(value, int):
+        return f"{value / 100:g}"
     return str(value)
 
 

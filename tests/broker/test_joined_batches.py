@@ -8,6 +8,7 @@ from tests.broker.columns import make_consumer, make_leased
 from timeline.broker.api.consume import deliver
 from timeline.broker.dispatch.leased_batch import JOINED_BYTES, JOINED_MESSAGES, LeasedBatch
 from timeline.broker.dispatch.roster import ConnectedConsumer
+from timeline.model import TopicSettings
 from timeline.wire.frames import Beat
 
 
@@ -40,7 +41,8 @@ async def test_all_columns_of_what_goes_together_are_there():
         consumer.push(part)
     joined = await consumer.next()
     assert isinstance(joined, LeasedBatch) and len(joined) == 3 and joined.leased_ms == 5
-    frame, alone = deliver(joined, 7, 3), [deliver(part, 7, 3) for part in parts]
+    settings = TopicSettings(max_deliveries=3)
+    frame, alone = deliver(joined, 7, settings), [deliver(part, 7, settings) for part in parts]
     for name in ("ids", "birth", "version", "due_ms", "scheduled_ms", "lease_until_ms", "payload_sum", "payloads"):
         assert list(getattr(frame, name)) == [value for one in alone for value in getattr(one, name)], name
     assert joined.again.tolist() == [False, False, True]

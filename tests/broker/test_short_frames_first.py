@@ -9,10 +9,10 @@ from tests.broker.link import broker, statuses
 from tests.broker.newer import UNKNOWN
 from timeline.broker.api.consume import deliver
 from timeline.broker.fairness import LoopScheduler
-from timeline.model import MAX_REASON_BYTES, Operation, Status
+from timeline.model import MAX_REASON_BYTES, Operation, Status, TopicSettings
 from timeline.wire import Beat, Deliver
 
-NOTHING = deliver(make_leased([], []), 0, 0)
+NOTHING = deliver(make_leased([], []), 0, TopicSettings())
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 import sqlite3
@@ -20,7 +21,7 @@ from timeline.broker.limits import Limits
 from timeline.broker.runtime import Runtime, Tasks
 from timeline.clock import Clock
 from timeline.metrics import Metrics
-from timeline.model import LeavingReason, Status, Topic, TopicSettings
+from timeline.model import LeavingReason, PushSecret, Status, Topic, TopicSettings
 from timeline.storage_plugins.memory import MemoryStore
 from timeline.wire import (
     Leaving,
@@ -188,3 +189,61 @@ class Overtaken(MemoryStore):
             (stands,) = await self.topics()
             await super().update_topic(replace(stands, settings=replace(stands.settings, max_deliveries=2 + self.left)))
         return await super().update_topic(topic)
+
+
+async def secrets(link: Link, action: TopicAction = TopicAction.SECRETS) -> tuple[str, ...]:
+    return (await link.topic(action)).secrets
+
+
+async def test_a_topic_with_a_push_url_has_a_secret_that_no_listing_and_no_log_shows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("DEBUG")
+    async with broker(f"sqlite:///{tmp_path}/a.db") as link:
+        assert await secrets(link) == ()
+        changed = await link.topic(TopicAction.UPDATE, push_url="https://example.com/hook")
+        assert (changed.status, changed.secrets) == (Status.OK.code, ())
+        (secret,) = await secrets(link)
+        assert secret.startswith("whsec_") and len(base64.b64decode(secret.removeprefix("whsec_"), validate=True)) == 32
+        listed = await link.topic(TopicAction.LIST, "")
+        assert listed.secrets == () and secret not in repr(listed) + repr(link.node.catalog.all())
+        await link.topic(TopicAction.UPDATE, push_url="https://example.com/other", lease_ms=5_000)
+        await link.node.catalog.refresh()
+        assert await secrets(link) == (secret,)
+        assert secret not in caplog.text
+
+
+async def test_both_secrets_of_a_rotation_are_valid_for_a_day():
+    async with broker() as link:
+        await link.topic(TopicAction.UPDATE, push_url="https://example.com/hook")
+        (first,) = await secrets(link)
+        second, former = await secrets(link, TopicAction.ROTATE)
+        assert former == first != second == (await secrets(link))[0]
+        third, former = await secrets(link, TopicAction.ROTATE)
+        assert former == second, "never more than two"
+        (topic,) = link.node.catalog.all()
+        assert [each.until_ms > 0 for each in topic.secrets] == [False, True]
+        link.node.catalog._replace(topic, replace(topic, secrets=(topic.secrets[0], PushSecret(second, 1))))
+        assert await secrets(link) == (third,), "the former one has ended"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "example.com", "//example.com", "ftp://example.com", "javascript:alert(1)", "http://", "https:///path",
+        "https://user@example.com", "https://user:word@example.com", "https://@example.com", "http://a:0/",
+        "http://a:x/", "http://[::1", "http://a/#x", "http://a b/", "http://a/\n", "http://ä/", "http://a\\b/",
+    ],
+)  # fmt: skip
+async def test_a_push_url_is_checked(url: str):
+    async with broker() as link:
+        refused = await link.topic(TopicAction.UPDATE, push_url=url)
+        assert refused.status == Status.INVALID.code and refused.detail.startswith("push_url")
+
+
+async def test_a_first_wait_above_the_cap_is_refused():
+    async with broker() as link:
+        refused = await link.topic(TopicAction.UPDATE, retry_first_ms=2_000, retry_cap_ms=1_000)
+        assert refused.detail == "retry_first 2s is above retry_cap 1s: raise retry_cap, too"
+        refused = await link.topic(TopicAction.UPDATE, retry_factor_percent=50)
+        assert refused.detail == "retry_factor_percent must be a whole number from 100 to 100000, not 50"

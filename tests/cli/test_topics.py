@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 from pathlib import Path
 
@@ -67,7 +68,8 @@ def test_settings_change_while_the_topic_lives(tell: Call, topic: str) -> None:
     options = {
         "--lease": "45s", "--max-lease": "1h", "--max-payload-bytes": "10", "--horizon": "30d", "--max-deliveries": "0",
         "--redelivery-backoff": "2s", "--dead-retention": "7d", "--remember": "1h", "--lease-ahead": "5ms",
-        "--max-rate-per-s": "500",
+        "--max-rate-per-s": "500", "--retry-first": "250ms", "--retry-factor": "1.5", "--retry-cap": "1m",
+        "--retry-jitter": "0", "--push-timeout": "5s", "--push-concurrency": "8", "--push-rate": "20",
     }  # fmt: skip
     done = tell("topic", "update", topic, *(word for pair in options.items() for word in pair), "--json")
     assert done.code == 0, done
@@ -76,7 +78,12 @@ def test_settings_change_while_the_topic_lives(tell: Call, topic: str) -> None:
     assert [told[name] for name in (
         "lease_ms", "max_lease_ms", "max_payload_bytes", "horizon_ms", "max_deliveries", "redelivery_backoff_ms",
         "dead_retention_ms", "remember_ms", "lease_ahead_ms", "max_rate_per_s",
-    )] == [45_000, 3_600_000, 10, 30 * 86_400_000, 0, 2_000, 7 * 86_400_000, 3_600_000, 5, 500]  # fmt: skip
+        "retry_first_ms", "retry_factor_percent", "retry_cap_ms", "retry_jitter_percent", "push_timeout_ms",
+        "push_concurrency", "push_rate",
+    )] == [
+        45_000, 3_600_000, 10, 30 * 86_400_000, 0, 2_000, 7 * 86_400_000, 3_600_000, 5, 500, 250, 150, 60_000, 0,
+        5_000, 8, 20,
+    ]  # fmt: skip
     assert tell("topic", "update", topic, "--lease-ahead", "auto", "--json").json[0]["lease_ahead_ms"] == -1
     text = tell("topic", "show", topic).out
     for line in (
@@ -88,8 +95,40 @@ def test_settings_change_while_the_topic_lives(tell: Call, topic: str) -> None:
         "max_rate_per_s      500/s",
         "redelivery_backoff  2s",
         "paused              no",
+        "retry_factor        1.5",
+        "push_url            nowhere",
+        "push_rate           20/s",
     ):
         assert line in text
+
+
+def test_the_secret_of_webhooks_is_shown_once(tell: Call, topic: str) -> None:
+    url = "https://example.com/hook"
+    secret = re.compile(r"whsec_[A-Za-z0-9+/]{43}=")
+    made = tell("topic", "create", f"{topic}-pushed", "--push-url", url)
+    assert made.code == 0 and len(secret.findall(made.out)) == 1
+    assert not secret.search(tell("topic", "create", f"{topic}-pushed", "--push-url", url).out)
+    first = tell("topic", "update", topic, "--push-url", url, "--json").json[-1]["secret"]
+    second = tell("topic", "secret", topic, "--rotate", "--json").json[0]["secret"]
+    assert secret.fullmatch(first) and secret.fullmatch(second) and first != second
+    for asked in (
+        ("show", topic),
+        ("show", topic, "--json"),
+        ("list", "--json"),
+        ("update", topic, "--push-rate", "1"),
+    ):
+        told = tell("topic", *asked)
+        assert told.code == 0 and "whsec" not in told.out + told.err
+
+
+@pytest.mark.parametrize(
+    "option", ["--push-url=ftp://example.com", "--retry-factor=much", "--retry-factor=0.5", "--retry-jitter=1.234"]
+)
+def test_settings_of_retries_and_webhooks_are_checked(tell: Call, topic: str, option: str) -> None:
+    refused = tell("topic", "update", topic, option)
+    assert refused.code in (2, 4) and option.partition("=")[0].strip("-").replace("-", "_") in refused.err.replace(
+        "-", "_"
+    )
 
 
 def test_pause_stops_deliveries_and_resume_lets_them_go_on(tell: Call, topic: str) -> None:

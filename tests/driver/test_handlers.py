@@ -9,6 +9,7 @@ import random
 import signal
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -399,3 +400,31 @@ async def test_a_consumer_that_is_closed_under_its_handlers_ends_their_run_witho
     await running
     gc.collect()
     assert noise == [] and c.stats.settle_errors == 1
+
+
+async def test_a_handler_without_a_backoff_of_its_own_waits_as_its_topic_says(tl: timeline.Timeline) -> None:
+    """And so does whoever takes messages by single calls, after a change at once."""
+    await tl.update_topic("t", retry_first="7h", retry_factor=1.5, retry_cap="30h", retry_jitter=0)
+    async with tl.producer("t") as p:
+        put = await p.produce(b"", id="a", in_=0)
+    failed = asyncio.Event()
+
+    async def handler(d: timeline.Delivery) -> None:
+        failed.set()
+        raise ValueError
+
+    async with tl.consumer("t", id="c") as c:
+        running = asyncio.ensure_future(c.run(handler))
+        await failed.wait()
+        while (message := await tl.get("t", "a")) is None or message.holder:
+            pass
+        assert 7 <= (message.due - put.due) / timedelta(hours=1) < 8
+        running.cancel()
+    await tl.update_topic("t", retry_jitter=0.5)
+    for expected_h in (10.5, 15.75, 23.625, 30, 30):
+        async with tl.producer("t") as p:
+            await p.move("a", in_=0)
+        (d,) = await tl.take("t")
+        assert expected_h / 2 <= d.retry_in / timedelta(hours=1) <= expected_h * 1.5
+        assert d.retry_in == d.retry_in != timedelta(hours=expected_h)
+        await tl.settle(d.receipt, "release", in_=d.retry_in)

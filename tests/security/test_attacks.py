@@ -177,6 +177,32 @@ async def test_what_is_not_ones_own_is_neither_seen_nor_told_from_what_is_not_th
                 await p.cancel("none")
 
 
+async def test_only_an_admin_sets_where_webhooks_go_and_sees_their_secrets(
+    guarded: Guarded, tokens: Tokens, admin: Any
+) -> None:
+    (secret,) = await _pushed(admin)
+    other = tokens.add("web", "produce", "consume", "operator")
+    elsewhere = tokens.add("aside", "admin", topics=("payments",))
+    guarded.look()
+    for token in (other, elsewhere):
+        async with client(guarded, token) as tl:
+            for call in (
+                tl.update_topic("orders", push_url="http://example.org/"),
+                tl.topic_secrets("orders"),
+                tl.topic_secrets("orders", rotate=True),
+            ):
+                with pytest.raises(Forbidden) as refused:
+                    await call
+                assert secret not in str(refused.value)
+    assert await admin.topic_secrets("orders") == (secret,)
+
+
+async def _pushed(admin: Any) -> tuple[str, ...]:
+    await admin.update_topic("orders", push_url="https://example.com/hook")
+    secrets: tuple[str, ...] = await admin.topic_secrets("orders")
+    return secrets
+
+
 async def test_an_operator_acts_for_whoever_owns_a_message_and_the_log_says_so(
     guarded: Guarded, tokens: Tokens, admin: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -54,8 +54,10 @@ MOST = {
     **dict.fromkeys(TALLIES, 2**53 - 1),
     **dict.fromkeys(("counts", "version", "if_version", "revision", "topic_uid"), 2**63 - 1),
     "by_ms": CENTURY_MS,
+    "retry_factor_percent": 100_000,
+    "retry_jitter_percent": 100,
 }
-LEAST = {"version": 1, "by_ms": -CENTURY_MS, "in_ms": -1}
+LEAST = {"version": 1, "by_ms": -CENTURY_MS, "in_ms": -1, "retry_factor_percent": 100}
 WHOLE_64 = {"request", "session", "echo", "op", "birth", "last_op", "payload_sum"}
 DIFFERENCES = {"ahead_ms", "error_ms", "step_ms"}
 DURATIONS = {
@@ -67,6 +69,8 @@ DURATIONS = {
     "window_ms",
     "step_ms",
     "in_ms",
+    "retry_first_ms",
+    "retry_cap_ms",
 }
 
 
@@ -198,4 +202,6 @@ def _single_fits(frame: Any, name: str, value: Any) -> bool:
         return len(set(value)) == len(value) <= 6
     if name == "warnings":
         return all(len(sentence.encode()) <= 1024 for sentence in value)
+    if name == "secrets":
+        return all(1 <= len(secret.encode()) <= 256 and "\0" not in secret for secret in value)
     return name == "brokers" and all(1 <= len(address.encode()) <= 1024 for address in value)

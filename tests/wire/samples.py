@@ -123,6 +123,23 @@ def taken_deliver() -> frames.Deliver:
     return frame
 
 
+def retried_deliver() -> frames.Deliver:
+    """Of a topic with retry settings of its own."""
+    frame = taken_deliver()
+    frame.retry_first_ms, frame.retry_factor_percent = 0, 150
+    frame.retry_cap_ms, frame.retry_jitter_percent = 60_000, 0
+    return frame
+
+
+def pushed_topic() -> frames.TopicList:
+    """A topic with webhooks, and its secrets."""
+    settings = TopicSettings(
+        retry_first_ms=0, retry_factor_percent=150, retry_cap_ms=60_000, retry_jitter_percent=0,
+        push_url="https://[::1]:8443/x?y=%20", push_timeout_ms=5_000, push_concurrency=8, push_rate=20,
+    )  # fmt: skip
+    return frames.TopicList(0, "", (Topic("spring", 5, settings, 9, 1),), ("whsec_AAAA", "whsec_/+8="))
+
+
 def called_settle() -> frames.Settle:
     """One that is a call of its own."""
     frame = settle(2)
@@ -289,4 +306,8 @@ SAMPLES: list[frames.Frame] = [
     frames.Take("departures"),
     taken_deliver(),
     called_settle(),
+    retried_deliver(),
+    pushed_topic(),
+    frames.Topics(frames.TopicAction.SECRETS, "spring"),
+    frames.Topics(frames.TopicAction.ROTATE, "spring"),
 ]

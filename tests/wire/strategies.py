@@ -312,10 +312,13 @@ settings = st.builds(
     lease_ms=st.integers(1, 1000),
     max_lease_ms=st.integers(1000, MAX_DURATION_MS),
     paused=st.booleans(),
+    retry_first_ms=st.integers(0, 1000),
+    retry_cap_ms=st.integers(1000, MAX_DURATION_MS),
+    push_url=st.just("") | st.text("abz09-._~%/?=&", max_size=900).map("https://example.com:8443/{}".format),
     **{
         name: st.integers(low, high)
         for name, (low, high) in SETTING_RANGES.items()
-        if name not in ("lease_ms", "max_lease_ms")
+        if name not in ("lease_ms", "max_lease_ms", "retry_first_ms", "retry_cap_ms")
     },
 )
 topic_records = st.builds(Topic, name=topics, uid=uids, settings=settings, revision=versions, created_ms=times)
@@ -398,7 +401,11 @@ FRAMES: dict[type, st.SearchStrategy[Any]] = {
         st.integers(0, 2**63 - 1),
     ),
     frames.TopicList: st.builds(
-        frames.TopicList, st.integers(0, 13), texts(0, 1024), st.lists(topic_records, max_size=3).map(tuple)
+        frames.TopicList,
+        st.integers(0, 13),
+        texts(0, 1024),
+        st.lists(topic_records, max_size=3).map(tuple),
+        st.lists(st.text("abzABZ09+/=_", min_size=1, max_size=256), max_size=3).map(tuple),
     ),
     frames.Late: st.builds(frames.Late, times, topics | st.just(""), ids | st.just(b""), st.integers(1, MAX_BATCH)),
     frames.LateList: late_lists(),

@@ -6,6 +6,7 @@ import asyncio
 import difflib
 import logging
 import shlex
+from base64 import b64encode
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar
@@ -14,7 +15,15 @@ from timeline.broker.lanes.metered_store import MeteredStore
 from timeline.broker.runtime import wait_within
 from timeline.clock import Clock
 from timeline.errors import Invalid
-from timeline.model import FIXED_SETTINGS, Topic, TopicSettings, check_new_topic_name, check_topic_name, fits_new_topic
+from timeline.model import (
+    FIXED_SETTINGS,
+    PushSecret,
+    Topic,
+    TopicSettings,
+    check_new_topic_name,
+    check_topic_name,
+    fits_new_topic,
+)
 from timeline.storage_plugins.contract import StoreError, TopicConflict
 from timeline.sync import Membership
 from timeline.wording import typed_name, typed_value
@@ -22,6 +31,9 @@ from timeline.wording import typed_name, typed_value
 log = logging.getLogger("timeline.broker")
 T = TypeVar("T")
 
+SECRET_BYTES = 32
+ROTATION_MS = 86_400_000
+"""How long the former secret of a topic's webhooks stays valid after a rotation."""
 REFRESH_AT_MOST_MS = 1_000.0
 """An unknown name makes the broker read the records again, but not more often than this."""
 ALONE_MS = 50.0
@@ -167,7 +179,8 @@ class Catalog:
         if not fits_new_topic(check_topic_name(name)) and await self.find(name) is None:
             check_new_topic_name(name)
         uid = self._random_bits(63) or 1
-        asked = Topic(name, uid, settings, 1, self._clock.now_ms())
+        secrets = (self._secret(),) if settings.push_url else ()
+        asked = Topic(name, uid, settings, 1, self._clock.now_ms(), secrets=secrets)
         async with self._turn:
             try:
                 topic = await self._change("create_topic", self._store.store.create_topic(asked))
@@ -176,8 +189,11 @@ class Catalog:
             self._replace(self._topics.get(name), topic, made=topic.uid == uid)
             return topic
 
-    async def update(self, name: str, given: Mapping[str, int | str | bool], revision: int) -> Topic | None:
-        """Change the given settings. Return None if there is no such topic. `revision` 0: any.
+    async def update(
+        self, name: str, given: Mapping[str, int | str | bool], revision: int, rotate: bool = False
+    ) -> Topic | None:
+        """Change the given settings. Return None if there is no such topic. `revision` 0: any. `rotate`: make a new
+        secret for its webhooks, too.
 
         Raise Invalid (a fixed setting among them) or TopicConflict.
         """
@@ -188,7 +204,7 @@ class Catalog:
                 if topic is None:
                     return None
                 try:
-                    after = await self._update(topic, known, revision)
+                    after = await self._update(topic, known, revision, rotate)
                 except (Invalid, TopicConflict):
                     before, topic = topic, await self._again(name)
                     if topic == before:
@@ -198,14 +214,27 @@ class Catalog:
                 return after
             raise TopicConflict(f"topic {name!r} keeps changing under us: try again")
 
-    async def _update(self, topic: Topic, known: dict[str, Any], revision: int) -> Topic:
+    async def _update(self, topic: Topic, known: dict[str, Any], revision: int, rotate: bool) -> Topic:
         fixed = [key for key in FIXED_SETTINGS if key in known and known[key] != getattr(topic.settings, key)]
         if fixed:
             raise Invalid(f"{' and '.join(fixed)} cannot be changed after a topic was created")
         if revision not in (0, topic.revision):
             raise TopicConflict(f"topic {topic.name!r} is at revision {topic.revision}, not {revision}: read it again")
         asked = replace(topic, settings=replace(topic.settings, **known).check())
+        if rotate or (asked.settings.push_url and not asked.secrets):
+            until_ms = self._clock.now_ms() + ROTATION_MS
+            former = tuple(each._replace(until_ms=until_ms) for each in topic.secrets[:1])
+            asked = replace(asked, secrets=(self._secret(), *former))
         return await self._change("update_topic", self._store.store.update_topic(asked))
+
+    def _secret(self) -> PushSecret:
+        bits = self._random_bits(8 * SECRET_BYTES).to_bytes(SECRET_BYTES, "big")
+        return PushSecret(f"whsec_{b64encode(bits).decode()}")
+
+    def secrets(self, topic: Topic) -> tuple[str, ...]:
+        """Return the valid secrets of the topic's webhooks, the newest first."""
+        now_ms = self._clock.now_ms()
+        return tuple(each.secret for each in topic.secrets if not each.until_ms or each.until_ms > now_ms)
 
     async def drop(self, name: str) -> Topic | None:
         """Drop `name`. Return its record, None if there was none."""
@@ -259,7 +288,9 @@ def _mended(topic: str, other: Sequence[str], given: Mapping[str, Any]) -> str:
     if fixed:
         return f"{' and '.join(fixed)} cannot be changed after a topic was created; drop it, or take another name"
     options = " ".join(
-        f"--{typed_name(name).replace('_', '-')} {typed_value(name, given[name])}" for name in other if name != "paused"
+        f"--{typed_name(name).replace('_', '-')} {shlex.quote(typed_value(name, given[name]))}"
+        for name in other
+        if name != "paused"
     )
     name = shlex.quote(topic)
     asked = [f"`timeline topic update {name} {options}`"] if options else []

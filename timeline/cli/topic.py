@@ -25,11 +25,11 @@ from timeline.cli.options import (
 from timeline.cli.output import confirm, picked, print_fields, print_json, print_table, time_cell
 from timeline.config import parse_bytes
 from timeline.driver.brokers import TopicLoad
-from timeline.driver.queries import DURATIONS, Counts
+from timeline.driver.queries import DURATIONS, PERCENTS, Counts
 from timeline.driver.times import duration_ms, shown_time
 from timeline.errors import Invalid, Unavailable, Unknown, explain
 from timeline.model import LEASE_AHEAD_AUTO, MAX_BUCKETS, MAX_PAYLOAD_BYTES, Topic, TopicSettings
-from timeline.wording import shown_duration
+from timeline.wording import shown_duration, typed_name, typed_value
 
 PLAIN = TopicSettings()
 BROKERS_WAIT = "2s"
@@ -40,6 +40,7 @@ NO_LIMIT = {
     "dead_retention_ms": "for ever",
     "remember_ms": "not at all",
     "max_rate_per_s": "no limit",
+    "push_rate": "no limit",
     "redelivery_backoff_ms": "none, due again at once",
     "lease_ahead_ms": "off",
 }
@@ -61,13 +62,17 @@ def _shown_setting(name: str, value: Any) -> object:
     """Return a setting's value with its unit. A number has the form that `topic update` takes."""
     if value == 0 and name in NO_LIMIT:
         return NO_LIMIT[name]
+    if name == "push_url":
+        return value or "nowhere"
     if name == "lease_ahead_ms" and value == LEASE_AHEAD_AUTO:
         return "auto (as long as the store's leases take)"
     if name.endswith("_ms"):
         return shown_duration(value)
     if name.endswith("_bytes"):
         return shown_bytes(value)
-    if name.endswith("_per_s"):
+    if name.endswith("_percent"):
+        return typed_value(name, value)
+    if name.endswith("_per_s") or name == "push_rate":
         return f"{value}/s"
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -85,6 +90,14 @@ SETTINGS = {
     "remember_ms": ("DURATION", "How long settled ids are remembered; 0s: not at all."),
     "lease_ahead_ms": ("auto|DURATION", "How long before the due time a message may be leased; 0s: off."),
     "max_rate_per_s": ("N", "Most deliveries per second; 0: no limit."),
+    "retry_first_ms": ("DURATION", "Wait after the first failure of a message."),
+    "retry_factor_percent": ("FACTOR", "How much longer it waits after each further failure, 1 to 1000."),
+    "retry_cap_ms": ("DURATION", "Longest wait after a failure."),
+    "retry_jitter_percent": ("SHARE", "Share by which these waits vary, 0 to 1."),
+    "push_url": ("URL", "Where the gateway sends each message by POST; '': nowhere."),
+    "push_timeout_ms": ("DURATION", "How long the receiver may take to answer."),
+    "push_concurrency": ("N", "Most requests to the receiver at a time."),
+    "push_rate": ("N", "Most requests to the receiver per second; 0: no limit."),
 }
 """The settings that can be changed later: what they take, and what they do."""
 
@@ -92,7 +105,7 @@ SETTINGS = {
 def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add an option for each of `SETTINGS`."""
     for field, (takes, does) in reversed(SETTINGS.items()):
-        option = f"--{field.removesuffix('_ms').replace('_', '-')}"
+        option = f"--{typed_name(field).replace('_', '-')}"
         default = _shown_setting(field, getattr(PLAIN, field))
         kind = DURATION if takes.endswith("DURATION") else None
         function = click.option(option, type=kind, metavar=takes, help=f"{does} Default: {default}.")(function)
@@ -110,6 +123,10 @@ def parse_settings(given: dict[str, str | None]) -> dict[str, Any]:
             settings[name] = text
         elif name in DURATIONS:
             settings[name] = duration_ms(text, option) / 1000
+        elif name in PERCENTS:
+            settings[name] = _decimal(option, text)
+        elif name == "push_url":
+            settings[name] = text
         elif name == "max_payload_bytes":
             settings[name] = parse_bytes(text)
         else:
@@ -122,6 +139,13 @@ def _whole(option: str, text: str) -> int:
         negative = text[:1] == "-" and text[1:].isdigit()
         raise Invalid(f"{option} must {'not be negative' if negative else 'be a whole number'}, not {text!r:.40}")
     return int(text)
+
+
+def _decimal(option: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise Invalid(f"{option} must be a number, not {text!r:.40}") from None
 
 
 @topic.command()
@@ -142,6 +166,8 @@ async def create(tl: timeline.Timeline, options: ClientOptions, name: str, **giv
     stood = {each.uid for each in await tl.topics()}
     made = await tl.create_topic(name, **settings)
     _told(made, options, "there already:" if made.uid in stood else "created")
+    if made.settings.push_url and made.uid not in stood:
+        await _show_secret(tl, options, name)
 
 
 count_option = click.option(
@@ -270,7 +296,7 @@ def _settings(each: Topic) -> dict[str, object]:
     fields: dict[str, object] = {}
     for field in dataclasses.fields(each.settings):
         value = getattr(each.settings, field.name)
-        fields[field.name.removesuffix("_ms")] = _shown_setting(field.name, value)
+        fields[typed_name(field.name)] = _shown_setting(field.name, value)
     return fields | {"revision": each.revision, "created": shown_time(each.created_ms), "uid": each.uid}
 
 
@@ -288,7 +314,38 @@ async def update(tl: timeline.Timeline, options: ClientOptions, name: str, **giv
     settings = parse_settings(given)
     if not settings:
         raise Invalid("give at least one setting to change, such as --lease 1m")
-    _told(await tl.update_topic(name, **settings), options, "updated")
+    before = await check_topic(tl, name)
+    made = await tl.update_topic(name, **settings)
+    _told(made, options, "updated")
+    if made.settings.push_url and not before.settings.push_url:
+        await _show_secret(tl, options, name)
+
+
+@topic.command()
+@click.argument("name", shell_complete=topic_names)
+@click.option("--rotate", is_flag=True, required=True, help="Make a new secret. The former stays valid for a day.")
+@client_command
+async def secret(tl: timeline.Timeline, options: ClientOptions, name: str, rotate: bool) -> None:
+    """Replace the secret with which the webhooks of topic NAME are signed, and show the new one once.
+
+    For a day, each request has a signature by both. Rotate twice to end a leaked secret at once. It takes the right
+    admin.
+
+    \b
+    Example:
+      timeline topic secret departures --rotate
+    """
+    await _show_secret(tl, options, name, rotate=rotate)
+
+
+async def _show_secret(tl: timeline.Timeline, options: ClientOptions, name: str, rotate: bool = False) -> None:
+    """Print the newest secret of a topic's webhooks."""
+    made = (await tl.topic_secrets(name, rotate=rotate))[0]
+    if options.as_json:
+        print_json({"name": name, "secret": made})
+    else:
+        say(f"secret of its webhooks: {made}")
+        say("Store it where the receiver reads it. It is not shown again.")
 
 
 @topic.command()

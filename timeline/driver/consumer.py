@@ -186,8 +186,8 @@ class Consumer(LeaseHolder):
         SIGTERM, take nothing more, and let handlers finish within `grace`.
 
         While the handler works, the lease is extended. When it returns, the message is acknowledged. When it raises,
-        the message is released with `backoff` by its deliveries. `raise timeline.Retry(in_=…)` or
-        `timeline.Bury(reason)` decides otherwise. `timeout`: how long one call may take.
+        the message is released with `backoff` by its deliveries (default: the topic's retry settings). `raise
+        timeline.Retry(in_=…)` or `timeline.Bury(reason)` decides otherwise. `timeout`: how long one call may take.
 
         Plain functions run in threads. They get a delivery whose methods need no await, and fail if they return a
         coroutine. When the lease is lost, `d.lost` is set and an async handler is cancelled."""

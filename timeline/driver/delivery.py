@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
@@ -24,10 +25,10 @@ from timeline.driver.consume.settler import ACK, Settler, SettleRequest, bury_of
 from timeline.driver.message import Headers, Randomness, about
 from timeline.driver.receipts import OK, MessageAnswer, Receipts, error_of
 from timeline.driver.tasks import Closing
-from timeline.driver.times import Duration, When, as_datetime, duration_ms
+from timeline.driver.times import Duration, When, as_datetime, duration_ms, grown_ms
 from timeline.driver.transport.client_context import FORKED, ClientContext
 from timeline.errors import Closed, Invalid, LeaseLost, TimelineError
-from timeline.model import Operation, decode_headers
+from timeline.model import MAX_DURATION_MS, Operation, decode_headers
 
 log = logging.getLogger("timeline.driver")
 
@@ -117,6 +118,17 @@ class Delivered:
     def deliveries(self) -> int:
         """The number of its leases, this one included."""
         return int(self._frame.columns.deliveries[self._index])
+
+    @property
+    def retry_in(self) -> timedelta:
+        """How long the topic's retry settings let it wait now: `await d.release(in_=d.retry_in)`. The wait grows with
+        its deliveries. It varies by `retry_jitter` from one message to another, and is always this for this lease."""
+        columns = self._frame.columns
+        first_ms, cap_ms = columns.retry_first_ms, columns.retry_cap_ms
+        wait_ms = grown_ms(first_ms, columns.retry_factor_percent / 100, cap_ms, self.deliveries)
+        mark = zlib.crc32(self.version.to_bytes(8, "little"), int(columns.birth[self._index]) & 0xFFFFFFFF)
+        swing = columns.retry_jitter_percent / 100 * (2.0 * mark / 0xFFFFFFFF - 1.0)
+        return timedelta(milliseconds=min(MAX_DURATION_MS, round(wait_ms * (1.0 + swing))))
 
     @property
     def version(self) -> int:

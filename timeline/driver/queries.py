@@ -29,6 +29,7 @@ from timeline.model import (
     Rows,
     State,
     Topic,
+    check_push_url,
     check_topic_name,
     decode_headers,
 )
@@ -53,8 +54,11 @@ from timeline.wire import (
 
 DURATIONS = {name.removesuffix("_ms"): name for name in SETTING_RANGES if name.endswith("_ms")}
 """Settings that are durations, by their argument: `lease="30s"` is `lease_ms`."""
-NUMBERS = ("buckets", "max_payload_bytes", "max_deliveries", "max_rate_per_s")
-NAMES = (*DURATIONS, *NUMBERS, "paused", "kind")
+PERCENTS = {name.removesuffix("_percent"): name for name in SETTING_RANGES if name.endswith("_percent")}
+"""Settings that are shares or factors, by their argument: `retry_factor=2.5` is `retry_factor_percent`."""
+NUMBERS = ("buckets", "max_payload_bytes", "max_deliveries", "max_rate_per_s", "push_concurrency", "push_rate")
+TEXTS = ("kind", "push_url")
+NAMES = (*DURATIONS, *PERCENTS, *NUMBERS, "paused", *TEXTS)
 
 
 def settings_of(given: dict[str, Any]) -> dict[str, int | str | bool]:
@@ -65,12 +69,15 @@ def settings_of(given: dict[str, Any]) -> dict[str, int | str | bool]:
     for name, value in given.items():
         if value is None:
             continue
-        if name in DURATIONS and given.get(DURATIONS[name]) is not None:
-            raise Invalid(f"{name} and {DURATIONS[name]} are one setting. Give one of the two")
+        full = DURATIONS.get(name) or PERCENTS.get(name)
+        if full is not None and given.get(full) is not None:
+            raise Invalid(f"{name} and {full} are one setting. Give one of the two")
         if name == "lease_ahead" and value == "auto":
             settings["lease_ahead_ms"] = LEASE_AHEAD_AUTO
         elif name in DURATIONS:
             settings[DURATIONS[name]] = duration_ms(value, name)
+        elif name in PERCENTS:
+            settings[PERCENTS[name]] = _percent(name, value)
         elif name in SETTING_RANGES:
             if isinstance(value, bool) or not isinstance(value, int):
                 raise Invalid(f"{name} must be a whole number, not {value!r:.60}")
@@ -82,6 +89,8 @@ def settings_of(given: dict[str, Any]) -> dict[str, int | str | bool]:
             if not isinstance(value, bool):
                 raise Invalid(f"paused must be True or False, not {value!r:.60}")
             settings[name] = value
+        elif name == "push_url":
+            settings[name] = check_push_url(value) if value != "" else ""
         elif name == "kind":
             settings[name] = encode_text(value, "kind", 255)
         else:
@@ -89,6 +98,17 @@ def settings_of(given: dict[str, Any]) -> dict[str, int | str | bool]:
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(NAMES)}"
             raise Invalid(f"a topic has no setting {name!r}: {hint}")
     return settings
+
+
+def _percent(name: str, value: object) -> int:
+    """Return a factor or share in hundredths. Raise Invalid unless it is in the setting's range."""
+    low, high = (limit / 100 for limit in SETTING_RANGES[PERCENTS[name]])
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+        raise Invalid(f"{name} must be a number from {low:g} to {high:g}, not {value!r:.40}")
+    percent = round(value * 100)
+    if abs(percent - value * 100) > 1e-6:
+        raise Invalid(f"{name} takes two decimals, not {value!r:.40}. Round it")
+    return percent
 
 
 MAX_LIMIT = 2**63 - 1
@@ -245,15 +265,16 @@ class Queries:
         """Create a topic. An existing topic with the same settings is returned. Raise Exists if its settings differ.
 
         Settings: `buckets lease max_lease max_payload_bytes horizon max_deliveries redelivery_backoff dead_retention
-        remember lease_ahead paused max_rate_per_s kind`; durations like "30s".
+        remember lease_ahead paused max_rate_per_s kind retry_first retry_factor retry_cap retry_jitter push_url
+        push_timeout push_concurrency push_rate`; durations like "30s".
         """
-        return (await self._topics(TopicAction.CREATE, name, settings_of(settings), timeout))[0]
+        return (await self._topics(TopicAction.CREATE, name, settings_of(settings), timeout)).topics[0]
 
     async def update_topic(self, /, name: str, *, timeout: Duration | None = None, **settings: Any) -> Topic:
         """Change settings of a topic while it is used. `buckets` and `kind` are fixed. Raise NotFound, Invalid."""
         if not settings:
             raise Invalid(f"say which settings to change: {', '.join(NAMES)}")
-        return (await self._topics(TopicAction.UPDATE, name, settings_of(settings), timeout))[0]
+        return (await self._topics(TopicAction.UPDATE, name, settings_of(settings), timeout)).topics[0]
 
     async def pause_topic(self, name: str, *, timeout: Duration | None = None) -> Topic:
         """Stop deliveries of a topic. Producers go on, and leases stay."""
@@ -270,23 +291,35 @@ class Queries:
     async def topics(self, *, timeout: Duration | None = None) -> list[Topic]:
         """Return all topics, sorted by name."""
         listed = await self._topics(TopicAction.LIST, "", {}, timeout)
-        return sorted(listed, key=lambda topic: topic.name)
+        return sorted(listed.topics, key=lambda topic: topic.name)
+
+    async def topic_secrets(
+        self, name: str, *, rotate: bool = False, timeout: Duration | None = None
+    ) -> tuple[str, ...]:
+        """Return the valid secrets with which a topic's webhooks are signed, the newest first. It takes the right
+        admin.
+
+        A broker makes the first one when `push_url` is set. `rotate`: make a new one; the former stays valid for a
+        day. Do not log or store them where others read. Raise NotFound, Forbidden.
+        """
+        action = TopicAction.ROTATE if rotate else TopicAction.SECRETS
+        return (await self._topics(action, name, {}, timeout)).secrets
 
     async def _topics(
         self, action: TopicAction, name: str, settings: dict[str, int | str | bool], timeout: Duration | None
-    ) -> tuple[Topic, ...]:
+    ) -> TopicList:
         self._context.check()
         if action is not TopicAction.LIST:
             check_topic_name(name)
         frame = encode(Topics(action, name, settings))
         attempt = AttemptState()
-        writes = action is not TopicAction.LIST
+        writes = action not in (TopicAction.LIST, TopicAction.SECRETS)
         data = await self._context.channel.unary(
             "Topics", frame, self._context.deadline(timeout), attempt, writes=writes
         )
         answer = decode_as(data, TopicList)
         if answer.status == OK or (action is TopicAction.DROP and attempt.unsure and answer.status == NOT_FOUND):
-            return answer.topics
+            return answer
         raise error_of(answer.status, None, answer.detail)
 
     async def scan_pages(

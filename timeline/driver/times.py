@@ -67,6 +67,16 @@ def duration_ms(value: Duration, name: str = "in_", *, least_ms: int = 0) -> int
     return millis
 
 
+def grown_ms(first_ms: int, factor: float, cap_ms: int, deliveries: int) -> float:
+    """Return the wait after the `deliveries`-th delivery failed: `factor` times as long with each, up to the cap.
+
+    >>> grown_ms(1_000, 2.0, 60_000, 3)
+    4000.0
+    """
+    # Every cap is below 2^64 times the first wait. Larger powers would overflow.
+    return min(float(cap_ms), first_ms * min(factor ** min(max(0, deliveries - 1), 64), 2.0**64))
+
+
 def _meant(value: Duration, name: str) -> str:
     """Return a hint for a point in time given as a length, or milliseconds given as seconds."""
     if name in _POINTS:

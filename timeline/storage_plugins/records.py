@@ -8,14 +8,18 @@ from functools import lru_cache
 from typing import Any
 
 from timeline.errors import Invalid
-from timeline.model import FIXED_SETTINGS, Answers, Status, Topic, TopicSettings
+from timeline.model import FIXED_SETTINGS, Answers, PushSecret, Status, Topic, TopicSettings
 from timeline.storage_plugins.contract import StoreRefused, TopicConflict
+
+SECRETS = "push_secrets"
+"""Their name beside the settings in a record."""
 
 
 def settings_record(topic: Topic) -> dict[str, Any]:
     """Return the settings as a record keeps them, unknown ones too. So a broker that does not know a setting does not
     lose it when it changes another."""
-    return {**dataclasses.asdict(topic.settings), **json.loads(topic.newer or "{}")}
+    kept = {SECRETS: [list(each) for each in topic.secrets]} if topic.secrets else {}
+    return {**dataclasses.asdict(topic.settings), **kept, **json.loads(topic.newer or "{}")}
 
 
 def settings_text(topic: Topic) -> str:
@@ -26,8 +30,8 @@ def settings_text(topic: Topic) -> str:
 def topic_of(uid: int, name: str | bytes, settings: str | bytes, revision: int, created_ms: int) -> Topic:
     """Return a topic from its record. Raise StoreRefused (see `read_settings`)."""
     name = name if isinstance(name, str) else name.decode()
-    chosen, newer = read_settings(name, settings if isinstance(settings, str) else settings.decode())
-    return Topic(name, uid, chosen, revision, created_ms, newer)
+    read = read_settings(name, settings if isinstance(settings, str) else settings.decode())
+    return Topic(name, uid, read[0], revision, created_ms, *read[1:])
 
 
 def same_settings(standing: Topic, asked: Topic) -> Topic:
@@ -56,10 +60,10 @@ def check_update(standing: Topic | None, asked: Topic) -> Topic:
     return dataclasses.replace(asked, revision=asked.revision + 1)
 
 
-def read_settings(topic: str, told: object) -> tuple[TopicSettings, str]:
-    """Return the settings of a record (JSON, or read from that), and those that this version does not know
-    (`Topic.newer`). Missing ones have defaults. Raise StoreRefused for impossible ones: somebody changed them by
-    hand."""
+def read_settings(topic: str, told: object) -> tuple[TopicSettings, str, tuple[PushSecret, ...]]:
+    """Return the settings of a record (JSON, or read from that), those that this version does not know
+    (`Topic.newer`), and the secrets of its webhooks. Missing ones have defaults. Raise StoreRefused for impossible
+    ones: somebody changed them by hand."""
     try:
         return _settings(told if isinstance(told, str) else json.dumps(told, sort_keys=True))
     except Invalid as bad:
@@ -69,15 +73,23 @@ def read_settings(topic: str, told: object) -> tuple[TopicSettings, str]:
 
 
 @lru_cache(maxsize=1024)
-def _settings(told: str) -> tuple[TopicSettings, str]:
+def _settings(told: str) -> tuple[TopicSettings, str, tuple[PushSecret, ...]]:
     """Cached: most of ten thousand topics have the same settings."""
     known = {field.name for field in dataclasses.fields(TopicSettings)}
     read = json.loads(told)
     if not isinstance(read, dict):
         raise Invalid("its settings are no object")
     settings = TopicSettings(**{name: value for name, value in read.items() if name in known}).check()
-    newer = {name: value for name, value in read.items() if name not in known}
-    return settings, json.dumps(newer, sort_keys=True) if newer else ""
+    secrets = _secrets(read.get(SECRETS, []))
+    newer = {name: value for name, value in read.items() if name not in known and name != SECRETS}
+    return settings, json.dumps(newer, sort_keys=True) if newer else "", secrets
+
+
+def _secrets(told: Any) -> tuple[PushSecret, ...]:
+    try:
+        return tuple(PushSecret(str(secret), int(until_ms)) for secret, until_ms in told)
+    except (TypeError, ValueError):
+        raise Invalid(f"its {SECRETS} are no list of secrets with their ends") from None  # the cause would show them
 
 
 def spoilt(topic: str, why: str) -> StoreRefused:

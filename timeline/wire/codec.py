@@ -24,6 +24,7 @@ from timeline.model import (
     MAX_DURATION_MS,
     MAX_GROUP_BYTES,
     MAX_ID_BYTES,
+    MAX_PUSH_URL_BYTES,
     MAX_REASON_BYTES,
     MAX_TAG_BYTES,
     MAX_TIME_MS,
@@ -473,6 +474,9 @@ def _read_topic_list(body: Body) -> TopicList:
     columns = {name: body.numbers(name, _LONG).tolist() for name in SETTING_COLUMNS if name in body.places}
     columns["paused"] = [flag == 1 for flag in body.among("paused", b"\0\1").tolist()]
     columns["kind"] = [kind.decode() for kind in body.strings("kind", Text("kind", 1, 64))]
+    urls = body.strings("push_url", Text("a URL", 0, MAX_PUSH_URL_BYTES), optional=True)
+    if urls is not None:  # None: of a broker before 1.3
+        columns["push_url"] = [url.decode() for url in urls]
     uids, revisions = body.numbers("uid", _LONG, Range(0)).tolist(), body.numbers("revision", _LONG, Range(1)).tolist()
     created = body.numbers("created_ms", _LONG, TIME).tolist()
     topics = []
@@ -484,7 +488,9 @@ def _read_topic_list(body: Body) -> TopicList:
             topics.append(Topic(name.decode(), uids[index], settings, revisions[index], created[index]))
     except Invalid as bad:
         raise WireError(f"TopicList has a topic out of range: {bad.reason}") from None
-    return TopicList(body.whole("status"), body.sentence("detail"), tuple(topics))
+    secrets = Body("TopicList", body.data, body.start, body.lenient).strings("secrets", Text("a secret", 1, 256))
+    told = tuple(secret.decode() for secret in secrets)
+    return TopicList(body.whole("status"), body.sentence("detail"), tuple(topics), told)
 
 
 def _write_topic_list(frame: TopicList) -> dict[str, Any]:
@@ -500,6 +506,8 @@ def _write_topic_list(frame: TopicList) -> dict[str, Any]:
         "names": _strings(topic.name for topic in topics),
         "paused": bytes(topic.settings.paused for topic in topics),
         "kind": _strings(topic.settings.kind for topic in topics),
+        "push_url": _strings(topic.settings.push_url for topic in topics),
+        "secrets": _strings(frame.secrets),
     }
 
 

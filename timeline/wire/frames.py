@@ -32,12 +32,15 @@ from timeline.model import (
     LateCause,
     LeavingReason,
     Operation,
+    RetryFactor,
+    RetryJitter,
     Rows,
     State,
     Status,
     Tags,
     Times,
     Topic,
+    TopicSettings,
     Version,
 )
 
@@ -71,6 +74,7 @@ MAX_FRAME_BYTES = 64 * 1024 * 1024 + 256 * 1024
 MAX_COUNT = 2**53 - 1
 """Counts and credits: what a double still holds exactly, for languages that have nothing else."""
 
+DEFAULTS = TopicSettings()
 
 REPLACE_MINOR = 3
 PULL_MINOR = 3
@@ -309,7 +313,7 @@ class Deliver(ColumnBatch):
     `due_ms`: when each came due. `lease_until_ms`: when its lease ends. `leased_ms`: when the store call that leased
     them returned. `pushed_ms`: when this frame was made. All are on the broker's clock. So a consumer knows each
     lease's remaining time, and lateness can be taken apart. `max_deliveries`: how many the topic permits; 0: any
-    number. `holder`: who has the leases of a Take's answer; empty on a stream.
+    number. `holder`: who has the leases of a Take's answer; empty on a stream. `retry_…`: the topic's settings.
     """
 
     leased_ms: Time
@@ -327,6 +331,10 @@ class Deliver(ColumnBatch):
     tags: Tags | None = None
     max_deliveries: int = 0
     holder: OptionalName = ""
+    retry_first_ms: Duration = DEFAULTS.retry_first_ms
+    retry_factor_percent: RetryFactor = DEFAULTS.retry_factor_percent
+    retry_cap_ms: Duration = DEFAULTS.retry_cap_ms
+    retry_jitter_percent: RetryJitter = DEFAULTS.retry_jitter_percent
 
 
 @dataclass(slots=True)
@@ -438,12 +446,15 @@ class TopicAction(IntEnum):
     CREATE = 1
     UPDATE = 2
     DROP = 3
+    SECRETS = 4
+    ROTATE = 5
 
 
 @dataclass(slots=True)
 class Topics:
-    """LIST all, CREATE `name` with `settings`, UPDATE those settings, or DROP. `settings`: given names and values of
-    `model.TopicSettings`. `revision` 0: any."""
+    """LIST all, CREATE `name` with `settings`, UPDATE those settings, or DROP. SECRETS asks for the secrets of its
+    webhooks, and ROTATE makes a new one. `settings`: given names and values of `model.TopicSettings`. `revision` 0:
+    any."""
 
     action: TopicAction
     name: str = ""
@@ -453,11 +464,13 @@ class Topics:
 
 @dataclass(slots=True)
 class TopicList:
-    """Answer to Topics: a status code with a sentence where it is no OK, and the records concerned (LIST: all)."""
+    """Answer to Topics: a status code with a sentence where it is no OK, and the records concerned (LIST: all).
+    `secrets`: the valid ones, the newest first, in answer to SECRETS and ROTATE alone."""
 
     status: int
     detail: str
     topics: tuple[Topic, ...]
+    secrets: tuple[str, ...] = field(default=(), repr=False)
 
 
 @dataclass(slots=True)

@@ -110,6 +110,8 @@ class TopicAction(object):
     CREATE = 1
     UPDATE = 2
     DROP = 3
+    SECRETS = 4
+    ROTATE = 5
 
 
 # Kinds of a setting's value.
@@ -2818,7 +2820,38 @@ class Deliver(object):
             return self._tab.String(o + self._tab.Pos)
         return None
 
-def DeliverStart(builder): builder.StartObject(19)
+    # Since 1.3. The topic's retry settings, as in TopicList, when this frame was made. A consumer whose user gave no
+    # backoff of its own releases a message whose handler failed after min(cap, first × (factor/100)^(deliveries − 1)),
+    # give or take jitter percent.
+    # Deliver
+    def RetryFirstMs(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(42))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, o + self._tab.Pos)
+        return 1000
+
+    # Deliver
+    def RetryFactorPercent(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(44))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, o + self._tab.Pos)
+        return 200
+
+    # Deliver
+    def RetryCapMs(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(46))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, o + self._tab.Pos)
+        return 3600000
+
+    # Deliver
+    def RetryJitterPercent(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(48))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, o + self._tab.Pos)
+        return 20
+
+def DeliverStart(builder): builder.StartObject(23)
 def DeliverAddLeasedMs(builder, leasedMs): builder.PrependInt64Slot(0, leasedMs, 0)
 def DeliverAddPushedMs(builder, pushedMs): builder.PrependInt64Slot(1, pushedMs, 0)
 def DeliverAddIdsOffsets(builder, idsOffsets): builder.PrependUOffsetTRelativeSlot(2, flatbuffers.number_types.UOffsetTFlags.py_type(idsOffsets), 0)
@@ -2853,6 +2886,10 @@ def DeliverAddTags(builder, tags): builder.PrependUOffsetTRelativeSlot(16, flatb
 def DeliverStartTagsVector(builder, numElems): return builder.StartVector(1, numElems, 1)
 def DeliverAddMaxDeliveries(builder, maxDeliveries): builder.PrependUint32Slot(17, maxDeliveries, 0)
 def DeliverAddHolder(builder, holder): builder.PrependUOffsetTRelativeSlot(18, flatbuffers.number_types.UOffsetTFlags.py_type(holder), 0)
+def DeliverAddRetryFirstMs(builder, retryFirstMs): builder.PrependInt64Slot(19, retryFirstMs, 1000)
+def DeliverAddRetryFactorPercent(builder, retryFactorPercent): builder.PrependInt64Slot(20, retryFactorPercent, 200)
+def DeliverAddRetryCapMs(builder, retryCapMs): builder.PrependInt64Slot(21, retryCapMs, 3600000)
+def DeliverAddRetryJitterPercent(builder, retryJitterPercent): builder.PrependInt64Slot(22, retryJitterPercent, 20)
 def DeliverEnd(builder): return builder.EndObject()
 
 
@@ -4256,7 +4293,8 @@ def ForecastedAddExact(builder, exact): builder.PrependBoolSlot(3, exact, 0)
 def ForecastedEnd(builder): return builder.EndObject()
 
 
-# LIST all topics; CREATE `name` with the settings given; UPDATE those settings of it; DROP it.
+# LIST all topics; CREATE `name` with the settings given; UPDATE those settings of it; DROP it. Since 1.3: SECRETS
+# returns the secrets with which its webhooks are signed, and ROTATE makes a new one; the former stays valid for a day.
 class Topics(object):
     __slots__ = ['_tab']
 
@@ -5044,7 +5082,311 @@ class TopicList(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(44))
         return o == 0
 
-def TopicListStart(builder): builder.StartObject(21)
+    # All below since 1.3. How long a failed message waits: see Deliver.
+    # TopicList
+    def RetryFirstMs(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(46))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 8))
+        return 0
+
+    # TopicList
+    def RetryFirstMsAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(46))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Int64Flags, o)
+        return 0
+
+    # TopicList
+    def RetryFirstMsLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(46))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # TopicList
+    def RetryFirstMsIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(46))
+        return o == 0
+
+    # 100..100000.
+    # TopicList
+    def RetryFactorPercent(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(48))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 8))
+        return 0
+
+    # TopicList
+    def RetryFactorPercentAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(48))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Int64Flags, o)
+        return 0
+
+    # TopicList
+    def RetryFactorPercentLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(48))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # TopicList
+    def RetryFactorPercentIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(48))
+        return o == 0
+
+    # TopicList
+    def RetryCapMs(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(50))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 8))
+        return 0
+
+    # TopicList
+    def RetryCapMsAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(50))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Int64Flags, o)
+        return 0
+
+    # TopicList
+    def RetryCapMsLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(50))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # TopicList
+    def RetryCapMsIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(50))
+        return o == 0
+
+    # 0..100.
+    # TopicList
+    def RetryJitterPercent(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(52))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 8))
+        return 0
+
+    # TopicList
+    def RetryJitterPercentAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(52))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Int64Flags, o)
+        return 0
+
+    # TopicList
+    def RetryJitterPercentLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(52))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # TopicList
+    def RetryJitterPercentIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(52))
+        return o == 0
+
+    # Where the gateway sends this topic's messages; empty: nowhere.
+    # TopicList
+    def PushUrlOffsets(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(54))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Uint32Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 4))
+        return 0
+
+    # TopicList
+    def PushUrlOffsetsAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(54))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Uint32Flags, o)
+        return 0
+
+    # TopicList
+    def PushUrlOffsetsLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(54))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # TopicList
+    def PushUrlOffsetsIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(54))
+        return o == 0
+
+    # TopicList
+    def PushUrl(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(56))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Uint8Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 1))
+        return 0
+
+    # TopicList
+    def PushUrlAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(56))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Uint8Flags, o)
+        return 0
+
+    # TopicList
+    def PushUrlLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(56))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # TopicList
+    def PushUrlIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(56))
+        return o == 0
+
+    # TopicList
+    def PushTimeoutMs(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(58))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 8))
+        return 0
+
+    # TopicList
+    def PushTimeoutMsAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(58))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Int64Flags, o)
+        return 0
+
+    # TopicList
+    def PushTimeoutMsLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(58))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # TopicList
+    def PushTimeoutMsIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(58))
+        return o == 0
+
+    # Most requests at a time, per gateway.
+    # TopicList
+    def PushConcurrency(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(60))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 8))
+        return 0
+
+    # TopicList
+    def PushConcurrencyAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(60))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Int64Flags, o)
+        return 0
+
+    # TopicList
+    def PushConcurrencyLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(60))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # TopicList
+    def PushConcurrencyIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(60))
+        return o == 0
+
+    # Most requests per second, per gateway. 0: no limit.
+    # TopicList
+    def PushRate(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(62))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 8))
+        return 0
+
+    # TopicList
+    def PushRateAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(62))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Int64Flags, o)
+        return 0
+
+    # TopicList
+    def PushRateLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(62))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # TopicList
+    def PushRateIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(62))
+        return o == 0
+
+    # Of SECRETS and ROTATE alone, a column by itself: the valid secrets, the newest first. "whsec_" and base64.
+    # TopicList
+    def SecretsOffsets(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(64))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Uint32Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 4))
+        return 0
+
+    # TopicList
+    def SecretsOffsetsAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(64))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Uint32Flags, o)
+        return 0
+
+    # TopicList
+    def SecretsOffsetsLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(64))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # TopicList
+    def SecretsOffsetsIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(64))
+        return o == 0
+
+    # TopicList
+    def Secrets(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(66))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Uint8Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 1))
+        return 0
+
+    # TopicList
+    def SecretsAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(66))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Uint8Flags, o)
+        return 0
+
+    # TopicList
+    def SecretsLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(66))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # TopicList
+    def SecretsIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(66))
+        return o == 0
+
+def TopicListStart(builder): builder.StartObject(32)
 def TopicListAddStatus(builder, status): builder.PrependUint8Slot(0, status, 0)
 def TopicListAddDetail(builder, detail): builder.PrependUOffsetTRelativeSlot(1, flatbuffers.number_types.UOffsetTFlags.py_type(detail), 0)
 def TopicListAddNamesOffsets(builder, namesOffsets): builder.PrependUOffsetTRelativeSlot(2, flatbuffers.number_types.UOffsetTFlags.py_type(namesOffsets), 0)
@@ -5085,6 +5427,28 @@ def TopicListAddKindOffsets(builder, kindOffsets): builder.PrependUOffsetTRelati
 def TopicListStartKindOffsetsVector(builder, numElems): return builder.StartVector(4, numElems, 4)
 def TopicListAddKind(builder, kind): builder.PrependUOffsetTRelativeSlot(20, flatbuffers.number_types.UOffsetTFlags.py_type(kind), 0)
 def TopicListStartKindVector(builder, numElems): return builder.StartVector(1, numElems, 1)
+def TopicListAddRetryFirstMs(builder, retryFirstMs): builder.PrependUOffsetTRelativeSlot(21, flatbuffers.number_types.UOffsetTFlags.py_type(retryFirstMs), 0)
+def TopicListStartRetryFirstMsVector(builder, numElems): return builder.StartVector(8, numElems, 8)
+def TopicListAddRetryFactorPercent(builder, retryFactorPercent): builder.PrependUOffsetTRelativeSlot(22, flatbuffers.number_types.UOffsetTFlags.py_type(retryFactorPercent), 0)
+def TopicListStartRetryFactorPercentVector(builder, numElems): return builder.StartVector(8, numElems, 8)
+def TopicListAddRetryCapMs(builder, retryCapMs): builder.PrependUOffsetTRelativeSlot(23, flatbuffers.number_types.UOffsetTFlags.py_type(retryCapMs), 0)
+def TopicListStartRetryCapMsVector(builder, numElems): return builder.StartVector(8, numElems, 8)
+def TopicListAddRetryJitterPercent(builder, retryJitterPercent): builder.PrependUOffsetTRelativeSlot(24, flatbuffers.number_types.UOffsetTFlags.py_type(retryJitterPercent), 0)
+def TopicListStartRetryJitterPercentVector(builder, numElems): return builder.StartVector(8, numElems, 8)
+def TopicListAddPushUrlOffsets(builder, pushUrlOffsets): builder.PrependUOffsetTRelativeSlot(25, flatbuffers.number_types.UOffsetTFlags.py_type(pushUrlOffsets), 0)
+def TopicListStartPushUrlOffsetsVector(builder, numElems): return builder.StartVector(4, numElems, 4)
+def TopicListAddPushUrl(builder, pushUrl): builder.PrependUOffsetTRelativeSlot(26, flatbuffers.number_types.UOffsetTFlags.py_type(pushUrl), 0)
+def TopicListStartPushUrlVector(builder, numElems): return builder.StartVector(1, numElems, 1)
+def TopicListAddPushTimeoutMs(builder, pushTimeoutMs): builder.PrependUOffsetTRelativeSlot(27, flatbuffers.number_types.UOffsetTFlags.py_type(pushTimeoutMs), 0)
+def TopicListStartPushTimeoutMsVector(builder, numElems): return builder.StartVector(8, numElems, 8)
+def TopicListAddPushConcurrency(builder, pushConcurrency): builder.PrependUOffsetTRelativeSlot(28, flatbuffers.number_types.UOffsetTFlags.py_type(pushConcurrency), 0)
+def TopicListStartPushConcurrencyVector(builder, numElems): return builder.StartVector(8, numElems, 8)
+def TopicListAddPushRate(builder, pushRate): builder.PrependUOffsetTRelativeSlot(29, flatbuffers.number_types.UOffsetTFlags.py_type(pushRate), 0)
+def TopicListStartPushRateVector(builder, numElems): return builder.StartVector(8, numElems, 8)
+def TopicListAddSecretsOffsets(builder, secretsOffsets): builder.PrependUOffsetTRelativeSlot(30, flatbuffers.number_types.UOffsetTFlags.py_type(secretsOffsets), 0)
+def TopicListStartSecretsOffsetsVector(builder, numElems): return builder.StartVector(4, numElems, 4)
+def TopicListAddSecrets(builder, secrets): builder.PrependUOffsetTRelativeSlot(31, flatbuffers.number_types.UOffsetTFlags.py_type(secrets), 0)
+def TopicListStartSecretsVector(builder, numElems): return builder.StartVector(1, numElems, 1)
 def TopicListEnd(builder): return builder.EndObject()
 
 

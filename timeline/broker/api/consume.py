@@ -33,6 +33,7 @@ from timeline.model import (
     LeavingReason,
     Operation,
     Status,
+    TopicSettings,
 )
 from timeline.wire import (
     Beat,
@@ -253,7 +254,7 @@ class ConsumeStream:
                     continue
                 batch = item
                 self._earned = min(MOST_EARNED, self._earned + len(item))
-                frame: Frame = deliver(item, now_ms, dealer.topic.settings.max_deliveries)
+                frame: Frame = deliver(item, now_ms, dealer.topic.settings)
             elif isinstance(item, LeaveNotice):
                 frame = Leaving(item.reason, item.text)
             else:
@@ -273,8 +274,8 @@ class ConsumeStream:
                 return
 
 
-def deliver(batch: LeasedBatch, pushed_ms: int, max_deliveries: int) -> Deliver:
-    """Return the frame that brings a batch to its consumer. `max_deliveries` is the topic's."""
+def deliver(batch: LeasedBatch, pushed_ms: int, settings: TopicSettings) -> Deliver:
+    """Return the frame that brings a batch to its consumer. `settings` are the topic's."""
     rows = batch.rows
     assert rows.payloads is not None and rows.headers is not None
     return Deliver.of(
@@ -285,7 +286,11 @@ def deliver(batch: LeasedBatch, pushed_ms: int, max_deliveries: int) -> Deliver:
         lease_until_ms=rows.due_ms,
         headers=rows.headers if rows.headers.nbytes else None,
         tags=rows.tags if rows.tags.nbytes else None,
-        max_deliveries=max_deliveries,
+        max_deliveries=settings.max_deliveries,
+        retry_first_ms=settings.retry_first_ms,
+        retry_factor_percent=settings.retry_factor_percent,
+        retry_cap_ms=settings.retry_cap_ms,
+        retry_jitter_percent=settings.retry_jitter_percent,
     )
 
 

@@ -92,7 +92,7 @@ class PullHandler:
         batches = [alive for batch in batches if len(alive := batch.where(batch.rows.due_ms > now_ms))]
         if not batches:
             return encode(_nothing(now_ms, consumer.id.decode()))
-        frame = deliver(LeasedBatch.concat(batches), now_ms, topic.settings.max_deliveries)
+        frame = deliver(LeasedBatch.concat(batches), now_ms, topic.settings)
         frame.holder = consumer.id.decode()
         data = encode(frame)
         sent_ms = self._clock.now_ms()

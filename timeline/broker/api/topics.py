@@ -40,7 +40,7 @@ class TopicAccess:
         return topic
 
     async def answer(self, asked: Topics, caller: Principal) -> TopicList:
-        """List, create, change or drop. Raise StoreError."""
+        """List, create, change or drop, or return or rotate the secrets of webhooks. Raise StoreError."""
         catalog, before = self.catalog, self.catalog.known(asked.name)
         try:
             if asked.action is TopicAction.LIST:
@@ -53,6 +53,10 @@ class TopicAccess:
                 topic: Topic | None = await catalog.create(asked.name, asked.settings)
             elif asked.action is TopicAction.UPDATE:
                 topic = await catalog.update(asked.name, asked.settings, asked.revision)
+            elif asked.action is TopicAction.ROTATE:
+                topic = await catalog.update(asked.name, {}, asked.revision, rotate=True)
+            elif asked.action is TopicAction.SECRETS:
+                topic = await catalog.find(asked.name)
             else:
                 topic = await catalog.drop(asked.name)
         except Invalid as bad:
@@ -61,9 +65,10 @@ class TopicAccess:
             return TopicList(Status.EXISTS.code, conflict.reason, ())
         if topic is None:
             return TopicList(Status.NOT_FOUND.code, f"there is no topic {asked.name!r}", ())
-        if asked.action is TopicAction.DROP or topic != before:
+        if asked.action is TopicAction.DROP or (topic != before and asked.action is not TopicAction.SECRETS):
             self._changed()
-        return TopicList(Status.OK.code, "", (topic,))
+        asks = asked.action in (TopicAction.SECRETS, TopicAction.ROTATE)
+        return TopicList(Status.OK.code, "", (topic,), catalog.secrets(topic) if asks else ())
 
 
 def permit(why: str) -> None:

@@ -25,7 +25,6 @@ from timeline.driver.times import shown_time
 from timeline.errors import Closed, Invalid, NotFound, TimelineError, explain
 from timeline.wording import shown_lateness
 
-BACKOFF_FIRST_S, BACKOFF_CAP_S = 1.0, 3600.0
 QUIET_S = 0.5
 PARTING_S = 1.0
 """Longest time for an orderly end after a signal, with nothing in flight. Without a broker the wait would be long."""
@@ -206,9 +205,9 @@ class Taker:
             settling, what = delivery.ack(timeout=patience_s), "ack"
         else:
             self.failed += 1
-            back_s = min(BACKOFF_FIRST_S * 2.0 ** min(delivery.deliveries - 1, 30), BACKOFF_CAP_S)
-            settling, what = delivery.release(in_=back_s, reason=said, timeout=patience_s), "release"
-            then = f", again in {back_s:g}s"
+            wait = delivery.retry_in
+            settling, what = delivery.release(in_=wait, reason=said, timeout=patience_s), "release"
+            then = f", again in {wait.total_seconds():g}s"
         try:
             await _answered(delivery, settling)
         except TimelineError as error:

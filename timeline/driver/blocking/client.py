@@ -262,6 +262,7 @@ class SyncTimeline(Blocking):
 
     create_topic = blocking(Timeline.create_topic)
     update_topic = blocking(Timeline.update_topic)
+    topic_secrets = blocking(Timeline.topic_secrets)
     pause_topic = blocking(Timeline.pause_topic)
     resume_topic = blocking(Timeline.resume_topic)
     drop_topic = blocking(Timeline.drop_topic)

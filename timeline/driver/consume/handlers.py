@@ -13,6 +13,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -20,7 +21,7 @@ from timeline import tracing
 from timeline.driver.blocking.calls import SyncDelivery
 from timeline.driver.delivery import Delivery, LeaseHolder
 from timeline.driver.message import Randomness
-from timeline.driver.times import Duration, When, duration_ms, shown
+from timeline.driver.times import Duration, When, duration_ms, grown_ms, shown
 from timeline.driver.transport.client_context import FORKED
 from timeline.errors import Closed, Invalid, TimelineError, Unknown
 from timeline.model import DELIVERED_OUT, MAX_REASON_BYTES
@@ -55,8 +56,7 @@ class Backoff:
     def delay_ms(self, deliveries: int, random: Randomness) -> int:
         """Return the wait in ms after the `deliveries`-th delivery failed."""
         first_ms, cap_ms = duration_ms(self.first, "first"), duration_ms(self.cap, "cap")
-        # Every cap is below 2^64 times the first wait. Larger powers would overflow.
-        grown = min(float(cap_ms), first_ms * min(self.factor ** min(deliveries - 1, 64), 2.0**64))
+        grown = grown_ms(first_ms, self.factor, cap_ms, deliveries)
         return max(0, round(grown * (1.0 + self.jitter * (2.0 * random.random() - 1.0))))
 
 
@@ -172,7 +172,7 @@ class _Crew:
         take: Take,
         handler: Handler,
         concurrency: int,
-        backoff: Backoff,
+        backoff: Backoff | None,
         timeout_ms: int | None,
     ) -> None:
         self.take = take
@@ -257,7 +257,10 @@ class _Crew:
             return
         if await self._buried(delivery, reason, error):
             return
-        wait_ms = self.backoff.delay_ms(delivery.deliveries, self.consumer.random)
+        if self.backoff is None:
+            wait_ms = round(delivery.retry_in / timedelta(milliseconds=1))
+        else:
+            wait_ms = self.backoff.delay_ms(delivery.deliveries, self.consumer.random)
         log.warning("the handler of %r failed, again in %d ms: %s", delivery.id, wait_ms, reason, exc_info=error)
         await self._settle(delivery, partial(delivery.release, in_=wait_ms / 1000.0, reason=_short(reason)))
 
@@ -416,7 +419,7 @@ async def run_handlers(
     timeout_ms = None if timeout is None else duration_ms(timeout, "timeout", least_ms=1)
     grace_ms = duration_ms(grace, "grace")
     consumer.open(credit=2 * concurrency)
-    crew = _Crew(consumer, take, handler, concurrency, backoff or Backoff(), timeout_ms)
+    crew = _Crew(consumer, take, handler, concurrency, backoff, timeout_ms)
     workers = {asyncio.create_task(crew.work(), name=f"handler {number}") for number in range(concurrency)}
     keeper = asyncio.create_task(crew.keep(), name="extending leases")
     uninstall = _on_sigterm(consumer.stop_taking)

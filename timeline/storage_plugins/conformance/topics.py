@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 
 import numpy as np
 
-from timeline.model import Operation, Status, Topic
+from timeline.model import Operation, PushSecret, Status, Topic
 from timeline.storage_plugins.conformance.suite import check
 from timeline.storage_plugins.conformance.trial import T0, StoreViolation, Trial, expect, expect_equal, named, statuses
 from timeline.storage_plugins.contract import (
@@ -36,7 +36,10 @@ async def _expect_conflict(update: Awaitable[Topic], what: str) -> None:
 @check()
 async def check_topic_is_stored_as_given(trial: Trial) -> None:
     """A created topic is listed as it was given, and its name may be any printable text, compared exactly."""
-    record = trial.record(buckets=3, lease_ms=5_000, remember_ms=60_000, paused=True, max_rate_per_s=7)
+    record = trial.record(buckets=3, lease_ms=5_000, remember_ms=60_000, paused=True, max_rate_per_s=7, push_rate=9)
+    settings = dataclasses.replace(record.settings, push_url="https://a/?b=%27")
+    secrets = (PushSecret("whsec_/+8="), PushSecret("whsec_AA==", T0))
+    record = dataclasses.replace(record, settings=settings, secrets=secrets)
     odd = [dataclasses.replace(record, name=record.name + end, uid=record.uid + at) for at, end in enumerate(_ENDS, 1)]
     for topic in (record, *odd):
         trial.drop_later(topic)

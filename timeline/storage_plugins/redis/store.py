@@ -267,8 +267,8 @@ def topic_of(text: bytes) -> Topic:
         revision, created_ms = int(record["revision"]), int(record["created_ms"])
     except (ArithmeticError, KeyError, RecursionError, TypeError, ValueError) as bad:
         raise spoilt("", f"{text!r:.80} is none") from bad
-    settings, newer = read_settings(name, told)
-    return Topic(name, uid, settings, revision, created_ms, newer)
+    settings, newer, secrets = read_settings(name, told)
+    return Topic(name, uid, settings, revision, created_ms, newer, secrets)
 
 
 def key_of(server: Server) -> bytes:

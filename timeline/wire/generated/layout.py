@@ -66,7 +66,7 @@ ENUMS: dict[str, dict[str, int]] = {
     'SettleFlag': {'AT': 1, 'UNSEEN': 2},
     'State': {'ABSENT': 0, 'SETTLED': 1, 'WAITING': 2, 'AVAILABLE': 3, 'LEASED': 4, 'DEAD': 5},
     'Status': {'OK': 0, 'INVALID': 1, 'TOO_LARGE': 2, 'THROTTLED': 3, 'NOT_FOUND': 4, 'FORBIDDEN': 5, 'FENCED': 6, 'LEASED': 7, 'DEAD': 8, 'EXISTS': 9, 'DUPLICATE': 10, 'EXPIRED': 11, 'UNAVAILABLE': 12, 'UNKNOWN': 13},
-    'TopicAction': {'LIST': 0, 'CREATE': 1, 'UPDATE': 2, 'DROP': 3},
+    'TopicAction': {'LIST': 0, 'CREATE': 1, 'UPDATE': 2, 'DROP': 3, 'SECRETS': 4, 'ROTATE': 5},
 }
 
 # table: (field, type, place in the vtable, default)
@@ -136,6 +136,10 @@ TABLES: dict[str, tuple[tuple[str, str, int, int | float], ...]] = {
         ('tags', '[ubyte]', 36, 0),
         ('max_deliveries', 'uint', 38, 0),
         ('holder', 'string', 40, 0),
+        ('retry_first_ms', 'long', 42, 1000),
+        ('retry_factor_percent', 'long', 44, 200),
+        ('retry_cap_ms', 'long', 46, 3600000),
+        ('retry_jitter_percent', 'long', 48, 20),
     ),
     'Forecast': (
         ('topic', 'string', 4, 0),
@@ -383,6 +387,17 @@ TABLES: dict[str, tuple[tuple[str, str, int, int | float], ...]] = {
         ('paused', '[ubyte]', 40, 0),
         ('kind_offsets', '[uint]', 42, 0),
         ('kind', '[ubyte]', 44, 0),
+        ('retry_first_ms', '[long]', 46, 0),
+        ('retry_factor_percent', '[long]', 48, 0),
+        ('retry_cap_ms', '[long]', 50, 0),
+        ('retry_jitter_percent', '[long]', 52, 0),
+        ('push_url_offsets', '[uint]', 54, 0),
+        ('push_url', '[ubyte]', 56, 0),
+        ('push_timeout_ms', '[long]', 58, 0),
+        ('push_concurrency', '[long]', 60, 0),
+        ('push_rate', '[long]', 62, 0),
+        ('secrets_offsets', '[uint]', 64, 0),
+        ('secrets', '[ubyte]', 66, 0),
     ),
     'TopicLoads': (
         ('topics_offsets', '[uint]', 4, 0),
