@@ -1,0 +1,61 @@
+"""The circuit of one host."""
+
+from __future__ import annotations
+
+from timeline.gateway.push.circuit import CAP_MS, Circuit
+
+
+def opened(failures: int = 3) -> Circuit:
+    circuit = Circuit(lambda: 0.0, failures)
+    for _ in range(failures):
+        assert circuit.admit(0.0)
+        circuit.failed(0.0)
+    return circuit
+
+
+def test_it_opens_after_failures_in_a_row_alone() -> None:
+    circuit = Circuit(lambda: 0.0, 3)
+    for _ in range(10):
+        circuit.failed(0.0)
+        circuit.failed(0.0)
+        circuit.succeeded()
+    assert circuit.admit(0.0) and not circuit.open
+    assert not opened().admit(999.0)
+
+
+def test_one_probe_goes_at_a_time_and_decides() -> None:
+    circuit = opened()
+    assert circuit.wait_ms(400.0) == 600.0
+    assert circuit.admit(1_000.0)
+    assert not circuit.admit(1_000.0) and circuit.wait_ms(9_999.0) == float("inf")
+    circuit.failed(1_500.0)
+    assert circuit.wait_ms(1_500.0) == 2_000.0, "twice as long"
+    assert circuit.admit(3_500.0)
+    circuit.succeeded()
+    assert circuit.wait_ms(3_500.0) == 0 and circuit.admit(3_500.0) and circuit.admit(3_500.0)
+
+
+def test_requests_from_before_do_not_lengthen_the_wait() -> None:
+    circuit = opened()
+    for _ in range(50):
+        circuit.failed(10.0)
+    assert circuit.wait_ms(10.0) == 990.0
+
+
+def test_the_wait_is_bounded_and_varies() -> None:
+    circuit = Circuit(lambda: 1.0, 1)
+    now_ms = 0.0
+    for _ in range(40):
+        assert circuit.admit(now_ms)
+        circuit.failed(now_ms)
+        now_ms += circuit.wait_ms(now_ms)
+    circuit.admit(now_ms)
+    circuit.failed(now_ms)
+    assert abs(circuit.wait_ms(now_ms) - CAP_MS * 1.2) < 1e-3
+
+
+def test_a_probe_that_says_nothing_lets_another_one_try() -> None:
+    circuit = opened()
+    assert circuit.admit(1_000.0)
+    circuit.given_up()
+    assert circuit.admit(1_000.0)

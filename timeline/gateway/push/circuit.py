@@ -1,0 +1,61 @@
+"""The circuit of one host: after failures in a row it opens, and nothing is sent; then one request tries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+FAILURES = 5
+FIRST_MS = 1_000.0
+CAP_MS = 60_000.0
+
+
+class Circuit:
+    """Closed: requests go. Open: none goes until a time. Half-open: one goes, and its answer decides.
+
+    Times are monotonic milliseconds. `random`: returns 0 to 1. Each wait is up to a fifth longer, so that gateways do
+    not try at one time.
+    """
+
+    def __init__(self, random: Callable[[], float], failures: int = FAILURES) -> None:
+        self._random, self._most = random, failures
+        self._failed = self._opened = 0
+        self._until_ms = 0.0
+        self._probing = False
+
+    @property
+    def open(self) -> bool:
+        """Whether the last requests failed, and no later one succeeded."""
+        return self._opened > 0
+
+    def wait_ms(self, now_ms: float) -> float:
+        """Return how long nothing may be sent. 0: something may. Infinite: not before the probe's answer."""
+        if not self.open:
+            return 0.0
+        return float("inf") if self._probing else max(0.0, self._until_ms - now_ms)
+
+    def admit(self, now_ms: float) -> bool:
+        """Return whether a request may go now. If the circuit is open, it is the probe: tell its end."""
+        if self.wait_ms(now_ms) > 0:
+            return False
+        self._probing = self.open
+        return True
+
+    def succeeded(self) -> None:
+        """Note an answer of a receiver that works, whatever it said about the message."""
+        self._failed = self._opened = 0
+        self._probing = False
+
+    def failed(self, now_ms: float) -> None:
+        """Note a request without an answer, or with one that says that the receiver does not work."""
+        self._failed += 1
+        if self.open and not self._probing:
+            return  # sent before it opened
+        if self._probing or self._failed >= self._most:
+            wait_ms = min(CAP_MS, FIRST_MS * 2.0 ** min(self._opened, 16))
+            self._until_ms = now_ms + wait_ms * (1.0 + self._random() / 5.0)
+            self._opened += 1
+            self._probing = False
+
+    def given_up(self) -> None:
+        """Note a request that ended without saying anything about the receiver. Another one may try."""
+        self._probing = False
