@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.broker.link import Link, broker, stands, statuses
+from timeline.broker.api import pull
 from timeline.broker.limits import Limits
 from timeline.columns import Ragged
 from timeline.model import Operation, State, Status
@@ -94,6 +95,32 @@ async def test_a_take_returns_when_something_comes_due() -> None:
         assert got.ids.tolist() == [b"a"]
         assert got.pushed_ms >= int(got.due_ms[0])
         assert len(link.node.service.streams) == 0
+
+
+async def test_takes_that_come_during_a_lease_call_are_served_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were answered that there was nothing, though messages were due: the call had begun before them."""
+    monkeypatch.setattr(pull, "LEAST_WAIT_MS", 0)
+    async with broker() as link:
+        assert len((await take(link)).ids) == 0
+        (dealer,) = link.node.dealers
+        lease, leasing, go_on = dealer._lease, asyncio.Event(), asyncio.Event()
+
+        async def slow_lease(*given: Any) -> Any:
+            leasing.set()
+            await go_on.wait()
+            return await lease(*given)
+
+        dealer._lease = slow_lease  # type: ignore[method-assign]
+        await put(link, ["a", "b", "c"])
+        first = asyncio.ensure_future(take(link, 1, LONG))
+        await leasing.wait()
+        others = [asyncio.ensure_future(take(link, 1)) for _ in range(3)]
+        await waiting(link, 4)
+        for _ in range(100):
+            await asyncio.sleep(0)  # their own wait is over
+        go_on.set()
+        taken = [len((await one).ids) for one in (first, *others)]
+        assert taken == [1, 1, 1, 0], "the last one learns that there is nothing more"
 
 
 async def test_a_take_of_nothing_is_empty_and_leaves_no_credit() -> None:

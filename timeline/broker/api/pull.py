@@ -6,7 +6,6 @@ when none has come for a while. So a Take writes nothing to the membership.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 import numpy as np
@@ -30,8 +29,8 @@ from timeline.wording import no_such_topic, shown_duration
 LEAST_WAIT_MS = 20
 """A Take that does not wait has this long, so that the store is asked once."""
 ROUND_S = 2.0
-"""How much longer it waits for a lease call that has begun. Its messages would be released, and leased again for the
-next Take."""
+"""How much longer it waits for lease calls that are under way or have to begin. What they lease would be released, and
+leased again for the next Take. An answer without messages would say that nothing is due."""
 MOST_LEASES = 16
 """Different leases that Takes of one topic may ask for besides the topic's. Each has a consumer of its own."""
 NAME_BYTES = 200
@@ -76,7 +75,9 @@ class PullHandler:
             try:
                 await wait_within(take.over, max(LEAST_WAIT_MS, asked.wait_ms) / 1000.0)
                 if not (take.batches or consumer.gone):
-                    await _round_over(dealer)
+                    take.over.clear()
+                    dealer.tell_asleep(take.over)
+                    await wait_within(take.over, ROUND_S)
             finally:
                 consumer.end(take, self._clock.monotonic_ms())
             if not take.batches and consumer.dropped:
@@ -179,15 +180,6 @@ class PullHandler:
             answers = refusals.merge(done)
         note_settles(self._metrics, asked.topic, asked, answers)
         return Settled(asked.request, answers, self._clock.now_ms())
-
-
-async def _round_over(dealer: Dealer) -> None:
-    """Return when no lease call of the dealer is under way, or after a while."""
-    try:
-        async with asyncio.timeout(ROUND_S):
-            await dealer.round_over()
-    except TimeoutError:
-        pass
 
 
 def _nothing(now_ms: int, holder: str) -> Deliver:

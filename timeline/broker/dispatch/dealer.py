@@ -135,6 +135,8 @@ class Dealer:
         """Consumers that are being given what they hold."""
         self._between_rounds = asyncio.Event()
         self._between_rounds.set()
+        self._asleep = False
+        self._told_asleep: list[asyncio.Event] = []
 
     def wake(self) -> None:
         """There is more credit, or a consumer is healthy again."""
@@ -259,11 +261,23 @@ class Dealer:
 
     async def _sleep(self, wait_ms: float) -> None:
         """Sleep until something changes, at most `wait_ms`."""
-        if wait_ms == math.inf:
-            await self._wake.wait()
-        elif not self._wake.is_set():
-            await wait_within(self._wake, wait_ms / 1000.0)
+        if not self._wake.is_set():
+            self._asleep = True
+            for event in self._told_asleep:
+                event.set()
+            self._told_asleep.clear()
+            try:
+                await (self._wake.wait() if wait_ms == math.inf else wait_within(self._wake, wait_ms / 1000.0))
+            finally:
+                self._asleep = False
         self._wake.clear()
+
+    def tell_asleep(self, event: asyncio.Event) -> None:
+        """Set `event` once nothing can be leased at that moment: no lease call is under way, and none has to begin."""
+        if self._asleep and not self._wake.is_set():
+            event.set()
+        else:
+            self._told_asleep.append(event)
 
     def _wait_ms(self) -> float:
         """Return how long until there is something to lease. 0: now. Record the present cause of lateness."""
@@ -488,10 +502,6 @@ class Dealer:
         self._causes.jumped(before_ms, after_ms)
         self._set_timer()
         self.look()
-
-    async def round_over(self) -> None:
-        """Return when no lease call is under way."""
-        await self._between_rounds.wait()
 
     async def quiet(self) -> None:
         """Return when no lease call is under way and all unseen leases are released."""
