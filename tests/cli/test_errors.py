@@ -8,7 +8,7 @@ import pytest
 
 import timeline
 from tests.cli.conftest import Call
-from timeline.cli.app import exit_code_of, explain
+from timeline.cli.app import exit_code_of
 from timeline.errors import (
     STAYS,
     Closed,
@@ -21,6 +21,7 @@ from timeline.errors import (
     TimelineError,
     Unavailable,
     Unknown,
+    explain,
 )
 from timeline.storage_plugins.contract import StoreRefused
 

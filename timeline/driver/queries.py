@@ -334,13 +334,14 @@ class Queries:
         holder: str = "",
         payload: bool = False,
         limit: int = 0,
+        cursor: bytes = b"",
         timeout: Duration | None = None,
     ) -> AsyncIterator[ScanPage]:
         """Yield the pages of a scan, as columns (`page.rows`). See `scan`.
 
         It continues at another broker when one goes away. `timeout`: the longest time without a page. `ids`: only these
         messages. `buckets`: a pair (first, end), end excluded. `holder`: only messages that this consumer holds under a
-        live lease, whatever else is asked.
+        live lease, whatever else is asked. `cursor`: that of a page of the same scan, which continues after it.
         """
         self._context.check()
         from_ms, to_ms = wanted_due(due)
@@ -357,6 +358,7 @@ class Queries:
             ids=None if ids is None else encode_ids(ids),
             payload=payload,
             limit=limit,
+            cursor=cursor,
             bucket_from=bucket_from,
             bucket_to=bucket_to,
             holder=encode_text(holder, "a holder", MAX_HOLDER_BYTES) if holder else "",

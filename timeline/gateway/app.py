@@ -19,12 +19,15 @@ from timeline.gateway.clients import CallerClient
 from timeline.gateway.document import openapi_config
 from timeline.gateway.observing import Observed
 from timeline.gateway.requests import ApiRequest
-from timeline.gateway.routes import leases, messages, pages
+from timeline.gateway.routes import leases, many, messages, pages, reading, topics
 from timeline.gateway.service import HttpGateway, gateway_of
 
 CALLS: tuple[Any, ...] = (
     messages.put, messages.show, messages.move, messages.cancel,
-    leases.lease, leases.ack, leases.extend, leases.release, leases.bury,
+    leases.lease, leases.stream, leases.ack, leases.extend, leases.release, leases.bury,
+    many.move_tag, many.cancel_tag, many.revive, many.purge,
+    reading.list_, reading.dead, reading.why, reading.late, reading.forecast, reading.cluster,
+    topics.list_, topics.show, topics.create, topics.update, topics.drop,
 )  # fmt: skip
 PAGES: tuple[Any, ...] = (pages.healthz, pages.readyz, pages.metrics, pages.openapi, pages.docs)
 

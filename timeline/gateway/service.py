@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -57,6 +57,12 @@ class GatewaySettings:
         return not config.is_loopback(config.split_address(self.listen)[0])
 
 
+class Settling(Protocol):
+    """Something that gives out deliveries, and learns here which of them were settled."""
+
+    def settled(self, receipts: Iterable[str]) -> None: ...
+
+
 class Part(Protocol):
     """Something that runs beside the calls, from start to end."""
 
@@ -74,6 +80,7 @@ class HttpGateway:
         self.bodies = BodyBudget()
         self.metrics = GatewayMetrics()
         self.stopping = asyncio.Event()
+        self.streams: set[Settling] = set()
         self._looked_ms = -LOOK_MS
         self._not_ready = "no broker was asked yet"
         self._looking = asyncio.Lock()

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
-from timeline.model import DEFAULT_GROUP, Status
+from timeline.driver.brokers import BrokerStanding
+from timeline.model import DEFAULT_GROUP, Status, TopicSettings
 
 When = Annotated[
     str | int | None,
@@ -202,6 +203,131 @@ class Stored(Struct, kw_only=True, omit_defaults=True):
     payload: Raw | UnsetType = UNSET
     payload_text: str | None = None
     payload_base64: str | None = None
+
+
+class StoredMessages(Struct):
+    """One page of a list, in no order. `cursor` gets the next one; null at the end."""
+
+    messages: list[Stored]
+    cursor: str | None
+
+
+class LateMessage(Struct, kw_only=True):
+    """A delivery that was more than 50 ms late, or a due message that nobody has."""
+
+    topic: str
+    id: str
+    consumer: str | None
+    due: str
+    delivered: str
+    late_ms: int
+    cause: str
+    why: str
+    advice: str
+
+
+class LateMessages(Struct):
+    """Late deliveries, the oldest first. `unreachable`: brokers whose part is missing."""
+
+    deliveries: list[LateMessage]
+    causes: dict[str, int]
+    dropped: int
+    unreachable: list[str]
+
+
+class WhyAnswer(Struct, kw_only=True):
+    """Why a message was late, or what it waits for. `text` says it in sentences."""
+
+    topic: str
+    id: str
+    text: list[str]
+    late: list[LateMessage]
+    kept: LateMessage | None
+    message: Stored | None
+    unreachable: list[str]
+
+
+class ForecastStep(Struct):
+    """How many messages come due from `start` to `end`, excluded."""
+
+    start: str
+    end: str
+    count: int
+
+
+class ForecastAnswer(Struct, kw_only=True):
+    """What comes due within the window. `overdue`: due before it. `exact`: false if the store estimates."""
+
+    topic: str
+    total: int
+    overdue: int
+    exact: bool
+    steps: list[ForecastStep]
+
+
+class DeadLetters(Asked):
+    """Which dead letters: `ids`, all of a `tag`, or `all` of the group. Revive: when they are due; default: now."""
+
+    ids: list[str] | None = None
+    tag: str | None = None
+    all: bool = False
+    group: str = DEFAULT_GROUP
+
+
+class ReviveLetters(DeadLetters):
+    """Which dead letters, and when they are due again. Default: now."""
+
+    at: When = None
+    in_: Length = field(default=None, name="in")
+
+
+class LettersAnswer(Struct, kw_only=True):
+    """How many letters have each status. `results`: of all `ids`; else the first failures."""
+
+    counts: dict[str, int]
+    results: list[PutAnswer]
+    omitted: int
+
+
+class NewTopic(Asked):
+    """Settings of a topic. Durations are texts, such as "30s", or seconds. Default: those of the server."""
+
+    lease: Length = None
+    max_lease: Length = None
+    max_payload_bytes: int | None = None
+    horizon: Length = None
+    max_deliveries: int | None = None
+    redelivery_backoff: Length = None
+    dead_retention: Length = None
+    remember: Length = None
+    lease_ahead: Length = None
+    max_rate_per_s: int | None = None
+    paused: bool | None = None
+    buckets: int | None = None
+    kind: str | None = None
+
+
+class TopicAnswer(Struct):
+    """A topic with its settings. Durations are milliseconds, as their names say."""
+
+    name: str
+    settings: TopicSettings
+    revision: int
+    created: str | None
+    uid: str
+
+
+class TopicAnswers(Struct):
+    """All topics, by name."""
+
+    topics: list[TopicAnswer]
+
+
+class ClusterAnswer(Struct):
+    """The status of all brokers. `unreachable`: addresses that did not answer, with the reason."""
+
+    brokers: list[BrokerStanding]
+    unreachable: dict[str, str]
 
 
 class Problem(Struct, kw_only=True, omit_defaults=True):

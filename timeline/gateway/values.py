@@ -12,10 +12,11 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 from msgspec import Raw, UnsetType
 
+from timeline.driver.consume.pull import PulledDelivery
 from timeline.driver.message import Message, about
 from timeline.driver.times import Duration, When, as_datetime, duration_ms, instant_ms, shown
 from timeline.errors import Invalid
-from timeline.gateway.shapes import NewMessage
+from timeline.gateway.shapes import LeasedMessage, NewMessage
 from timeline.model import DEFAULT_GROUP
 
 T = TypeVar("T")
@@ -154,3 +155,20 @@ def iso_or_none(at_ms: int) -> str | None:
 def iso(at_ms: int) -> str:
     """Return a time as RFC 3339 in UTC with milliseconds."""
     return as_datetime(at_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def leased_message(one: PulledDelivery) -> LeasedMessage:
+    """Return a delivery for an answer."""
+    headers = one.headers
+    return LeasedMessage(
+        id=one.id,
+        receipt=one.receipt,
+        headers=headers,
+        tag=one.tag,
+        due=iso(one.due_ms),
+        scheduled=iso(one.scheduled_ms),
+        deliveries=one.deliveries,
+        lateness_ms=max(0, round(one.lateness.total_seconds() * 1000)),
+        lease_until=iso(one.lease_until_ms),
+        **payload_fields(one.payload, headers),
+    )

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from litestar import Response, post
+from litestar import Response, get, post
 
-from timeline.driver.consume.pull import PulledDelivery
 from timeline.driver.receipts import Receipt
 from timeline.gateway.clients import CallerClient
 from timeline.gateway.problems import documented
 from timeline.gateway.putting import why_failed
-from timeline.gateway.requests import ApiRequest, while_connected
+from timeline.gateway.requests import ApiRequest, Streamed, while_connected
 from timeline.gateway.service import gateway_of
 from timeline.gateway.shapes import (
     AckLeases,
     BuryLeases,
     ExtendLeases,
-    LeasedMessage,
     Leases,
     Leasing,
     ReleaseLeases,
     SettleAnswers,
     SettledMessage,
 )
-from timeline.gateway.values import due_of, iso, length, payload_fields, text_of
+from timeline.gateway.streams import EVENT_STREAM, events
+from timeline.gateway.values import due_of, leased_message, length, text_of
 from timeline.model import Status
 
 
@@ -47,25 +46,27 @@ async def lease(request: ApiRequest, client: CallerClient, topic: str, data: Lea
     return Leases([leased_message(one) for one in await while_connected(request, taking) or ()])
 
 
-def leased_message(one: PulledDelivery) -> LeasedMessage:
-    """Return a delivery for an answer."""
-    headers = one.headers
-    return LeasedMessage(
-        id=one.id,
-        receipt=one.receipt,
-        headers=headers,
-        tag=one.tag,
-        due=iso(one.due_ms),
-        scheduled=iso(one.scheduled_ms),
-        deliveries=one.deliveries,
-        lateness_ms=max(0, round(one.lateness.total_seconds() * 1000)),
-        lease_until=iso(one.lease_until_ms),
-        **payload_fields(one.payload, headers),
-    )
+@get(
+    "/topics/{topic:str}/stream",
+    operation_id="streamMessages",
+    summary="Stream due messages as server-sent events",
+    media_type=EVENT_STREAM,
+    responses=documented(Status.NOT_FOUND),
+)
+async def stream(request: ApiRequest, topic: str, credit: int = 10, lease: str | None = None) -> Streamed:
+    """Lease messages when they come due, and send each as an event whose data is a LeasedMessage, while the connection
+    lives. `credit`: how many the reader may have at once. A receipt that is settled here gives its credit back."""
+    lasts = None if lease is None else length(lease, "lease")
+    return Streamed(events(request, gateway_of(request), text_of(topic), credit, lasts), 200, EVENT_STREAM)
 
 
-async def _settle(client: CallerClient, receipts: list[str], verb: str, **asked: Any) -> Response[SettleAnswers]:
+async def _settle(
+    request: ApiRequest, client: CallerClient, receipts: list[str], verb: str, **asked: Any
+) -> Response[SettleAnswers]:
     told = await client.timeline.settle(receipts, verb, **asked)
+    if verb != "extend":
+        for open_stream in gateway_of(request).streams:
+            open_stream.settled(receipts)
     return Response(SettleAnswers([settled_message(receipt) for receipt in told]), status_code=207)
 
 
@@ -75,25 +76,25 @@ def settled_message(receipt: Receipt) -> SettledMessage:
 
 
 @post("/leases:ack", operation_id="ackLeases", summary="Acknowledge", status_code=207, responses=documented())
-async def ack(client: CallerClient, data: AckLeases) -> Response[SettleAnswers]:
+async def ack(request: ApiRequest, client: CallerClient, data: AckLeases) -> Response[SettleAnswers]:
     """The messages of these receipts are done, and are deleted. Each receipt has a status of its own."""
-    return await _settle(client, data.receipts, "ack")
+    return await _settle(request, client, data.receipts, "ack")
 
 
 @post("/leases:extend", operation_id="extendLeases", summary="Extend", status_code=207, responses=documented())
-async def extend(client: CallerClient, data: ExtendLeases) -> Response[SettleAnswers]:
+async def extend(request: ApiRequest, client: CallerClient, data: ExtendLeases) -> Response[SettleAnswers]:
     """The messages of these receipts stay leased for `lease` from now."""
-    return await _settle(client, data.receipts, "extend", lease=length(data.lease, "lease"))
+    return await _settle(request, client, data.receipts, "extend", lease=length(data.lease, "lease"))
 
 
 @post("/leases:release", operation_id="releaseLeases", summary="Release", status_code=207, responses=documented())
-async def release(client: CallerClient, data: ReleaseLeases) -> Response[SettleAnswers]:
+async def release(request: ApiRequest, client: CallerClient, data: ReleaseLeases) -> Response[SettleAnswers]:
     """The messages of these receipts are due again: at once, after `in`, or `at` a time."""
     when = {} if data.at is None and data.in_ is None else due_of(data.at, data.in_)
-    return await _settle(client, data.receipts, "release", reason=data.reason, **when)
+    return await _settle(request, client, data.receipts, "release", reason=data.reason, **when)
 
 
 @post("/leases:bury", operation_id="buryLeases", summary="Bury", status_code=207, responses=documented())
-async def bury(client: CallerClient, data: BuryLeases) -> Response[SettleAnswers]:
+async def bury(request: ApiRequest, client: CallerClient, data: BuryLeases) -> Response[SettleAnswers]:
     """The messages of these receipts become dead letters."""
-    return await _settle(client, data.receipts, "bury", reason=data.reason)
+    return await _settle(request, client, data.receipts, "bury", reason=data.reason)

@@ -1,0 +1,127 @@
+"""The rest of the API: topics, lists, tags, dead letters, lateness, the cluster, and streams of events."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.gateway.test_leases import lease, put, settle
+from tests.gateway.test_messages import problem
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+
+async def made(http: httpx.AsyncClient, name: str, **settings: Any) -> str:
+    assert (await http.put(f"/v1/topics/{name}", json=settings)).status_code == 201
+    return f"/v1/topics/{name}"
+
+
+async def test_topics_are_created_changed_and_dropped(http: httpx.AsyncClient) -> None:
+    path = await made(http, "orders", lease="10s", max_deliveries=3, lease_ahead="auto")
+    again = await http.put(path, json={"lease": 10, "max_deliveries": 3})
+    assert (again.status_code, again.json()["settings"]["lease_ms"]) == (200, 10_000)
+    problem(await http.put(path, json={"lease": "1h"}), 409, "EXISTS")
+    changed = await http.patch(path, json={"paused": True})
+    assert changed.json()["settings"]["paused"] is True and changed.json()["revision"] == 2
+    assert (await http.get(path)).json() == changed.json()
+    assert changed.json() in (await http.get("/v1/topics")).json()["topics"]
+    assert "lease must be" in problem(await http.patch(path, json={"lease": "1 day"}), 400, "INVALID")
+    assert "unknown field 'leese'" in problem(await http.patch(path, json={"leese": "1s"}), 400, "INVALID")
+    assert (await http.delete(path)).status_code == 204
+    assert "there is no topic 'orders'" in problem(await http.get(path), 404, "NOT_FOUND")
+    problem(await http.delete(path), 404, "NOT_FOUND")
+
+
+async def test_a_list_has_pages(http: httpx.AsyncClient) -> None:
+    path = await made(http, "listed")
+    ids = {f"message-{number}" for number in range(25)}
+    body = [{"id": id, "payload": id, "at": "2030-01-01T00:00Z", "tag": "even"} for id in ids]
+    body.append({"id": "other", "payload": 1, "in": "1h"})
+    await http.post(f"{path}/messages", json=body)
+    seen: list[str] = []
+    asked: dict[str, Any] = {"limit": 10, "tag": "even"}
+    while True:
+        page = (await http.get(f"{path}/messages", params=asked)).json()
+        assert len(page["messages"]) <= 10
+        seen += [one["id"] for one in page["messages"]]
+        if page["cursor"] is None:
+            break
+        asked["cursor"] = page["cursor"]
+    assert sorted(seen) == sorted(ids)
+    of_time = {"due_from": "2029-12-31T00:00Z", "due_to": "2030-01-02T00:00Z", "limit": 100, "payload": "true"}
+    found = (await http.get(f"{path}/messages", params=of_time)).json()["messages"]
+    assert {one["id"]: one["payload"] for one in found} == {id: id for id in ids}
+    assert "state must be one of" in problem(await http.get(f"{path}/messages?state=late"), 400, "INVALID")
+    problem(await http.get(f"{path}/messages?cursor=junk!"), 400, "INVALID")
+    problem(await http.get(f"{path}/messages?limit=0"), 400, "INVALID")
+
+
+async def test_a_tag_is_moved_and_cancelled(http: httpx.AsyncClient) -> None:
+    path = await made(http, "tagged")
+    await http.post(f"{path}/messages", json=[{"payload": 1, "in": "1h", "tag": "spring"} for _ in range(3)])
+    dry = await http.patch(f"{path}/messages?tag=spring&dry_run=true", json={"by": "2h"})
+    assert (dry.json()["matched"], dry.json()["dry_run"]) == (3, True)
+    moved = (await http.patch(f"{path}/messages?tag=spring", json={"by": "-10m"})).json()
+    assert (moved["changed"], moved["counts"], moved["finished"], moved["resume"]) == (3, {"OK": 3}, True, None)
+    both = await http.patch(f"{path}/messages?tag=spring", json={"by": "1h", "in": "1h"})
+    assert "goes without at and in" in problem(both, 400, "INVALID")
+    problem(await http.patch(f"{path}/messages", json={"by": "1h"}), 400, "INVALID")
+    problem(await http.delete(f"{path}/messages?tag="), 400, "INVALID")
+    gone = (await http.delete(f"{path}/messages?tag=spring")).json()
+    assert (gone["changed"], gone["finished"]) == (3, True)
+    assert (await http.get(f"{path}/messages")).json() == {"messages": [], "cursor": None}
+
+
+async def test_dead_letters_are_listed_revived_and_purged(http: httpx.AsyncClient) -> None:
+    path = await made(http, "deadly")
+    await put(http, "deadly", "one", "two")
+    for _ in range(2):
+        (message,) = await lease(http, "deadly", max=1)
+        assert await settle(http, "bury", message["receipt"], reason="bad") == ["OK"]
+    letters = (await http.get(f"{path}/dead")).json()["messages"]
+    assert {one["id"]: one["reason"] for one in letters} == {"one": "bad", "two": "bad"}
+    revived = await http.post(f"{path}/dead:revive", json={"ids": ["one", "none"], "in": "1h"})
+    assert revived.status_code == 207
+    assert [one["status"] for one in revived.json()["results"]] == ["OK", "NOT_FOUND"]
+    assert revived.json()["counts"] == {"OK": 1, "NOT_FOUND": 1}
+    assert (await http.post(f"{path}/dead:purge", json={"all": True})).json()["counts"] == {"OK": 1}
+    assert (await http.get(f"{path}/dead")).json()["messages"] == []
+    problem(await http.post(f"{path}/dead:purge", json={}), 400, "INVALID")
+
+
+async def test_what_comes_due_what_was_late_and_the_cluster(http: httpx.AsyncClient) -> None:
+    path = await made(http, "looked-at")
+    await put(http, "looked-at", "late")
+    await http.post(f"{path}/messages", json={"id": "soon", "payload": 1, "in": "30m"})
+    forecast = (await http.get(f"{path}/forecast?window=1h&step=10m")).json()
+    assert (forecast["total"], forecast["overdue"], len(forecast["steps"])) == (1, 1, 6)
+    why = (await http.get(f"{path}/messages/late/why")).json()
+    assert why["message"]["id"] == "late" and why["text"]
+    waiting = (await http.get(f"{path}/messages/soon/why")).json()
+    assert "waiting: due in" in " ".join(waiting["text"])
+    problem(await http.get(f"{path}/messages/none/why"), 404, "NOT_FOUND")
+    assert (await http.get(f"{path}/late?since=10m")).json()["unreachable"] == []
+    cluster = (await http.get("/v1/cluster")).json()
+    assert len(cluster["brokers"]) == 1 and cluster["unreachable"] == {}
+    assert "looked-at" in {load["topic"] for load in cluster["brokers"][0]["topics"]}
+
+
+async def test_a_stream_of_events_gives_as_many_as_there_is_credit_for(http: httpx.AsyncClient) -> None:
+    await made(http, "streamed")
+    await put(http, "streamed", "a", "b", "c")
+    seen = []
+    async with http.stream("GET", "/v1/topics/streamed/stream?credit=1&lease=10m") as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        async for line in answer.aiter_lines():
+            if line.startswith("data: "):
+                message = json.loads(line.removeprefix("data: "))
+                seen.append(message["id"])
+                if len(seen) == 3:
+                    break
+                assert await settle(http, "ack", message["receipt"]) == ["OK"]
+    assert sorted(seen) == ["a", "b", "c"]
+    problem(await http.get("/v1/topics/nowhere/stream"), 404, "NOT_FOUND")
+    problem(await http.get("/v1/topics/streamed/stream?credit=0"), 400, "INVALID")

@@ -1,0 +1,84 @@
+"""Topics: list, show, create, change and drop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import Response, delete, get, patch, put
+
+from timeline.driver.queries import DURATIONS
+from timeline.errors import NotFound
+from timeline.gateway.clients import CallerClient
+from timeline.gateway.problems import documented
+from timeline.gateway.shapes import NewTopic, TopicAnswer, TopicAnswers
+from timeline.gateway.values import iso_or_none, length, text_of
+from timeline.model import Status, Topic, check_topic_name
+from timeline.wording import no_such_topic
+
+
+@get("/topics", operation_id="listTopics", summary="List all topics", responses=documented())
+async def list_(client: CallerClient) -> TopicAnswers:
+    """Return all topics with their settings, by name."""
+    return TopicAnswers([topic_answer(each) for each in await client.timeline.topics()])
+
+
+def topic_answer(each: Topic) -> TopicAnswer:
+    """Return a topic for an answer."""
+    return TopicAnswer(each.name, each.settings, each.revision, iso_or_none(each.created_ms), str(each.uid))
+
+
+@get("/topics/{topic:str}", operation_id="showTopic", summary="Show a topic", responses=documented(Status.NOT_FOUND))
+async def show(client: CallerClient, topic: str) -> TopicAnswer:
+    """Return a topic with its settings."""
+    name = check_topic_name(text_of(topic))
+    for each in await client.timeline.topics():
+        if each.name == name:
+            return topic_answer(each)
+    raise NotFound(no_such_topic(name))
+
+
+@put(
+    "/topics/{topic:str}",
+    operation_id="createTopic",
+    summary="Create a topic",
+    status_code=201,
+    responses=documented(Status.EXISTS),
+)
+async def create(client: CallerClient, topic: str, data: NewTopic | None = None) -> Response[TopicAnswer]:
+    """Create a topic: 201. One with the same settings that is there already answers 200, other settings 409."""
+    name = text_of(topic)
+    stood = {each.uid for each in await client.timeline.topics()}
+    made = await client.timeline.create_topic(name, **_settings(data or NewTopic()))
+    return Response(topic_answer(made), status_code=200 if made.uid in stood else 201)
+
+
+@patch(
+    "/topics/{topic:str}",
+    operation_id="updateTopic",
+    summary="Change settings of a topic",
+    responses=documented(Status.NOT_FOUND),
+)
+async def update(client: CallerClient, topic: str, data: NewTopic) -> TopicAnswer:
+    """Change settings while the topic is used. `buckets` and `kind` are fixed."""
+    return topic_answer(await client.timeline.update_topic(text_of(topic), **_settings(data)))
+
+
+@delete(
+    "/topics/{topic:str}",
+    operation_id="dropTopic",
+    summary="Drop a topic and all its messages",
+    status_code=204,
+    responses=documented(Status.NOT_FOUND),
+)
+async def drop(client: CallerClient, topic: str) -> None:
+    """Delete a topic and all its messages, for good."""
+    await client.timeline.drop_topic(text_of(topic))
+
+
+def _settings(asked: NewTopic) -> dict[str, Any]:
+    """Return settings as the driver takes them."""
+    given = {name: value for name, value in msgspec.structs.asdict(asked).items() if value is not None}
+    return {
+        name: length(value, name) if name in DURATIONS and value != "auto" else value for name, value in given.items()
+    }

@@ -1,0 +1,116 @@
+"""Event streams: deliveries as server-sent events, as many at once as their reader has credit for.
+
+A delivery uses credit until its receipt is settled through this gateway, or its lease ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+
+import msgspec
+
+from timeline.clock import Clock
+from timeline.driver.client import Timeline
+from timeline.driver.consume.pull import PulledDelivery
+from timeline.driver.times import Duration
+from timeline.errors import Invalid, TimelineError
+from timeline.gateway.problems import ClientGone, problem_of
+from timeline.gateway.requests import ApiRequest, while_connected
+from timeline.gateway.service import HttpGateway
+from timeline.gateway.values import leased_message
+from timeline.model import check_topic_name
+
+ALIVE_S = 15.0
+"""How long a stream is silent at most. A comment then shows that it lives."""
+MAX_CREDIT = 1_000
+EVENT_STREAM = "text/event-stream"
+
+
+class EventStream:
+    """One open stream. `credit`: how many deliveries its reader may have at once."""
+
+    def __init__(self, credit: int) -> None:
+        if not 1 <= credit <= MAX_CREDIT:
+            raise Invalid(f"credit must be a whole number from 1 to {MAX_CREDIT}, not {credit}")
+        self._credit = credit
+        self._until_ms: dict[str, int] = {}
+        self._freed = asyncio.Event()
+        self._clock = Clock()
+
+    def settled(self, receipts: Iterable[str]) -> None:
+        """Free the credit of these receipts, if they are of this stream."""
+        for receipt in receipts:
+            if self._until_ms.pop(receipt, None) is not None:
+                self._freed.set()
+
+    def given(self, one: PulledDelivery) -> None:
+        """Take credit for a delivery."""
+        self._until_ms[one.receipt] = one.lease_until_ms
+
+    async def room(self) -> int:
+        """Return how much credit there is. Wait for some, at most for `ALIVE_S`."""
+        if not self._left():
+            self._freed.clear()
+            soonest_s = (min(self._until_ms.values()) - self._clock.now_ms()) / 1000.0
+            try:
+                await asyncio.wait_for(self._freed.wait(), min(ALIVE_S, max(0.05, soonest_s)))
+            except TimeoutError:
+                pass  # a lease may have ended
+        return self._left()
+
+    def _left(self) -> int:
+        now_ms = self._clock.now_ms()
+        for receipt in [receipt for receipt, until_ms in self._until_ms.items() if until_ms <= now_ms]:
+            del self._until_ms[receipt]
+        return self._credit - len(self._until_ms)
+
+
+async def events(
+    request: ApiRequest, gateway: HttpGateway, topic: str, credit: int, lease: Duration | None
+) -> AsyncGenerator[bytes, None]:
+    """Yield the events of one stream until its reader leaves, or the gateway ends. Raise the error of the first call;
+    a later one is the last event."""
+    stream = EventStream(credit)
+    begun = False
+    async with gateway.clients.serving(request.caller) as client:
+        gateway.streams.add(stream)
+        gateway.metrics.streams.inc()
+        try:
+            yield await _first(client.timeline, check_topic_name(topic), stream, lease)
+            begun = True
+            while not gateway.stopping.is_set():
+                work = _next(client.timeline, topic, stream, lease)
+                part: bytes | None = await while_connected(request, gateway.until_stopping(work))
+                yield part or b""
+        except ClientGone:
+            return
+        except TimelineError as error:
+            if not begun:
+                raise
+            yield b"event: problem\ndata: " + msgspec.json.encode(problem_of(error)) + b"\n\n"
+        finally:
+            gateway.streams.discard(stream)
+            gateway.metrics.streams.dec()
+
+
+async def _first(timeline: Timeline, topic: str, stream: EventStream, lease: Duration | None) -> bytes:
+    """Return what is due already, after a comment, so that the reader learns at once that the stream is open."""
+    taken = await timeline.take(topic, await stream.room(), 0, lease=lease)
+    return b": open\n\n" + _encoded(taken, stream)
+
+
+async def _next(timeline: Timeline, topic: str, stream: EventStream, lease: Duration | None) -> bytes:
+    room = await stream.room()
+    if not room:
+        return b": no credit\n\n"
+    taken = await timeline.take(topic, room, ALIVE_S, lease=lease)
+    return _encoded(taken, stream) or b": alive\n\n"
+
+
+def _encoded(taken: list[PulledDelivery], stream: EventStream) -> bytes:
+    parts = []
+    for one in taken:
+        stream.given(one)
+        parts.append(b"event: message\ndata: " + msgspec.json.encode(leased_message(one)) + b"\n\n")
+    return b"".join(parts)
