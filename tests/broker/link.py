@@ -191,23 +191,27 @@ class Link:
         assert isinstance(await pipe.down(), Welcome)
         return pipe
 
+    def settles(self, got: Deliver, operation: Operation, time_ms: int, flags: SettleFlag, **more: Any) -> Settle:
+        count = len(got.birth)
+        return Settle(
+            ids=got.ids,
+            birth=got.birth,
+            version=got.version,
+            operation=np.full(count, operation, dtype=np.uint8),
+            time_ms=np.full(count, time_ms, dtype=np.int64),
+            flags=np.full(count, flags, dtype=np.uint8),
+            op=np.array([self.random.getrandbits(64) | 1 for _ in range(count)], dtype=np.uint64),
+            **more,
+        )
+
     async def settle(self, pipe: Pipe, got: Deliver, operation: Operation, time_ms: int = 0, **more: Any) -> Settled:
         count = len(got.birth)
-        pipe.up(
-            Settle(
-                request=self.random.getrandbits(32),
-                ids=got.ids,
-                birth=got.birth,
-                version=got.version,
-                operation=np.full(count, operation, dtype=np.uint8),
-                time_ms=np.full(count, time_ms, dtype=np.int64),
-                flags=np.full(count, more.pop("flags", SettleFlag(0)), dtype=np.uint8),
-                op=np.array([self.random.getrandbits(64) | 1 for _ in range(count)], dtype=np.uint64),
-                reasons=Ragged.repeat(more.pop("reason", b""), count),
-                credit_messages=more.pop("credit", count),
-                credit_bytes=got.payloads.nbytes,
-            )
-        )
+        reasons = Ragged.repeat(more.pop("reason", b""), count)
+        frame = self.settles(
+            got, operation, time_ms, more.pop("flags", SettleFlag(0)), request=self.random.getrandbits(32),
+            reasons=reasons, credit_messages=more.pop("credit", count), credit_bytes=got.payloads.nbytes,
+        )  # fmt: skip
+        pipe.up(frame)
         answer: Settled = await pipe.down(Settled)
         return answer
 

@@ -41,20 +41,8 @@ async def take(link: Link, most: int = 10, wait_ms: int = 0, **more: Any) -> Del
 
 
 def settles(link: Link, got: Deliver, operation: Operation, time_ms: int = 0, **more: Any) -> Settle:
-    count = len(got.birth)
-    return Settle(
-        request=3,
-        ids=got.ids,
-        birth=got.birth,
-        version=got.version,
-        operation=np.full(count, operation, dtype=np.uint8),
-        time_ms=np.full(count, time_ms, dtype=np.int64),
-        flags=np.full(count, more.pop("flags", SettleFlag(0)), dtype=np.uint8),
-        op=np.array([link.random.getrandbits(64) | 1 for _ in range(count)], dtype=np.uint64),
-        topic=more.pop("topic", "t"),
-        holder=more.pop("holder", got.holder),
-        **more,
-    )
+    flags = more.pop("flags", SettleFlag(0))
+    return link.settles(got, operation, time_ms, flags, **{"request": 3, "topic": "t", "holder": got.holder, **more})
 
 
 async def settle(link: Link, got: Deliver, operation: Operation, time_ms: int = 0, **more: Any) -> Settled:

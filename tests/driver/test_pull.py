@@ -189,9 +189,8 @@ async def test_a_draining_broker_sends_takes_to_another() -> None:
     await second.stop()
 
 
-async def test_an_ack_whose_answer_was_lost_is_repeated_and_is_ok(tl: timeline.Timeline, broker: Broker) -> None:
-    await _put(tl, "a")
-    (d,) = await tl.take("t")
+def losing_one_settle(broker: Broker) -> list[str]:
+    """The answer of the next Settle is lost on its way. The list tells of it then."""
     assert broker.node is not None
     service, unary = broker.node.service, broker.node.service.unary
     lost: list[str] = []
@@ -204,6 +203,13 @@ async def test_an_ack_whose_answer_was_lost_is_repeated_and_is_ok(tl: timeline.T
         return answer
 
     service.unary = losing  # type: ignore[method-assign]
+    return lost
+
+
+async def test_an_ack_whose_answer_was_lost_is_repeated_and_is_ok(tl: timeline.Timeline, broker: Broker) -> None:
+    await _put(tl, "a")
+    (d,) = await tl.take("t")
+    lost = losing_one_settle(broker)
     assert [r.status for r in await tl.settle(d.receipt, "ack")] == [Status.OK]
     assert lost == ["Settle"]
 
@@ -211,20 +217,10 @@ async def test_an_ack_whose_answer_was_lost_is_repeated_and_is_ok(tl: timeline.T
 async def test_a_release_whose_answer_was_lost_is_recognised(tl: timeline.Timeline, broker: Broker) -> None:
     await _put(tl, "a")
     (d,) = await tl.take("t")
-    assert broker.node is not None
-    service, unary = broker.node.service, broker.node.service.unary
-    lost: list[str] = []
-
-    async def losing(method: str, *given: Any) -> bytes:
-        answer = await unary(method, *given)
-        if method == "Settle" and not lost:
-            lost.append(method)
-            raise TransportError(Fault.BROKEN, "lost")
-        return answer
-
-    service.unary = losing  # type: ignore[method-assign]
+    lost = losing_one_settle(broker)
     (released,) = await tl.settle(d.receipt, "release", in_="1h")
     assert (released.status, released.version) == (Status.OK, d.version + 1)
+    assert lost == ["Settle"]
 
 
 async def test_damaged_payloads_are_buried_and_not_handed_out(

@@ -15,14 +15,54 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 
-class Consumer(Actor):
-    """Receives one topic and settles in every way there is, or not at all."""
+class Receiver(Actor):
+    """Takes messages of one topic, and settles them beside its work."""
 
     def __init__(self, world: World, id: str, topic: str) -> None:
         world.incarnations += 1
         super().__init__(world, f"{id}.{world.incarnations}")
-        self.id, self.topic, self.session = id, topic, world.incarnations
+        self.id, self.topic = id, topic
         self.handling: set[asyncio.Task[None]] = set()
+
+    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self.handling.add(task)
+        task.add_done_callback(self.handling.discard)
+
+    def _told_of(self, delivery: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A delivery for the history: what names it, and what else was seen of it."""
+        birth, version = self.world.token(delivery)
+        headers = encode_headers(dict(delivery.headers))
+        named = {"topic": self.topic, "id": delivery.id, "birth": birth, "version": version}
+        seen = {
+            "due_ms": delivery.due_ms,
+            "scheduled_ms": delivery.scheduled_ms,
+            "lease_until_ms": delivery.lease_until_ms,
+            "sum": payload_sum(delivery.payload, headers),
+            "size": len(delivery.payload) + len(headers),
+            "deliveries": delivery.deliveries,
+        }
+        return named, seen
+
+    async def _ack_together(self, noted: list[dict[str, Any]], call: Callable[[], Awaitable[Any]]) -> None:
+        started = self.history.call("ack", noted)
+        try:
+            receipts = await call()
+        except TimelineError as error:
+            outcome, status = judged(error)
+            told = [self._told({"status": status}, started[0].invoked)] * len(noted)
+            self.history.answer(started, outcome, told)
+            return
+        told = [self._told({"status": str(one.status)}, started[0].invoked) for one in receipts]
+        self.history.answer(started, [outcome_of(one["status"]) for one in told], told)
+
+
+class Consumer(Receiver):
+    """Receives one topic and settles in every way there is, or not at all."""
+
+    def __init__(self, world: World, id: str, topic: str) -> None:
+        super().__init__(world, id, topic)
+        self.session = world.incarnations
         self.in_hand: list[tuple[Any, dict[str, Any]]] = []
 
     async def work(self) -> None:
@@ -75,46 +115,16 @@ class Consumer(Actor):
     async def _ack_batch(self, batch: Any, noted: list[dict[str, Any]]) -> None:
         tokens = {id(token) for token in noted}
         self.in_hand = [(before, token) for before, token in self.in_hand if id(token) not in tokens]
-        started = self.history.call("ack", noted)
-        try:
-            receipts = await batch.ack()
-        except TimelineError as error:
-            outcome, status = judged(error)
-            told = [self._told({"status": status}, started[0].invoked)] * len(noted)
-            self.history.answer(started, outcome, told)
-            return
-        told = [self._told({"status": str(one.status)}, started[0].invoked) for one in receipts]
-        self.history.answer(started, [outcome_of(one["status"]) for one in told], told)
+        await self._ack_together(noted, batch.ack)
 
     def _handle_soon(self, delivery: Any, noted: dict[str, Any]) -> None:
         self._soon(self._handle(delivery, noted))
 
-    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self.handling.add(task)
-        task.add_done_callback(self.handling.discard)
-
     def _received(self, delivery: Any) -> dict[str, Any]:
-        birth, version = self.world.token(delivery)
-        noted = {
-            "topic": self.topic,
-            "id": delivery.id,
-            "consumer": self.id,
-            "session": self.session,
-            "birth": birth,
-            "version": version,
-        }
-        headers = encode_headers(dict(delivery.headers))
+        named, seen = self._told_of(delivery)
+        noted = {**named, "consumer": self.id, "session": self.session}
         credit = delivery._consumer._in_flight.credit
-        seen = {
-            "due_ms": delivery.due_ms,
-            "scheduled_ms": delivery.scheduled_ms,
-            "lease_until_ms": delivery.lease_until_ms,
-            "sum": payload_sum(delivery.payload, headers),
-            "size": len(delivery.payload) + len(headers),
-            "deliveries": delivery.deliveries,
-            "in_hand": [credit.held_messages, credit.held_bytes],
-        }
+        seen["in_hand"] = [credit.held_messages, credit.held_bytes]
         for before, token in self.in_hand:
             if before.lost:
                 self.history.note("lost", token)

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.actors import Actor, judged
+from tests.simulation.consumers import Receiver
 from timeline.errors import TimelineError
-from timeline.history import outcome_of
-from timeline.model import encode_headers, payload_sum
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 
-class Puller(Actor):
+class Puller(Receiver):
     """Takes messages of one topic, again and again. It settles each by its receipt, at whatever broker, or never."""
 
     def __init__(self, world: World, id: str, topic: str) -> None:
-        world.incarnations += 1
-        super().__init__(world, f"{id}.{world.incarnations}")
-        self.id, self.topic = id, topic
+        super().__init__(world, id, topic)
         self.elsewhere: Any = world.client(self.process, self.rng)
         """A second client, which may be at another broker."""
-        self.handling: set[asyncio.Task[None]] = set()
 
     async def work(self) -> None:
         """Take until killed. A call that fails is made again."""
@@ -50,29 +44,9 @@ class Puller(Actor):
             if rng.random() < 0.3:
                 await self.timer.wait(rng.random())
 
-    def _soon(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self.handling.add(task)
-        task.add_done_callback(self.handling.discard)
-
     def _received(self, delivery: Any) -> dict[str, Any]:
-        birth, version = self.world.token(delivery)
-        noted = {
-            "topic": self.topic,
-            "id": delivery.id,
-            "consumer": delivery._frame.columns.holder,
-            "birth": birth,
-            "version": version,
-        }
-        headers = encode_headers(dict(delivery.headers))
-        seen = {
-            "due_ms": delivery.due_ms,
-            "scheduled_ms": delivery.scheduled_ms,
-            "lease_until_ms": delivery.lease_until_ms,
-            "sum": payload_sum(delivery.payload, headers),
-            "size": len(delivery.payload) + len(headers),
-            "deliveries": delivery.deliveries,
-        }
+        named, seen = self._told_of(delivery)
+        noted = {**named, "consumer": delivery._frame.columns.holder}
         self.history.note("receive", {**noted, **seen})
         return noted
 
@@ -85,16 +59,8 @@ class Puller(Actor):
         return self.elsewhere
 
     async def _ack_all(self, taken: list[Any], noted: list[dict[str, Any]]) -> None:
-        started = self.history.call("ack", noted)
-        try:
-            receipts = await self._somewhere.settle([delivery.receipt for delivery in taken], "ack")
-        except TimelineError as error:
-            outcome, status = judged(error)
-            told = [self._told({"status": status}, started[0].invoked)] * len(noted)
-            self.history.answer(started, outcome, told)
-            return
-        told = [self._told({"status": str(one.status)}, started[0].invoked) for one in receipts]
-        self.history.answer(started, [outcome_of(one["status"]) for one in told], told)
+        receipts = [delivery.receipt for delivery in taken]
+        await self._ack_together(noted, lambda: self._somewhere.settle(receipts, "ack"))
 
     async def _handle(self, delivery: Any, noted: dict[str, Any]) -> None:
         draw = self.rng.random() * (0.4 if self.world.healed else 1.0)
