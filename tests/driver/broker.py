@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
+from typing import Any, Self
 
 import grpc
 
@@ -44,6 +44,14 @@ class Broker:
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """A server that was never stopped hangs the thread that collects it as garbage."""
+        await self.stop()
 
     async def start(self) -> None:
         self._server = grpc.aio.server(options=OPTIONS)

@@ -223,21 +223,16 @@ async def test_a_topic_made_anew_is_another(walked: timeline.Producer) -> None:
 async def test_another_broker_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the same store, at another address."""
     monkeypatch.setattr("timeline.broker.api.mutate.MAX_TAG_CHUNK", CHUNK)
-    first, second = Broker(f"sqlite:///{tmp_path}/s.db"), Broker(f"sqlite:///{tmp_path}/s.db", name="b2")
-    seen: list[timeline.TagProgress] = []
-    await first.start()
-    async with timeline.connect(first.address, timeout="10s") as tl:
+    store, seen = f"sqlite:///{tmp_path}/s.db", list[timeline.TagProgress]()
+    async with Broker(store) as first, timeline.connect(first.address, timeout="10s") as tl:
         await tl.create_topic("t")
         p = tl.producer("t")
         await p.produce_many(Batch([b""] * COUNT, at=START_MS, tags="spring"))
         await p.move_tag("spring", by="1h", progress=seen.append)
-    await first.stop()
-    await second.start()
-    async with timeline.connect(second.address, timeout="10s") as tl:
+    async with Broker(store, "b2") as second, timeline.connect(second.address, timeout="10s") as tl:
         p = tl.producer("t")
         assert (await p.move_tag("spring", by="1h", resume=seen[4].resume)).counts == {Status.OK: COUNT}
         assert await dues(p) == [START_MS + HOUR_MS] * COUNT
-    await second.stop()
 
 
 def test_without_await(served: str, monkeypatch: pytest.MonkeyPatch) -> None:

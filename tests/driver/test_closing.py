@@ -36,10 +36,8 @@ async def _after_a_refusal(store: SlowStore) -> None:
 async def test_acks_that_rest_are_sent_again_before_the_consumer_leaves() -> None:
     """An awaited one is on its way when it closes; one that nobody waits for still gathers."""
     store = SlowStore()
-    broker = Broker(store)
-    await broker.start()
     told: list[timeline.TimelineError] = []
-    async with timeline.connect(broker.address, timeout="10s") as tl:
+    async with Broker(store) as broker, timeline.connect(broker.address, timeout="10s") as tl:
         await tl.create_topic("t")
         async with tl.producer("t") as p, tl.consumer("t", id="w") as c:
             c.on_settle_error = lambda _, error: told.append(error)
@@ -54,16 +52,13 @@ async def test_acks_that_rest_are_sent_again_before_the_consumer_leaves() -> Non
         await awaited
         assert not told
         assert [m.id async for m in tl.scan("t")] == []
-    await broker.stop()
 
 
 async def test_acks_that_gather_when_the_broker_drains_still_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another broker, or the same one started again, may come too late for them."""
     monkeypatch.setattr(settler, "GATHER_MS", 3_600_000.0)
     store = SlowStore()
-    broker = Broker(store)
-    await broker.start()
-    async with timeline.connect(broker.address, timeout="10s") as tl:
+    async with Broker(store) as broker, timeline.connect(broker.address, timeout="10s") as tl:
         c, deliveries = await _in_hand(tl, 4)
         draining = asyncio.ensure_future(broker.drain_streams())
         for d in deliveries:
@@ -73,7 +68,6 @@ async def test_acks_that_gather_when_the_broker_drains_still_reach_it(monkeypatc
         await broker.start()
         assert [m.id async for m in tl.scan("t")] == []
         await c.aclose()
-    await broker.stop()
 
 
 async def test_acks_that_are_awaited_when_the_broker_drains_still_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,9 +81,7 @@ async def test_acks_that_are_awaited_when_the_broker_drains_still_reach_it(monke
 
     monkeypatch.setattr(ConsumerSession, "_take", listening)
     store = SlowStore()
-    broker = Broker(store)
-    await broker.start()
-    async with timeline.connect(broker.address, timeout="10s") as tl:
+    async with Broker(store) as broker, timeline.connect(broker.address, timeout="10s") as tl:
         c, deliveries = await _in_hand(tl, 6)
         store.hold("settle")
         acks = [asyncio.ensure_future(deliveries[0].ack())]
@@ -103,7 +95,6 @@ async def test_acks_that_are_awaited_when_the_broker_drains_still_reach_it(monke
         await asyncio.gather(*acks)  # by nobody else: no broker is there
         await broker.start()
         await c.aclose()
-    await broker.stop()
 
 
 async def test_a_broker_that_drains_while_something_is_sent_still_gets_what_gathers(
@@ -119,9 +110,7 @@ async def test_a_broker_that_drains_while_something_is_sent_still_gets_what_gath
             await asyncio.sleep(0)
 
     store = SlowStore()
-    broker = Broker(store)
-    await broker.start()
-    async with timeline.connect(broker.address, timeout="10s") as tl:
+    async with Broker(store) as broker, timeline.connect(broker.address, timeout="10s") as tl:
         c, deliveries = await _in_hand(tl, 4)
         monkeypatch.setattr(ConsumerSession, "_beat", long)
         await beating.wait()
@@ -133,7 +122,6 @@ async def test_a_broker_that_drains_while_something_is_sent_still_gets_what_gath
         monkeypatch.undo()
         await broker.start()
         await c.aclose()
-    await broker.stop()
 
 
 @pytest.mark.parametrize("reason", LeavingReason)

@@ -156,37 +156,29 @@ async def test_a_cancelled_take_takes_nothing(tl: timeline.Timeline, broker: Bro
 
 async def test_a_receipt_works_at_another_broker_and_in_another_client() -> None:
     store = MemoryStore()
-    first, second = Broker(store, "b1"), Broker(store, "b2")
-    await first.start()
-    async with timeline.connect(first.address) as tl:
+    async with Broker(store, "b1") as first, timeline.connect(first.address) as tl:
         await tl.create_topic("t")
         await _put(tl, "a", "b")
         receipts = [d.receipt for d in await tl.take("t")]
         await first.drain_streams()
-    await second.start()
-    async with timeline.connect(second.address) as tl:
+    async with Broker(store, "b2") as second, timeline.connect(second.address) as tl:
         assert [r.status for r in await tl.settle(receipts, "ack")] == [Status.OK] * 2
         assert await _left(tl) == []
-    await second.stop()
 
 
 async def test_a_draining_broker_sends_takes_to_another() -> None:
     store = MemoryStore()
-    first, second = Broker(store, "b1"), Broker(store, "b2")
-    await first.start()
-    async with timeline.connect(first.address) as tl:
+    async with Broker(store, "b1") as first, timeline.connect(first.address) as tl:
         await tl.create_topic("t")
-        await second.start()
-        taking = asyncio.ensure_future(tl.take("t", wait="60s"))
-        assert first.node is not None
-        while not len(first.node.service.streams):
-            await asyncio.sleep(0)
-        tl._context.channel.learn([second.address])
-        await first.drain_streams()
-        async with timeline.connect(second.address) as other:
+        async with Broker(store, "b2") as second, timeline.connect(second.address) as other:
+            taking = asyncio.ensure_future(tl.take("t", wait="60s"))
+            assert first.node is not None
+            while not len(first.node.service.streams):
+                await asyncio.sleep(0)
+            tl._context.channel.learn([second.address])
+            await first.drain_streams()
             await _put(other, "a")
-        assert [d.id for d in await taking] == ["a"]
-    await second.stop()
+            assert [d.id for d in await taking] == ["a"]
 
 
 def losing_one_settle(broker: Broker) -> list[str]:
@@ -249,9 +241,8 @@ async def older() -> AsyncIterator[Broker]:
     """A broker that says the same version of the wire, and does not know these methods."""
     running = Broker()
     running.handlers = FewerMethods
-    await running.start()
-    yield running
-    await running.stop()
+    async with running:
+        yield running
 
 
 async def test_a_broker_of_the_same_version_without_these_methods_is_named_with_it(older: Broker) -> None:

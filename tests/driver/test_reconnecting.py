@@ -36,12 +36,10 @@ async def pair() -> AsyncIterator[tuple[Broker, Broker]]:
 @pytest.fixture
 async def lasting(tmp_path: Path) -> AsyncIterator[tuple[Broker, timeline.Timeline]]:
     """A broker on a file, which survives its restarts, and a client of it."""
-    broker = Broker(f"sqlite:///{tmp_path}/timeline.db")
-    await broker.start()
-    async with timeline.connect(broker.address, timeout="20s") as tl:
+    file = f"sqlite:///{tmp_path}/timeline.db"
+    async with Broker(file) as broker, timeline.connect(broker.address, timeout="20s") as tl:
         await tl.create_topic("t")
         yield broker, tl
-    await broker.stop()
 
 
 async def test_a_call_outlives_a_broker_that_comes_back(lasting: tuple[Broker, timeline.Timeline]) -> None:

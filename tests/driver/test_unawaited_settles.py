@@ -61,18 +61,16 @@ async def _at_work(tl: timeline.Timeline, grace: str) -> AsyncIterator[tuple[tim
 
 
 async def test_what_a_handler_has_done_is_settled_though_the_broker_is_away_longer_than_calls_wait() -> None:
-    broker = Broker(SlowStore())  # a store that outlasts it
-    await broker.start()
-    async with timeline.connect(broker.address, timeout="100ms") as tl:
-        async with _at_work(tl, grace="1h") as (c, done):
-            await broker.drain_streams()
-            done.set()
-            await _away(tl)
-            await broker.start()
-        assert c.stats.settle_errors == 0
-    async with timeline.connect(broker.address) as tl:
-        assert await tl.get("t", "m") is None
-    await broker.stop()
+    async with Broker(SlowStore()) as broker:  # a store that outlasts it
+        async with timeline.connect(broker.address, timeout="100ms") as tl:
+            async with _at_work(tl, grace="1h") as (c, done):
+                await broker.drain_streams()
+                done.set()
+                await _away(tl)
+                await broker.start()
+            assert c.stats.settle_errors == 0
+        async with timeline.connect(broker.address) as tl:
+            assert await tl.get("t", "m") is None
 
 
 async def test_who_ends_while_the_broker_is_away_is_told_what_was_done_and_not_settled(
@@ -94,9 +92,7 @@ async def test_acks_that_nobody_waits_for_are_tried_as_long_as_the_lease_lasts(
 ) -> None:
     monkeypatch.setattr(session, "QUIET_TIMEOUT_MS", 1.0)
     store = SlowStore()
-    broker = Broker(store)
-    await broker.start()
-    async with timeline.connect(broker.address, timeout="100ms") as tl:
+    async with Broker(store) as broker, timeline.connect(broker.address, timeout="100ms") as tl:
         await tl.create_topic("t", lease="1h")
         async with tl.producer("t") as p, tl.consumer("t") as c:
             await p.produce(b"", in_=0, id="m")
@@ -112,7 +108,6 @@ async def test_acks_that_nobody_waits_for_are_tried_as_long_as_the_lease_lasts(
             while (await _found(tl)) is not None:
                 await asyncio.sleep(0)
             assert c.stats.settle_errors == 0
-    await broker.stop()
 
 
 async def _found(tl: timeline.Timeline) -> object:

@@ -108,10 +108,7 @@ def test_lateness_of_a_timeline_counts_from_the_scheduled_time_unless_a_lease_ra
 
 
 async def test_a_store_that_cannot_hold_a_kind_refuses_its_topics(tmp_path: Path) -> None:
-    broker = Broker(f"sqlite:///{tmp_path}/messages.db")
-    await broker.start()
-    async with timeline.connect(broker.address) as tl:
+    async with Broker(f"sqlite:///{tmp_path}/messages.db") as broker, timeline.connect(broker.address) as tl:
         with pytest.raises(Invalid, match="this store holds no topics of kind 'slots'"):
             await tl.create_topic("t", kind="slots")
         assert await tl.topics() == []
-    await broker.stop()
