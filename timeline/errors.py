@@ -15,6 +15,9 @@ STAYS = "the same call fails again until that is fixed"
 REPEAT = "repeat the same call (same id) to learn which"
 """The remedy for UNKNOWN, where it is said already that the call may or may not have happened."""
 
+TWICE = "Without it, messages may be changed twice"
+"""Why a call by tag that broke off must not be repeated as it was."""
+
 FIXED_LIMIT = "no setting raises this limit: make it smaller"
 """The advice for anything that is too large for every topic."""
 
@@ -44,6 +47,15 @@ class TimelineError(Exception):
         self.retry_after_ms = retry_after_ms
         about = f"{self.code} {id!r}" if id is not None else self.code
         super().__init__(": ".join(part for part in (about, reason or self.advice) if part))
+
+    def __str__(self) -> str:
+        """Return the error in words. A call by tag that broke off adds its token. In a program that does not
+        catch the error, the traceback is all that is left of the progress."""
+        said = super().__str__()
+        if self.progress is None or self.advice == type(self).advice:
+            return said
+        token = self.progress.resume
+        return f"{said.removesuffix('.')}. To continue, repeat the same call with resume={token!r}. {TWICE}"
 
     def __reduce__(self) -> tuple[object, ...]:
         rest = {name: value for name, value in vars(self).items() if name in ("progress", "found", "lasting")} or None

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import pickle
+import traceback
 import tracemalloc
 import zlib
 from collections.abc import AsyncIterator
@@ -75,7 +76,8 @@ async def test_an_error_carries_its_progress_and_the_call_goes_on(walked: timeli
     told = broke.value.progress
     assert (told.done, told.changed, told.finished) == (30, 30, False) and told.counts == {Status.OK: 30}
     assert "resume=error.progress" in broke.value.advice
-    assert pickle.loads(pickle.dumps(broke.value)).progress == told
+    again = pickle.loads(pickle.dumps(broke.value))
+    assert again.progress == told and str(again) == str(broke.value)
     _Wire.dead_from = 0
     # By its token, as another process would; by the object; and once more when all is done.
     done = await walked.move_tag("spring", by="1h", resume=told.resume, timeout="10s")
@@ -84,6 +86,22 @@ async def test_an_error_carries_its_progress_and_the_call_goes_on(walked: timeli
     assert done.counts == again.counts == over.counts == {Status.OK: COUNT} and done.finished
     assert told.done == 30, "what was given is not changed"
     assert await dues(walked) == [START_MS + HOUR_MS] * COUNT
+
+
+async def test_an_error_that_nobody_catches_shows_its_token(walked: timeline.Producer) -> None:
+    """The program ends with a traceback. What it shows continues the call; the same call again would shift twice."""
+    for dead_from, done in ((4, 30), (1, 0)):
+        _Wire.dead_from = dead_from
+        with pytest.raises(timeline.Unknown) as broke:
+            await walked.move_tag("spring", by="1h")
+        assert broke.value.progress.done == done
+        shown = traceback.format_exception(broke.value)[-1]
+        token = shown.partition("repeat the same call with resume='")[2].partition("'")[0]
+        _Wire.dead_from = 0
+        before = await dues(walked)
+        told = await walked.move_tag("spring", by="1h", resume=token, timeout="10s")
+        assert told.counts == {Status.OK: COUNT} and await dues(walked) == [before[0] + HOUR_MS] * COUNT, "not twice"
+        assert shown.endswith(". Without it, messages may be changed twice\n")
 
 
 async def test_the_token_of_the_start_is_as_good(walked: timeline.Producer) -> None:
@@ -258,6 +276,7 @@ async def test_nothing_happened_where_no_broker_is(broker: Broker, walked: timel
         with pytest.raises(timeline.Unavailable) as refused:
             await call
         assert refused.value.progress.done == 0 and refused.value.advice == timeline.Unavailable.advice
+        assert "resume" not in str(refused.value)
 
 
 async def test_what_is_asked_for_meanwhile_stays(walked: timeline.Producer) -> None:
