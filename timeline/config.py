@@ -92,6 +92,7 @@ class ServeConfig:
     tls_ca: str = _setting("", "FILE", "Authorities that signed other brokers' certificates.", shown="this machine's")
     token_file: str = _setting("", "FILE", "Token that this broker shows to other brokers.", shown="none")
     workers: int = _setting(1, COUNT, "Brokers, as processes behind one port.", least=1, most=64)
+    http: str = _setting("off", "HOST:PORT|off", "Address of HTTP, by a gateway beside the broker.")
     journal: str = _setting("", URL, "Event journal: what happens to each message.", shown="nowhere")
 
     def check(self) -> ServeConfig:
@@ -108,6 +109,8 @@ class ServeConfig:
         if self.metrics != "off":
             check_address("metrics", self.metrics, free_port=True, otherwise='or "off"')
             self._check_ports()
+        if self.http != "off":
+            check_address("http", self.http, free_port=True, otherwise='or "off"')
         self._check_security()
         for setting in dataclasses.fields(self):
             value, (low, high) = getattr(self, setting.name), setting.metadata["range"]

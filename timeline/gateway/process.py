@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 
 import uvicorn
@@ -30,11 +32,18 @@ class _Server(uvicorn.Server):
 
 
 async def run(
-    settings: GatewaySettings, version: str, announce: Callable[[str], None], parts: tuple[Part, ...] = ()
+    settings: GatewaySettings,
+    version: str,
+    announce: Callable[[str], None],
+    parts: tuple[Part, ...] = (),
+    until_input_ends: bool = False,
 ) -> None:
     """Serve until SIGTERM or SIGINT. Then end after the requests under way, within the grace period. `settings` are
     checked. `announce` gets the address once the port is open. Raise OSError, its `filename` the address, if it cannot
-    be had."""
+    be had.
+
+    `until_input_ends`: also end when standard input does, because then the process that started us is gone.
+    """
     set_up_logs(settings.log_level, settings.log_format)
     gateway = HttpGateway(settings, version, parts)
     port = listening(settings.listen)
@@ -65,8 +74,22 @@ async def run(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
+    if until_input_ends:
+        _at_end_of_input(stop)
     announce(joined(host, port.getsockname()[1]))
     await server.serve(sockets=[port])
+
+
+def _at_end_of_input(stop: Callable[[], None]) -> None:
+    """Call `stop` when standard input ends."""
+    source, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+
+    def read() -> None:
+        if not os.read(source, 4096):
+            loop.remove_reader(source)
+            stop()
+
+    loop.add_reader(source, read)
 
 
 def listening(address: str) -> socket.socket:

@@ -30,6 +30,7 @@ from timeline.broker.node import Node
 from timeline.broker.server.calls import GrpcPeerChannel, Handlers
 from timeline.broker.server.certificates import Certificates
 from timeline.broker.server.gatekeeper import LOOK_EVERY_S, Gatekeeper
+from timeline.broker.server.gateway_process import GatewayProcess
 from timeline.broker.server.probes import HealthService, MetricsPort
 from timeline.broker.server.process import check_free
 from timeline.broker.server.workers import WorkerProcess
@@ -153,14 +154,19 @@ async def serve(
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     port = MetricsPort(config.metrics, metrics.registry, lambda: node.not_ready)
     watching = (partial(_watch_health, health, node.readiness), partial(_watch_files, gate, certificates, metrics))
+    gateway = GatewayProcess(config) if config.http != "off" and worker is None else None
     try:
+        if gateway is not None:
+            gateway.start()
         if worker is not None:
             await worker.start(stopping.set)
         metrics_at = port.start()
         opened = partial(announce, config.advertise if worker else config.listen, metrics_at)
-        await _run(server, node, config, stopping, watching, opened, metrics_at)
+        await _run(server, node, config, stopping, watching, opened, metrics_at, gateway)
     finally:
         port.stop()
+        if gateway is not None:
+            await gateway.stop()
         if worker is not None:
             await worker.stop()
         if pipe is not None:
@@ -176,8 +182,9 @@ async def _run(
     watching: Iterable[Callable[[], Coroutine[Any, Any, None]]],
     announce: Callable[[bool], None],
     metrics_at: str,
+    gateway: GatewayProcess | None,
 ) -> None:
-    """Serve until told to stop, then drain."""
+    """Serve until told to stop, then drain. The gateway ends first: its requests under way need the broker."""
     ours = asyncio.all_tasks()
     await server.start()
 
@@ -194,6 +201,8 @@ async def _run(
             where = {"listen": config.listen, "metrics": metrics_at, "broker": node.name}
             log.info(node.not_ready or "ready", extra=where)
             await stopping.wait()
+            if gateway is not None:
+                await gateway.stop()
             log.info("draining", extra={"grace_ms": config.grace_ms})
             await node.drain(config.grace_ms)
     finally:

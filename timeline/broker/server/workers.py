@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from timeline.broker.server.gateway_process import GatewayProcess
 from timeline.broker.server.process import check_free
 from timeline.child import send_signal
 from timeline.clock import Clock
@@ -117,7 +118,10 @@ class Supervisor:
                 loop.add_signal_handler(number, self._stopping.set)
             keeping: list[asyncio.Task[None]] = []
             looking = loop.create_task(self._look())
+            gateway = GatewayProcess(config) if config.http != "off" else None
             try:
+                if gateway is not None:
+                    gateway.start()
                 # The first by itself: what is wrong with the store or the settings is then said once.
                 for place in self._places:
                     keeping.append(loop.create_task(self._keep(place)))
@@ -131,6 +135,8 @@ class Supervisor:
                         self._tell_started(listen)
                     await self._stopping.wait()
             finally:
+                if gateway is not None:
+                    await gateway.stop()
                 await self._end_all(keeping)
                 looking.cancel()
         return self._code
@@ -273,7 +279,7 @@ def _config_of(config: ServeConfig, at: int) -> ServeConfig:
     if metrics != "off":
         host, port = split_address(metrics)
         metrics = joined(host, port + at if port else 0)
-    return dataclasses.replace(config, name=f"{config.name}-{at + 1}", metrics=metrics, workers=1)
+    return dataclasses.replace(config, name=f"{config.name}-{at + 1}", metrics=metrics, workers=1, http="off")
 
 
 @contextlib.contextmanager

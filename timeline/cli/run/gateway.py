@@ -39,11 +39,12 @@ LEVELS, FORMATS = ("debug", "info", "warning", "error"), ("json", "text")
 @click.option("--grace", default="30s", type=DURATION, help="Longest time for requests under way after SIGTERM.")
 @click.option("--log-level", default="info", type=click.Choice(LEVELS), help="Least severe level that is logged.")
 @click.option("--log-format", default="json", type=click.Choice(FORMATS), help="Log lines for machines or for people.")
+@click.option("--until-input-ends", is_flag=True, hidden=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the address as one JSON object.")
 def gateway(
     broker: str, listen: str, tls_cert: str | None, tls_key: str | None, broker_tls: bool, broker_ca: str | None,
     broker_cert: str | None, broker_key: str | None, insecure: bool, origins: tuple[str, ...], grace: str,
-    log_level: str, log_format: str, as_json: bool,
+    log_level: str, log_format: str, as_json: bool, until_input_ends: bool,
 ) -> int:  # fmt: skip
     """Run a gateway until SIGTERM: Timeline over HTTP, for any language.
 
@@ -87,7 +88,7 @@ def gateway(
             say(f"timeline {timeline.__version__} serves HTTP on {address} for {broker}")
 
     try:
-        asyncio.run(run(settings, timeline.__version__, announce))
+        asyncio.run(run(settings, timeline.__version__, announce, until_input_ends=until_input_ends))
     except OSError as refused:
         if refused.filename != listen:
             raise

@@ -101,15 +101,16 @@ def tokenless(settings: config.ServeConfig) -> str:
 
 def exposure(settings: config.ServeConfig) -> str:
     """Return why everybody could use this broker, and the remedy. Empty when nobody can, or --insecure allows it."""
-    host, _ = config.split_address(settings.listen)
+    listens = [address for address in (settings.listen, settings.http) if address != "off"]
+    exposed = [address for address in listens if not config.is_loopback(config.split_address(address)[0])]
     missing = []
     if not settings.tls_cert:
         missing.append("TLS (--tls-cert, --tls-key)")
     if not settings.tokens and not settings.client_ca:
         missing.append("asking who calls (--tokens, or --client-ca)")
-    if settings.insecure or config.is_loopback(host) or not missing:
+    if settings.insecure or not exposed or not missing:
         return ""
     return (
-        f"other machines reach {settings.listen}, and there is no {' and no '.join(missing)}. Give what is missing, "
+        f"other machines reach {exposed[0]}, and there is no {' and no '.join(missing)}. Give what is missing, "
         "listen on 127.0.0.1, or say --insecure where the network itself keeps strangers out."
     )

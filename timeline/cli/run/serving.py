@@ -91,7 +91,7 @@ def _listening(settings: config.ServeConfig, run: Callable[[], int]) -> int:
     except MembershipRefused as refused:
         raise Failed(REFUSED, str(refused)) from refused
     except OSError as refused:
-        if refused.filename not in (settings.listen, settings.metrics):
+        if refused.filename not in (settings.listen, settings.metrics, settings.http):
             raise
         raise Failed(REFUSED, asyncio.run(_cannot_listen(refused, settings))) from refused
 
@@ -100,6 +100,8 @@ async def _cannot_listen(refused: OSError, settings: config.ServeConfig) -> str:
     """Return why an address is not free, who has it, and what to do."""
     address = str(refused.filename)
     of_metrics = address == settings.metrics != settings.listen
+    if address == settings.http not in (settings.listen, settings.metrics):
+        return f"cannot serve HTTP on {address}: {(refused.strerror or '').lower()}. Choose another: --http HOST:PORT."
     option = "--metrics HOST:PORT, or --metrics off" if of_metrics else "--listen HOST:PORT"
     if refused.errno != errno.EADDRINUSE:
         why = (refused.strerror or "it cannot be had").lower()

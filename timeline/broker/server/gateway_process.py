@@ -1,0 +1,107 @@
+"""The gateway beside a broker: a process of its own, started again when it dies.
+
+JSON never runs in a broker's loop, where it would become lateness. The gateway reaches the broker like any client. It
+ends when its standard input does, because then the broker is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+
+from timeline.broker.server.process import check_free
+from timeline.child import send_signal
+from timeline.clock import Clock
+from timeline.config import ServeConfig, joined, split_address
+
+log = logging.getLogger("timeline.broker")
+
+COMMAND = (sys.executable, "-P", "-m", "timeline", "gateway")
+BACKOFF_FIRST_S = 0.1
+BACKOFF_CAP_S = 5.0
+WELL_AFTER_MS = 30_000.0
+"""A gateway that ran this long is started again at once."""
+END_S = 5.0
+"""How much longer than the grace it may take to end before it is killed."""
+HOPELESS = (2, 4)
+"""Exit codes of a gateway that will not start next time either. Its last line says why."""
+HERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
+
+
+def command_of(config: ServeConfig) -> tuple[str, ...]:
+    """Return the command of the gateway for a broker that listens on `config.listen`."""
+    host, port = split_address(config.listen)
+    broker = config.advertise if config.tls_cert else joined(HERE.get(host, host), port)
+    options = ["--broker", broker, "--listen", config.http, "--grace", f"{config.grace_ms}ms"]
+    options += ["--log-level", config.log_level, "--log-format", config.log_format, "--until-input-ends"]
+    if config.tls_cert:
+        options += ["--tls-cert", config.tls_cert, "--tls-key", config.tls_key, "--broker-tls"]
+        options += ["--broker-ca", config.tls_ca] if config.tls_ca else []
+    if config.client_ca:
+        options += ["--broker-cert", config.tls_cert, "--broker-key", config.tls_key]
+    return (*COMMAND, *options, *(["--insecure"] if config.insecure else []))
+
+
+class GatewayProcess:
+    """Keeps one gateway running. `config`: the broker's, with the port that it has."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        self._config, self._clock = config, Clock()
+        self._process: asyncio.subprocess.Process | None = None
+        self._keeping: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start it, and again whenever it ends. Raise OSError, its `filename` the address, if that is taken."""
+        check_free(self._config.http)
+        self._keeping = asyncio.get_running_loop().create_task(self._keep())
+
+    async def stop(self) -> None:
+        """End it after the requests under way, within the grace period."""
+        if self._keeping is None:
+            return
+        keeping, self._keeping = self._keeping, None
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        send_signal(process, signal.SIGTERM)
+        try:
+            await asyncio.wait_for(process.wait(), self._config.grace_ms / 1000.0 + END_S)
+        except TimeoutError:
+            log.warning("the gateway did not end in time and is killed")
+            send_signal(process, signal.SIGKILL)
+            await process.wait()
+
+    async def _keep(self) -> None:
+        backoff_s = BACKOFF_FIRST_S
+        while True:
+            began_ms = self._clock.monotonic_ms()
+            served, code = await self._run()
+            if not served and code in HOPELESS:
+                log.error("there is no HTTP on %s: the gateway cannot start, see above", self._config.http)
+                return
+            backoff_s = min(backoff_s * 2, BACKOFF_CAP_S)
+            if self._clock.monotonic_ms() - began_ms >= WELL_AFTER_MS:
+                backoff_s = BACKOFF_FIRST_S
+            log.warning("the gateway ended with code %s and is started again", code)
+            await asyncio.sleep(backoff_s)
+
+    async def _run(self) -> tuple[bool, int]:
+        """Run it to its end. Return whether it served, and its exit code."""
+        pipe = asyncio.subprocess.PIPE
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("TIMELINE_")}
+        self._process = process = await asyncio.create_subprocess_exec(
+            *command_of(self._config), stdin=pipe, stdout=pipe, env=kept
+        )
+        assert process.stdout is not None
+        said = (await process.stdout.readline()).decode(errors="replace").strip()
+        if said:
+            log.info("%s", said, extra={"gateway_pid": process.pid})
+        with contextlib.suppress(ConnectionError):
+            await process.stdout.read()  # it says nothing more: this ends with it
+        return bool(said), await process.wait()
