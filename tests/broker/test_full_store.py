@@ -78,6 +78,42 @@ async def test_a_full_store_takes_no_puts_and_whatever_else_it_can() -> None:
         assert statuses(await link.put(["more"])) == [Status.OK]
 
 
+class Spent(MemoryStore):
+    """Refuses everything that changes a message or a topic, while `spent`."""
+
+    spent = False
+
+    def _refuse(self) -> None:
+        if self.spent:
+            raise StoreFull("its disk is full")
+
+    async def put(self, *asked: Any) -> Any:
+        self._refuse()
+        return await super().put(*asked)
+
+    async def mutate(self, *asked: Any) -> Any:
+        self._refuse()
+        return await super().mutate(*asked)
+
+    async def create_topic(self, *asked: Any) -> Any:
+        self._refuse()
+        return await super().create_topic(*asked)
+
+
+async def test_the_stores_reason_is_told_without_a_second_code() -> None:
+    store = Spent()
+    async with broker(store, QUIET) as link:
+        await link.put(["later"], FAR_MS)
+        store.spent = True
+        put_told = await put(link, "more")
+        assert (put_told.status.tolist(), put_told.details[0]) == ([Status.UNAVAILABLE.code], "its disk is full")
+        cancelled = (await link.mutate(Operation.CANCEL, ["later"])).answers
+        assert (cancelled.status.tolist(), cancelled.details[0]) == ([Status.UNAVAILABLE.code], "its disk is full")
+        with pytest.raises(TransportError) as refused:
+            await link.topic(TopicAction.CREATE, "other")
+        assert refused.value.reason == "its disk is full"
+
+
 async def test_a_broker_of_a_full_store_keeps_its_buckets() -> None:
     """All brokers have the same store: each would leave them to the others."""
     store = Roomless()

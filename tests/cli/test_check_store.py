@@ -88,6 +88,13 @@ def test_a_store_that_does_not_open_is_told_once(check: Check) -> None:
 
 
 @pytest.mark.processes
+def test_a_store_that_does_not_close_is_told_as_such(check: Check) -> None:
+    done = check("half_written:ClosesNever", "--timeout", "200ms")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("timeline: the store cannot be closed: close did not return within 0.2 s")
+
+
+@pytest.mark.processes
 def test_a_plugin_that_ends_the_program_has_not_passed(check: Check) -> None:
     done = check("half_written:Leaves")
     assert (done.code, done.out) == (1, "")

@@ -53,6 +53,13 @@ class OpensNever(_Whole):
         return await super().open()
 
 
+class ClosesNever(_Whole):
+    """The server does not answer when it is closed."""
+
+    async def close(self) -> None:
+        await asyncio.Event().wait()
+
+
 class Leaves(_Whole):
     """It ends the program where a store cannot be opened."""
 

@@ -10,6 +10,11 @@ from timeline.errors import TimelineError
 class StoreError(TimelineError):
     """Base of all errors of a store."""
 
+    @property
+    def detail(self) -> str:
+        """The reason without the code, for answers whose status says the code."""
+        return self.reason or self.advice or self.code
+
 
 class StoreUnavailable(StoreError):
     """Nothing of the call happened; it may be repeated."""

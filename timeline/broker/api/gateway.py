@@ -225,7 +225,7 @@ class Gateway:
         except Invalid as bad:
             raise TransportError(Fault.REFUSED_FRAME, bad.reason) from bad
         except StoreError as trouble:
-            raise TransportError(_fault_of(trouble), str(trouble)) from trouble
+            raise TransportError(_fault_of(trouble), trouble.detail) from trouble
 
 
 def _fault_of(trouble: StoreError) -> Fault:

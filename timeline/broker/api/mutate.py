@@ -115,7 +115,7 @@ class MutateHandler:
             except StoreError as trouble:
                 nothing = isinstance(trouble, StoreUnavailable)
                 status = Status.UNAVAILABLE if nothing else Status.UNKNOWN
-                answers = refused(len(mutations), status, str(trouble))
+                answers = refused(len(mutations), status, trouble.detail)
             if asked.operation in (Operation.MOVE, Operation.REVIVE):
                 self._cluster.scheduled(topic, mutations.ids, mutations.due_ms, perhaps_done(answers), 0)
         whole = refusals.merge(answers)

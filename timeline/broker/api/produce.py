@@ -143,7 +143,7 @@ class PutHandler:
         try:
             topic = await self._catalog.find(frame.topic)
         except StoreError as trouble:
-            return refused(count, Status.UNAVAILABLE, str(trouble))
+            return refused(count, Status.UNAVAILABLE, trouble.detail)
         if topic is None:
             return refused(count, Status.NOT_FOUND, no_such_topic(frame.topic))
         with self._scheduler.work(peer):

@@ -171,7 +171,7 @@ class GroupCommit(ABC, Generic[B]):
             answers = await self._ask(topic, now_ms, batch)
         except StoreError as trouble:
             status = Status.UNAVAILABLE if isinstance(trouble, StoreUnavailable) else Status.UNKNOWN
-            answers = _failed(len(batch), starts, status, str(trouble))
+            answers = _failed(len(batch), starts, status, trouble.detail)
         self._tell_due(topic, now_ms, batch, answers)
         return answers
 

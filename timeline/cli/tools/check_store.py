@@ -83,10 +83,13 @@ class _Run:
     async def _look(self) -> tuple[Opened, dict[str, Any]]:
         """Open the store once, so that a failure to open is reported once, not by every check."""
         self._begun("open")
+        at = "opened"
         try:
             store = self._watch.bounding(make_store(self._url))
             try:
-                return await store.open(), dataclasses.asdict(store.capabilities)
+                found = await store.open(), dataclasses.asdict(store.capabilities)
+                at = "closed"
+                return found
             finally:
                 await store.close()
         except PluginRefused as refused:
@@ -97,9 +100,9 @@ class _Run:
         except (TimelineError, OSError):
             raise
         except Exception as error:  # a plugin may raise anything
-            found = str(error) if isinstance(error, StoreViolation) else f"{type(error).__name__}: {error}"
-            told = " ".join((found, *getattr(error, "__notes__", ()))).rstrip(".")
-            raise Failed(SOME_FAILED, f"the store cannot be opened: {told}. --debug shows where.") from error
+            said = str(error) if isinstance(error, StoreViolation) else f"{type(error).__name__}: {error}"
+            told = " ".join((said, *getattr(error, "__notes__", ()))).rstrip(".")
+            raise Failed(SOME_FAILED, f"the store cannot be {at}: {told}. --debug shows where.") from error
         finally:
             self._progress.clear()
 
