@@ -53,6 +53,7 @@ GROUPS = {
     "Run": {
         "serve": ("run.serve", "Run a broker"),
         "gateway": ("run.gateway", "Run a gateway: HTTP in front of brokers"),
+        "push": ("run.push", "Try the webhooks of a topic"),
         "token": ("run.token", "Create, list and revoke tokens: who may do what"),
     },
     "Look": {
@@ -130,7 +131,9 @@ class Suggesting(click.Group):
         # While a shell completes a line (`resilient_parsing`), nothing may be printed into it.
         if not (context.resilient_parsing or name.startswith("-") or self.get_command(context, name)):
             known = self.list_commands(context)
-            hint = nearest(name, ["--help", *known]) or f" There are: {', '.join(known)}."
+            # A slip of the hand changes a name's length a little: "publish" is not meant to be "push".
+            similar = [each for each in ("--help", *known) if abs(len(each.lstrip("-")) - len(name)) <= 2]
+            hint = nearest(name, similar) or f" There are: {', '.join(known)}."
             raise click.UsageError(f"there is no command {name!r}.{hint}", context)
         return super().resolve_command(context, args)
 

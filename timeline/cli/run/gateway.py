@@ -36,6 +36,9 @@ LEVELS, FORMATS = ("debug", "info", "warning", "error"), ("json", "text")
 @click.option("--broker-key", metavar="FILE", help="Key of that certificate.")
 @click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS.")
 @click.option("--origin", "origins", multiple=True, metavar="ORIGIN", help="Origin whose pages may call; repeatable.")
+@click.option("--push/--no-push", "pushing", default=True, help="Send webhooks of topics with a push_url, or do not.")
+@click.option("--push-token-file", metavar="FILE", help="Token for webhooks, with the rights admin and consume.")
+@click.option("--push-allow", "allowed", multiple=True, metavar="CIDR", help="Private network that webhooks may reach.")
 @click.option("--grace", default="30s", type=DURATION, help="Longest time for requests under way after SIGTERM.")
 @click.option("--log-level", default="info", type=click.Choice(LEVELS), help="Least severe level that is logged.")
 @click.option("--log-format", default="json", type=click.Choice(FORMATS), help="Log lines for machines or for people.")
@@ -43,8 +46,9 @@ LEVELS, FORMATS = ("debug", "info", "warning", "error"), ("json", "text")
 @click.option("--json", "as_json", is_flag=True, help="Print the address as one JSON object.")
 def gateway(
     broker: str, listen: str, tls_cert: str | None, tls_key: str | None, broker_tls: bool, broker_ca: str | None,
-    broker_cert: str | None, broker_key: str | None, insecure: bool, origins: tuple[str, ...], grace: str,
-    log_level: str, log_format: str, as_json: bool, until_input_ends: bool,
+    broker_cert: str | None, broker_key: str | None, insecure: bool, origins: tuple[str, ...],
+    pushing: bool, push_token_file: str | None, allowed: tuple[str, ...], grace: str, log_level: str,
+    log_format: str, as_json: bool, until_input_ends: bool,
 ) -> int:  # fmt: skip
     """Run a gateway until SIGTERM: Timeline over HTTP, for any language.
 
@@ -61,6 +65,7 @@ def gateway(
     check_addresses(broker)
     with needing("gateway", "the gateway needs"):
         from timeline.gateway.process import run
+        from timeline.gateway.push.pusher import WebhookPart
         from timeline.gateway.service import GatewaySettings
     settings = GatewaySettings(
         listen=listen,
@@ -74,6 +79,7 @@ def gateway(
         log_level=log_level,
         log_format=log_format,
     ).check()
+    webhooks = WebhookPart(broker, settings.credentials, push_token_file or "", allowed, settings.grace_ms)
     if settings.exposed and not settings.tls_cert and not insecure:
         raise Failed(
             REFUSED,
@@ -88,7 +94,8 @@ def gateway(
             say(f"timeline {timeline.__version__} serves HTTP on {address} for {broker}")
 
     try:
-        asyncio.run(run(settings, timeline.__version__, announce, until_input_ends=until_input_ends))
+        parts = (webhooks,) if pushing else ()
+        asyncio.run(run(settings, timeline.__version__, announce, parts, until_input_ends=until_input_ends))
     except OSError as refused:
         if refused.filename != listen:
             raise

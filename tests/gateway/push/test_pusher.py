@@ -1,0 +1,286 @@
+"""Messages go from a real broker to a real receiver, and each answer does to the message what it should."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from standardwebhooks.webhooks import Webhook
+
+import timeline
+from tests.gateway.processes import TIMELINE, gateway
+from tests.gateway.processes import broker as served
+from tests.gateway.push.receiver import Receiver, always
+from timeline.gateway.push.addresses import AddressGuard
+from timeline.gateway.push.pusher import Pusher
+
+LOCAL = AddressGuard(["127.0.0.0/8"])
+
+
+@contextlib.asynccontextmanager
+async def pushing(tl: timeline.Timeline, guard: AddressGuard = LOCAL) -> AsyncIterator[Pusher]:
+    pusher = Pusher(tl, guard, lambda: 0.0)
+    task = asyncio.create_task(pusher.run(grace_s=5.0))
+    await pusher.looked.wait()
+    yield pusher
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def produce(tl: timeline.Timeline, *ids: str, **more: Any) -> None:
+    async with tl.producer("t") as p:
+        for id in ids:
+            await p.produce(b'{"id": "%s"}' % id.encode(), id=id, **({"in_": 0} | more))
+
+
+async def state_of(tl: timeline.Timeline, id: str, *until: str) -> Any:
+    """The message as soon as it is in one of these states; None for one that is gone."""
+    while True:
+        found = await tl.get("t", id)
+        if ("gone" if found is None else str(found.state)) in until:
+            return found
+
+
+async def test_a_message_is_sent_signed_and_acknowledged(tl: timeline.Timeline, receiver: Receiver) -> None:
+    await tl.create_topic("t", push_url=receiver.url)
+    (secret,) = await tl.topic_secrets("t")
+    async with pushing(tl):
+        await produce(tl, "a", headers={"k": "v\r\nx: y", "content-type": "application/json"})
+        request, body = (await receiver.received(1))[0]
+        assert Webhook(secret).verify(body, dict(request.headers)) == {"id": "a"}
+        assert request.method == "POST" and request.path_qs == "/hook?a=%2F"
+        assert request.headers["Host"] == f"127.0.0.1:{receiver.port}"
+        assert request.headers["Content-Type"] == "application/json"
+        assert (request.headers["Timeline-Id"], request.headers["Timeline-Topic"]) == ("a", "t")
+        assert request.headers["Timeline-Header-k"] == "v%0D%0Ax: y" and "x" not in request.headers
+        assert request.headers["Timeline-Deliveries"] == "1"
+        await state_of(tl, "a", "gone")
+    assert len(receiver.requests) == 1
+
+
+async def test_both_secrets_sign_during_a_rotation(tl: timeline.Timeline, receiver: Receiver) -> None:
+    await tl.create_topic("t", push_url=receiver.url)
+    (old,) = await tl.topic_secrets("t")
+    new, _ = await tl.topic_secrets("t", rotate=True)
+    async with pushing(tl):
+        await produce(tl, "a")
+        request, body = (await receiver.received(1))[0]
+    for secret in (old, new):
+        Webhook(secret).verify(body, dict(request.headers))
+
+
+async def test_failures_are_released_with_the_topics_backoff_and_buried_at_last(
+    tl: timeline.Timeline, receiver: Receiver
+) -> None:
+    receiver.answer = always(418, "a teapot")
+    await tl.create_topic("t", push_url=receiver.url, retry_first="1ms", retry_cap="2ms", max_deliveries=3)
+    async with pushing(tl):
+        await produce(tl, "a")
+        dead = await state_of(tl, "a", "dead")
+    assert dead.dead == "max_deliveries: 418: a teapot"
+    assert [request.headers["Timeline-Deliveries"] for request, _ in receiver.requests] == ["1", "2", "3"]
+    assert len({request.headers["webhook-id"] for request, _ in receiver.requests}) == 1
+
+
+async def test_retry_after_and_410(tl: timeline.Timeline, receiver: Receiver) -> None:
+    receiver.answer = always(429, "slower", Retry_After="7200")
+    await tl.create_topic("t", push_url=receiver.url)
+    async with pushing(tl):
+        async with tl.producer("t") as p:
+            put = await p.produce(b"", id="a", in_=0)
+        await receiver.received(1)
+        waiting = await state_of(tl, "a", "waiting")
+        assert put.due is not None and 2 <= (waiting.due - put.due).total_seconds() / 3600 < 3
+        receiver.answer = always(410, "gone for good")
+        async with tl.producer("t") as p:
+            await p.move("a", in_=0)
+        assert (await state_of(tl, "a", "dead")).dead == "410: gone for good"
+
+
+async def test_a_receiver_may_keep_the_lease_and_settle_later(tl: timeline.Timeline, receiver: Receiver) -> None:
+    receiver.answer = always(202, Timeline_Lease="2h")
+    await tl.create_topic("t", push_url=receiver.url)
+    async with pushing(tl):
+        await produce(tl, "a")
+        request, _ = (await receiver.received(1))[0]
+        while (kept := await tl.get("t", "a")) is None or (kept.due - kept.scheduled).total_seconds() < 3600:
+            pass
+        assert str(kept.state) == "leased"
+    (await tl.settle(request.headers["Timeline-Receipt"], "ack")).raise_failed()
+    assert await tl.get("t", "a") is None
+
+
+async def test_redirects_are_not_followed(tl: timeline.Timeline, receiver: Receiver) -> None:
+    other = Receiver(always(204))
+    await other.start()
+    receiver.answer = always(302, Location=other.url)
+    await tl.create_topic("t", push_url=receiver.url, max_deliveries=1)
+    async with pushing(tl):
+        await produce(tl, "a")
+        dead = await state_of(tl, "a", "dead")
+    assert dead.dead.startswith("max_deliveries: 302: redirects are not followed") and other.requests == []
+    await other.stop()
+
+
+async def test_a_private_address_gets_nothing_unless_it_is_allowed(tl: timeline.Timeline, receiver: Receiver) -> None:
+    await tl.create_topic("t", push_url=receiver.url.replace("127.0.0.1", "0x7f.1"), max_deliveries=1)
+    async with pushing(tl, AddressGuard()):
+        await produce(tl, "a")
+        dead = await state_of(tl, "a", "dead")
+    assert "127.0.0.1 is loopback" in dead.dead and receiver.requests == []
+
+
+async def test_a_proxy_from_the_environment_is_not_used(
+    tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy = Receiver(always(500))
+    await proxy.start()
+    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, proxy.url)
+    monkeypatch.delenv("no_proxy", raising=False)
+    await tl.create_topic("t", push_url=receiver.url)
+    async with pushing(tl):
+        await produce(tl, "a")
+        await state_of(tl, "a", "gone")
+    assert proxy.requests == []
+    await proxy.stop()
+
+
+async def test_no_more_requests_at_a_time_than_the_topic_says(tl: timeline.Timeline, receiver: Receiver) -> None:
+    gate = asyncio.Event()
+
+    async def held(request: web.Request, body: bytes) -> web.StreamResponse:
+        await gate.wait()
+        return web.Response()
+
+    receiver.answer = held
+    await tl.create_topic("t", push_url=receiver.url, push_concurrency=3)
+    await produce(tl, *map(str, range(9)))
+    async with pushing(tl):
+        await receiver.received(3)
+        assert (await tl.count("t")).leased == 3
+        gate.set()
+        await receiver.received(9)
+        for id in range(9):
+            await state_of(tl, str(id), "gone")
+    assert receiver.most_at_once == 3
+
+
+async def test_a_dead_receiver_costs_few_deliveries_and_gets_all_when_it_is_back(
+    tl: timeline.Timeline, receiver: Receiver
+) -> None:
+    await receiver.stop()
+    await tl.create_topic("t", push_url=receiver.url, push_concurrency=2, retry_first="1ms", retry_cap="1ms")
+    ids = [str(number) for number in range(20)]
+    await produce(tl, *ids)
+    async with pushing(tl) as pusher:
+        (circuit,) = pusher._circuits.values()
+        while not circuit.open:
+            await asyncio.sleep(0)
+        before = sum([m.deliveries async for m in tl.scan("t")])
+        assert before <= 8
+        await receiver.start()
+        for id in ids:
+            await state_of(tl, id, "gone")
+    assert len(receiver.requests) == 20 and not circuit.open
+
+
+async def test_a_receiver_that_hangs_is_given_up_in_time(tl: timeline.Timeline, receiver: Receiver) -> None:
+    async def hang(request: web.Request, body: bytes) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    receiver.answer = hang
+    await tl.create_topic("t", push_url=receiver.url, push_timeout="20ms", max_deliveries=1)
+    async with pushing(tl):
+        await produce(tl, "a")
+        assert (await state_of(tl, "a", "dead")).dead == "max_deliveries: no answer within 20ms"
+
+
+async def test_an_endless_answer_is_cut_off(tl: timeline.Timeline, receiver: Receiver) -> None:
+    async def endless(request: web.Request, body: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(status=200)
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await response.write(b"x" * 65_536)
+        return response
+
+    receiver.answer = endless
+    await tl.create_topic("t", push_url=receiver.url)
+    async with pushing(tl):
+        await produce(tl, "a")
+        await state_of(tl, "a", "gone")
+
+
+async def test_a_drain_waits_for_the_requests_under_way(tl: timeline.Timeline, receiver: Receiver) -> None:
+    gate = asyncio.Event()
+
+    async def held(request: web.Request, body: bytes) -> web.StreamResponse:
+        await gate.wait()
+        return web.Response()
+
+    receiver.answer = held
+    await tl.create_topic("t", push_url=receiver.url)
+    await produce(tl, "a")
+    async with pushing(tl):
+        await receiver.received(1)
+        asyncio.get_running_loop().call_soon(gate.set)
+    assert await tl.get("t", "a") is None
+
+
+@pytest.mark.processes
+async def test_the_gateways_process_pushes_and_drains(receiver: Receiver, tmp_path: Path) -> None:
+    with served(tmp_path) as broker:
+        async with timeline.connect(broker["listen"]) as tl:
+            await tl.create_topic("t", push_url=receiver.url)
+            with gateway(tmp_path, broker["listen"], "--push-allow", "127.0.0.0/8") as running:
+                await produce(tl, *map(str, range(200)))
+                await receiver.received(200)
+                for id in range(200):
+                    await state_of(tl, str(id), "gone")
+                log_ = Path(running["log"]).read_text()
+            (secret,) = await tl.topic_secrets("t")
+            with gateway(tmp_path, broker["listen"], "--no-push"):
+                await produce(tl, "kept")
+                assert await tl.get("t", "kept") is not None
+    assert len(receiver.requests) == 200
+    assert "is pushed" in log_ and secret not in Path(running["log"]).read_text()
+
+
+@pytest.mark.processes
+async def test_push_test_sends_one_signed_example(receiver: Receiver, tmp_path: Path) -> None:
+    receiver.answer = always(200, "thanks")
+    with served(tmp_path) as broker:
+        async with timeline.connect(broker["listen"]) as tl:
+            await tl.create_topic("t", push_url=receiver.url)
+            (secret,) = await tl.topic_secrets("t")
+            await tl.create_topic("u")
+            asked = ("push", "test", "t", "--address", broker["listen"])
+            refused = await _told(*asked)
+            assert refused[0] != 0 and "--push-allow" in refused[2] and receiver.requests == []
+            code, out, _ = await _told(*asked, "--push-allow", "127.0.0.0/8", "--json")
+            assert code == 0 and json.loads(out)["body"] == "thanks" and json.loads(out)["would"] == "ack"
+            request, body = receiver.requests[0]
+            assert Webhook(secret).verify(body, dict(request.headers)) == {"example": True}
+            code, out, _ = await _told(*asked, "--push-allow", "127.0.0.0/8")
+            assert code == 0 and "> webhook-signature: v1," in out and secret not in out
+            code, _, error = await _told("push", "test", "u", "--address", broker["listen"])
+            assert code != 0 and "has no push_url" in error
+            receiver.answer = always(500)
+            assert (await _told(*asked, "--push-allow", "127.0.0.0/8"))[0] == 1
+
+
+async def _told(*arguments: str) -> tuple[int, str, str]:
+    told = await asyncio.create_subprocess_exec(
+        *TIMELINE, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, error = await told.communicate()
+    assert told.returncode is not None
+    return told.returncode, out.decode(), error.decode()

@@ -1,0 +1,322 @@
+"""Pushes topics that have a `push_url`: takes what is due, sends it, and settles it by the answer.
+
+    Pusher ─ one TopicPusher per topic ─▶ take (as many as may be under way) ─▶ Sender ─▶ outcome ─▶ settle
+
+A message is taken only when its request can go at once. So nothing waits here, and a receiver that is down costs no
+deliveries: while its circuit is open, nothing is taken but the probe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from random import random
+
+import timeline
+from timeline.clock import Clock
+from timeline.credentials import Credentials
+from timeline.driver.consume.pull import PulledDelivery
+from timeline.errors import Forbidden, Invalid, NotFound, TimelineError
+from timeline.gateway.push.addresses import AddressGuard, host_of
+from timeline.gateway.push.circuit import Circuit
+from timeline.gateway.push.outcome import Outcome, Verb, outcome_of, unanswered
+from timeline.gateway.push.request import PushedMessage, headers_of
+from timeline.gateway.push.sender import Sender, Unanswered
+from timeline.model import Topic
+from timeline.wording import shown_duration
+
+log = logging.getLogger("timeline.gateway.push")
+
+LEASE_MARGIN_MS = 10_000
+"""How much longer a lease lasts than the receiver may take: for the settle, and one look-up."""
+TAKE_WAIT = "20s"
+TAKE_MOST = 1_000
+LOOK_MS = 5_000.0
+"""How often the topics and their secrets are read again. A former secret stays valid for a day."""
+PAUSE_MS = 1_000.0
+"""The pause after a call that failed."""
+
+
+class Acks:
+    """Acknowledges in groups: while one call is under way, the next group forms."""
+
+    def __init__(self, client: timeline.Timeline) -> None:
+        self._client = client
+        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def ack(self, receipt: str) -> None:
+        """Acknowledge one message. Raise TimelineError."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((receipt, done))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._send(), name="acks of webhooks")
+        await done
+
+    async def _send(self) -> None:
+        while self._waiting:
+            group, self._waiting = self._waiting, []
+            try:
+                receipts = await self._client.settle([receipt for receipt, _ in group], "ack")
+            except TimelineError as error:
+                for _, done in group:
+                    _end(done, error)
+                continue
+            for (_, done), receipt in zip(group, receipts, strict=True):
+                try:
+                    receipt.raise_failed()
+                except TimelineError as error:
+                    _end(done, error)
+                else:
+                    _end(done)
+
+
+def _end(done: asyncio.Future[None], error: TimelineError | None = None) -> None:
+    if done.done():
+        return  # its task was cancelled
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)
+
+
+class TopicPusher:
+    """Pushes one topic until it is stopped. `circuit`: of the receiver's host, shared by its topics."""
+
+    def __init__(
+        self, client: timeline.Timeline, topic: Topic, secrets: tuple[str, ...], sender: Sender, circuit: Circuit
+    ) -> None:
+        self._client, self.topic, self.secrets = client, topic, secrets
+        self._sender, self._circuit, self._acks = sender, circuit, Acks(client)
+        self._clock = Clock()
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self._may_send_ms = 0.0
+        """When the next request may go, by the topic's rate (monotonic)."""
+
+    async def run(self) -> None:
+        """Take and send until cancelled. Requests under way go on: see `finish`."""
+        try:
+            while True:
+                room = await self._room()
+                try:
+                    taken = await self._take(room)
+                except NotFound:
+                    return
+                except TimelineError as error:
+                    log.warning("nothing can be taken of topic %r: %s", self.topic.name, error.reason)
+                    await asyncio.sleep(PAUSE_MS / 1000.0)
+                    continue
+                for delivery in taken:
+                    self._start(delivery)
+        finally:
+            self._changed.set()
+
+    async def _room(self) -> int:
+        """Wait until a request may go. Return how many may."""
+        settings = self.topic.settings
+        while True:
+            now_ms = self._clock.monotonic_ms()
+            free = settings.push_concurrency - len(self._under_way)
+            wait_ms = self._circuit.wait_ms(now_ms)
+            if self._circuit.open:
+                free = min(free, 1) if not self._under_way else 0
+            if settings.push_rate:
+                step_ms = 1000.0 / settings.push_rate
+                behind_ms = now_ms - max(self._may_send_ms, now_ms - 1000.0)
+                free = min(free, int(behind_ms / step_ms) + (behind_ms >= 0))
+                wait_ms = max(wait_ms, self._may_send_ms - now_ms)
+            if free > 0 and wait_ms <= 0:
+                return min(free, TAKE_MOST)
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_ms / 1000.0 if 0 < wait_ms < float("inf") else None):
+                    await self._changed.wait()
+
+    async def _take(self, room: int) -> list[PulledDelivery]:
+        settings = self.topic.settings
+        lease_ms = min(settings.max_lease_ms, settings.push_timeout_ms + LEASE_MARGIN_MS)
+        taken = await self._client.take(self.topic.name, room, TAKE_WAIT, lease=lease_ms / 1000.0)
+        if settings.push_rate and taken:
+            now_ms = self._clock.monotonic_ms()
+            since_ms = max(self._may_send_ms, now_ms - 1000.0)
+            self._may_send_ms = since_ms + len(taken) * 1000.0 / settings.push_rate
+        return taken
+
+    def _start(self, delivery: PulledDelivery) -> None:
+        task = asyncio.create_task(self._push(delivery), name=f"webhook of {self.topic.name}")
+        self._under_way.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._under_way.discard(task)
+        self._changed.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a webhook of topic %r failed", self.topic.name, exc_info=error)
+
+    async def _push(self, delivery: PulledDelivery) -> None:
+        outcome = await self._outcome(delivery)
+        outcome = outcome.last(delivery.deliveries, self.topic.settings.max_deliveries)
+        if outcome.verb is Verb.RELEASE or outcome.verb is Verb.BURY:
+            log.warning("webhook of %r of topic %r: %s. %s", delivery.id, self.topic.name, outcome.verb, outcome.reason)
+        try:
+            await self._settle(delivery, outcome)
+        except TimelineError as error:
+            log.warning("%s of %r of topic %r failed: %s", outcome.verb, delivery.id, self.topic.name, error.reason)
+
+    async def _outcome(self, delivery: PulledDelivery) -> Outcome:
+        settings, circuit = self.topic.settings, self._circuit
+        token = delivery.token
+        message = PushedMessage(
+            topic=self.topic.name,
+            id=delivery.id,
+            birth=token.birth,
+            payload=delivery.payload,
+            headers=delivery.headers,
+            due=delivery.scheduled.isoformat(),
+            deliveries=delivery.deliveries,
+            receipt=delivery.receipt,
+        )
+        try:
+            headers = headers_of(message, self.secrets, self._clock.now_ms() // 1000)
+        except Invalid as bad:
+            return Outcome(Verb.RELEASE, bad.reason)
+        probing = circuit.admit(self._clock.monotonic_ms()) and circuit.open
+        try:
+            answer = await self._sender.post(headers, message.payload, settings.push_timeout_ms)
+        except Unanswered as why:
+            outcome = unanswered(str(why))
+        except asyncio.CancelledError:
+            if probing:
+                circuit.given_up()
+            raise
+        else:
+            outcome = outcome_of(
+                answer.status, answer.headers, answer.body, self._clock.now_ms(), settings.max_lease_ms
+            )
+        if outcome.broken:
+            circuit.failed(self._clock.monotonic_ms())
+        else:
+            circuit.succeeded()
+        self._changed.set()
+        return outcome
+
+    async def _settle(self, delivery: PulledDelivery, outcome: Outcome) -> None:
+        settle = partial(self._client.settle, delivery.receipt)
+        if outcome.verb is Verb.ACK:
+            await self._acks.ack(delivery.receipt)
+            return
+        if outcome.verb is Verb.KEEP:
+            receipts = await settle("extend", lease=outcome.lease_ms / 1000.0)
+        elif outcome.verb is Verb.BURY:
+            receipts = await settle("bury", reason=outcome.reason)
+        else:
+            wait = delivery.retry_in if outcome.wait_ms is None else outcome.wait_ms / 1000.0
+            receipts = await settle("release", in_=wait, reason=outcome.reason)
+        receipts.raise_failed()
+
+    async def finish(self, grace_s: float) -> None:
+        """Wait for the requests under way, and close the connections. What is left is cancelled: its leases run out."""
+        if self._under_way:
+            await asyncio.wait(self._under_way, timeout=grace_s)
+        for task in self._under_way:
+            task.cancel()
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+        await self._sender.close()
+
+
+class Pusher:
+    """Pushes all topics with a `push_url` that `client` may govern and consume. `random`: returns 0 to 1."""
+
+    def __init__(self, client: timeline.Timeline, guard: AddressGuard, random: Callable[[], float]) -> None:
+        self._client, self._guard, self._random = client, guard, random
+        self._circuits: dict[tuple[str, int], Circuit] = {}
+        self._running: dict[str, tuple[TopicPusher, asyncio.Task[None]]] = {}
+        self._refused: dict[str, str] = {}
+        self._trouble = ""
+        self.looked = asyncio.Event()
+        """Set after each look at the topics."""
+
+    async def run(self, grace_s: float = 30.0) -> None:
+        """Push until cancelled. Then wait for the requests under way, up to the grace."""
+        try:
+            while True:
+                try:
+                    await self._look()
+                    self._trouble = ""
+                except TimelineError as error:
+                    if error.code != self._trouble:
+                        log.warning("the topics to push are not known: %s", error.reason)
+                    self._trouble = error.code
+                self.looked.set()
+                await asyncio.sleep(LOOK_MS / 1000.0)
+        finally:
+            await asyncio.gather(*(self._stop(name, grace_s) for name in list(self._running)))
+
+    async def _look(self) -> None:
+        """Start, restart and stop the topics' pushers as their records say now."""
+        topics = {topic.name: topic for topic in await self._client.topics() if topic.settings.push_url}
+        for name in [name for name in self._running if name not in topics]:
+            await self._stop(name, 0.0)
+        for name, topic in topics.items():
+            try:
+                await self._refresh(topic)
+                self._refused.pop(name, None)
+            except (Forbidden, Invalid, NotFound) as why:
+                if self._refused.get(name) != why.reason:
+                    log.error("topic %r is not pushed: %s", name, why.reason)
+                self._refused[name] = why.reason
+
+    async def _refresh(self, topic: Topic) -> None:
+        secrets = await self._client.topic_secrets(topic.name)
+        running = self._running.get(topic.name)
+        if running is not None:
+            pusher, task = running
+            if (pusher.topic.uid, pusher.topic.settings) == (topic.uid, topic.settings) and not task.done():
+                pusher.secrets = secrets
+                return
+            await self._stop(topic.name, topic.settings.push_timeout_ms / 1000.0)
+        settings = topic.settings
+        sender = Sender(settings.push_url, self._guard, settings.push_concurrency)
+        circuit = self._circuits.setdefault(host_of(settings.push_url), Circuit(self._random))
+        pusher = TopicPusher(self._client, topic, secrets, sender, circuit)
+        self._running[topic.name] = pusher, asyncio.create_task(pusher.run(), name=f"pusher of {topic.name}")
+        wait = shown_duration(settings.push_timeout_ms)
+        log.info("topic %r is pushed, %d at a time, each up to %s", topic.name, settings.push_concurrency, wait)
+
+    async def _stop(self, name: str, grace_s: float) -> None:
+        pusher, task = self._running.pop(name)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await pusher.finish(grace_s)
+
+
+class WebhookPart:
+    """The gateway's webhooks: they begin and end with it. `token_file`: of a token with the rights admin and consume;
+    empty: none. `allowed`: private networks that webhooks may go to. Raise Invalid."""
+
+    def __init__(
+        self, brokers: str, credentials: Credentials, token_file: str, allowed: tuple[str, ...], grace_ms: int
+    ) -> None:
+        self._guard, self._grace_s, self._brokers = AddressGuard(allowed), grace_ms / 1000.0, brokers
+        self._credentials = replace(credentials, token="", token_file=token_file).check()
+        self._client: timeline.Timeline | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to push."""
+        self._client = timeline.Timeline(self._brokers, "10s", credentials=self._credentials)
+        pusher = Pusher(self._client, self._guard, random)
+        self._task = asyncio.create_task(pusher.run(self._grace_s), name="webhooks")
+
+    async def stop(self) -> None:
+        """Take nothing more, and return after the requests under way or the grace."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._client is not None:
+            await self._client.aclose()

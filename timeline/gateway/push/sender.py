@@ -1,0 +1,118 @@
+"""Sends requests to one receiver: to a judged address, without redirects, proxies, cookies or decompression."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import aiohttp
+from yarl import URL
+
+from timeline.errors import Invalid
+from timeline.gateway.push.addresses import AddressGuard, host_of
+from timeline.wording import shown_duration
+
+READ_BYTES = 65_536
+"""A longer answer is cut off, with its connection."""
+LOOK_UP_AGAIN_MS = 5_000.0
+TRIED_ADDRESSES = 3
+
+
+class Answer(NamedTuple):
+    """`headers`: by lower-case name. `body`: its first bytes."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Unanswered(Exception):
+    """No answer came; the text says why. `refused`: nothing was sent, because the URL or its addresses are refused."""
+
+    def __init__(self, reason: str, refused: bool = False) -> None:
+        super().__init__(reason)
+        self.refused = refused
+
+
+class Sender:
+    """The connections to one URL. `connections`: most at a time."""
+
+    def __init__(self, url: str, guard: AddressGuard, connections: int) -> None:
+        self._url, self._guard = url, guard
+        self._host, self._port = host_of(url)
+        self._addresses: tuple[str, ...] = ()
+        self._judged_ms = 0.0
+        self._judging = asyncio.Lock()
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=connections, use_dns_cache=False),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            trust_env=False,
+            skip_auto_headers=("accept-encoding", "user-agent"),
+            headers={"user-agent": "timeline-webhooks", "accept": "*/*"},
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._session.close()
+
+    async def post(self, headers: Sequence[tuple[str, str]], body: bytes, timeout_ms: float) -> Answer:
+        """Send a request and return the answer. Raise Unanswered."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1000.0):
+                return await self._post(headers, body)
+        except TimeoutError:
+            raise Unanswered(f"no answer within {shown_duration(round(timeout_ms))}") from None
+        except Invalid as bad:
+            raise Unanswered(bad.reason, refused=True) from bad
+        except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as bad:
+            raise Unanswered(f"{type(bad).__name__}: {bad}") from bad
+
+    async def _post(self, headers: Sequence[tuple[str, str]], body: bytes) -> Answer:
+        *others, last = (await self._judged())[:TRIED_ADDRESSES]
+        for address in others:
+            with suppress(aiohttp.ClientConnectorError):  # nothing was sent: the next one may be reached
+                return await self._post_to(address, headers, body)
+        return await self._post_to(last, headers, body)
+
+    async def _judged(self) -> tuple[str, ...]:
+        """Return the permitted addresses, looked up again now and then."""
+        now_ms = asyncio.get_running_loop().time() * 1000.0
+        async with self._judging:
+            if not self._addresses or now_ms > self._judged_ms + LOOK_UP_AGAIN_MS:
+                self._addresses = ()
+                self._addresses = await self._guard.permitted(self._host, self._port)
+                self._judged_ms = now_ms
+            return self._addresses
+
+    async def _post_to(self, address: str, headers: Sequence[tuple[str, str]], body: bytes) -> Answer:
+        """Send to an address, under the host's name for the receiver and its certificate."""
+        url = URL(self._url, encoded=True)
+        named = ("host", url.raw_authority)
+        async with self._session.post(
+            url.with_host(address),
+            data=body,
+            headers=[named, *headers],
+            allow_redirects=False,
+            server_hostname=self._host if url.scheme == "https" else None,
+        ) as response:
+            told = {name.lower(): value for name, value in response.headers.items()}
+            start = b""
+            with suppress(aiohttp.ClientError):  # its status came: that decides
+                start = await _start_of(response)
+            return Answer(response.status, told, start)
+
+
+async def _start_of(response: aiohttp.ClientResponse) -> bytes:
+    """Return the first bytes of the body. Close the connection if more would come than is worth reading."""
+    start = bytearray()
+    while len(start) < READ_BYTES:
+        part = await response.content.read(READ_BYTES - len(start))
+        if not part:
+            return bytes(start)
+        start += part
+    response.close()
+    return bytes(start)
