@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 from pathlib import Path
@@ -33,12 +34,20 @@ async def test_probes_metrics_and_the_document(http: httpx.AsyncClient) -> None:
     assert "/v1/leases:ack" in page.text and "://" not in page.text
 
 
+async def logged(site: Site, text: str) -> str:
+    """The whole lines of the gateway's log, once `text` is in one. A line is written after the answer."""
+    async with asyncio.timeout(60):
+        while text not in (whole := site.log.read_text().rpartition("\n")[0]):
+            await asyncio.sleep(0)
+    return whole
+
+
 async def test_each_request_is_one_line_without_payload(http: httpx.AsyncClient, site: Site) -> None:
     secret = "timeline_0123456789ab_" + "c" * 64
     headers = {"Authorization": f"Bearer {secret}"}
     body = {"id": "logged", "payload": "very private", "in": "1h"}
     await http.post("/v1/topics/departures/messages", json=body, headers=headers)
-    log = site.log.read_text()
+    log = await logged(site, '"path": "/v1/topics/departures/messages"')
     lines = [json.loads(line) for line in log.splitlines()]
     (line,) = [one for one in lines if one.get("path") == "/v1/topics/departures/messages"][-1:]
     assert (line["method"], line["status"], line["route"]) == ("POST", 201, "/v1/topics/{topic}/messages")
@@ -103,3 +112,41 @@ def test_beyond_this_machine_it_wants_tls(tmp_path: Path) -> None:
     )
     assert done.returncode == 4
     assert "there is no TLS" in done.stderr and "--insecure" in done.stderr
+
+
+async def test_a_trace_goes_on_in_the_message(http: httpx.AsyncClient, site: Site) -> None:
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    path, headers = "/v1/topics/departures/messages", {"traceparent": parent}
+    made = await http.post(path, json={"payload": 1, "in": "1h"}, headers=headers)
+    assert (await http.get(f"{path}/{made.json()['id']}")).json()["headers"]["traceparent"] == parent
+    own = await http.post(path, json={"id": "own trace", "payload": 1, "in": "1h"}, headers=headers)
+    assert own.status_code == 201
+    assert "traceparent" not in (await http.get(f"{path}/own%20trace")).json()["headers"]
+    await logged(site, parent)
+
+
+async def test_a_head_without_end_is_cut_off(http: httpx.AsyncClient, site: Site) -> None:
+    host, _, port = site.url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: ")
+    with contextlib.suppress(ConnectionError):
+        for _ in range(64):
+            writer.write(b"a" * 65_536)
+            await writer.drain()
+    with contextlib.suppress(ConnectionError):
+        assert await reader.read() == b""
+    writer.close()
+    assert (await http.get("/healthz")).status_code == 200
+
+
+async def test_pages_of_other_origins_are_let_in_only_if_listed(tmp_path: Path, site: Site) -> None:
+    origin = {"Origin": "https://app.example.org"}
+    async with httpx.AsyncClient(base_url=site.url, timeout=60) as http:
+        answer = await http.get("/v1/topics", headers=origin)
+        assert "access-control-allow-origin" not in answer.headers
+    with gateway(tmp_path, site.broker, "--origin", origin["Origin"]) as opened:
+        async with httpx.AsyncClient(base_url=f"http://{opened['listen']}", timeout=60) as http:
+            answer = await http.get("/v1/topics", headers=origin)
+            assert answer.headers["access-control-allow-origin"] == origin["Origin"]
+            other = await http.get("/v1/topics", headers={"Origin": "https://evil.example.org"})
+            assert other.headers.get("access-control-allow-origin") != "https://evil.example.org"

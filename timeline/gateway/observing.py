@@ -80,7 +80,7 @@ class Observed:
         if route in QUIET and status < 400:
             return
         peer = scope.get("client")
-        fields = {
+        fields: dict[str, Any] = {
             "method": method,
             "route": route,
             "path": scope["path"][:512],
@@ -89,4 +89,7 @@ class Observed:
             "sent_bytes": sent_bytes,
             "peer": peer[0] if peer else "",
         }
+        trace = next((value for name, value in scope["headers"] if name == b"traceparent"), b"")
+        if trace:
+            fields["traceparent"] = trace[:64].decode("latin-1")
         log.info("request", extra=fields)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from timeline.gateway.clients import CallerClient
 from timeline.gateway.problems import sentence
 from timeline.gateway.requests import MAX_BODY_BYTES, ApiRequest
 from timeline.gateway.shapes import BulkAnswer, LineAnswer, NewMessage, PutAnswer
-from timeline.gateway.values import ToPut, decoded, iso_or_none, to_put
+from timeline.gateway.values import NO_TRACE, ToPut, decoded, iso_or_none, to_put
 from timeline.model import Status
 
 LINES_AT_ONCE = 1_000
@@ -109,7 +109,12 @@ def _batch(puts: Sequence[ToPut], key: RepeatKey, places: Sequence[int]) -> Batc
 
 
 async def put_list(
-    client: CallerClient, topic: str, asked: Sequence[NewMessage | TimelineError], key: RepeatKey, first: int = 0
+    client: CallerClient,
+    topic: str,
+    asked: Sequence[NewMessage | TimelineError],
+    key: RepeatKey,
+    first: int = 0,
+    trace: Mapping[str, str] = NO_TRACE,
 ) -> list[PutAnswer]:
     """Put many messages. Return an answer for each, in order. An error among `asked` is its own answer. `first`: the
     place of the first one in the request. Raise the error if the call as a whole failed."""
@@ -119,7 +124,7 @@ async def put_list(
         try:
             if isinstance(one, TimelineError):
                 raise one
-            put = to_put(one, key.id(first + place))
+            put = to_put(one, key.id(first + place), trace)
         except (Invalid, TooLarge) as wrong:
             answers[place] = refused(wrong)
         else:
@@ -203,7 +208,7 @@ class LineStream:
     async def _put(self, lines: list[bytes]) -> list[LineAnswer]:
         asked = [_decoded(line) for line in lines]
         try:
-            answers = await put_list(self._client, self._topic, asked, self._key, self._line)
+            answers = await put_list(self._client, self._topic, asked, self._key, self._line, self._request.trace)
         except TimelineError as error:
             if not self._line:  # nothing was put yet: the call as a whole has this answer
                 raise

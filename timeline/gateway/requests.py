@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -27,6 +28,8 @@ BEARER = "bearer "
 AS_OPERATOR = "timeline-as-operator"
 KEY = "idempotency-key"
 MAX_KEY_BYTES = 255
+MAX_STATE_CHARS = 512
+TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 T = TypeVar("T")
 
@@ -100,6 +103,15 @@ class ApiRequest(Request[Any, Any, Any]):
             denied.found = (UNAUTHENTICATED,)
             raise denied
         return Caller(said[len(BEARER) :].strip(), AS_OPERATOR in self.headers)
+
+    @property
+    def trace(self) -> dict[str, str]:
+        """The caller's trace context (W3C), as headers of the messages that it puts. Empty: none."""
+        parent: str = self.headers.get("traceparent", "")
+        if TRACEPARENT.fullmatch(parent) is None:
+            return {}
+        state: str = self.headers.get("tracestate", "")
+        return {"traceparent": parent} | ({"tracestate": state} if 0 < len(state) <= MAX_STATE_CHARS else {})
 
     @property
     def key(self) -> str:

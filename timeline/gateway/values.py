@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from timeline.model import DEFAULT_GROUP
 
 T = TypeVar("T")
 NOT_JSON = "this is not JSON"
+NO_TRACE: Mapping[str, str] = {}
 TOO_DEEP = "this JSON is nested too deeply: give it as payload_text, which is not read"
 CONTENT_TYPE = "content-type"
 JSON = "application/json"
@@ -98,10 +100,14 @@ class ToPut:
     if_exists: str | None = None
 
 
-def to_put(asked: NewMessage, id: str | None = None) -> ToPut:
-    """Return the message of a body. `id`: for one that has none. Raise Invalid or TooLarge."""
+def to_put(asked: NewMessage, id: str | None = None, trace: Mapping[str, str] = NO_TRACE) -> ToPut:
+    """Return the message of a body. `id`: for one that has none. `trace`: headers of the caller's trace, for a message
+    without an id of its own; another one may be put again in another trace, and must then be the same message. Raise
+    Invalid or TooLarge."""
     with about(asked.id):
         payload, headers = _payload_of(asked)
+        if trace and asked.id is None:
+            headers = {**trace, **(headers or {})}
         when = due_of(asked.at, asked.in_)
         expires = None if asked.expires is None else expiry(asked.expires)
         own = asked.id if asked.id is not None else id

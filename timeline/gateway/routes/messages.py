@@ -66,8 +66,8 @@ async def put(request: ApiRequest, client: CallerClient, topic: str) -> Any:
     body = await request.body()
     if body.lstrip()[:1] == b"[":
         listed = decoded(MANY, body)
-        return Response(PutAnswers(await put_list(client, name, listed, key)), status_code=207)
-    return _answered(*await put_one(client, name, to_put(decoded(ONE, body), key.id(0)), key))
+        return Response(PutAnswers(await put_list(client, name, listed, key, trace=request.trace)), status_code=207)
+    return _answered(*await put_one(client, name, to_put(decoded(ONE, body), key.id(0), request.trace), key))
 
 
 async def _encoded(lines: LineStream) -> AsyncGenerator[bytes, None]:
