@@ -35,6 +35,10 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
     return run
 
 
+PATIENCE = "2s"
+"""The bound of a call that is cancelled. On a busy machine the event loop may be late by half of it, not by more."""
+
+
 @pytest.mark.processes
 def test_an_incomplete_class_gets_a_sentence_for_each_method(check: Check) -> None:
     done = check("half_written:Incomplete")
@@ -65,9 +69,9 @@ def test_what_makes_no_store_is_told_in_a_line(check: Check, plugin: str, said: 
 
 @pytest.mark.processes
 def test_a_call_that_hangs_is_reported_and_ends_the_run(check: Check) -> None:
-    done = check("half_written:Hangs", "--timeout", "200ms")
+    done = check("half_written:Hangs", "--timeout", PATIENCE)
     assert done.code == 1
-    assert "    put did not return within 0.2 s" in done.out
+    assert "    put did not return within 2 s" in done.out
     assert done.out.count("✕") == 1
     assert re.search(r"\d\d checks were not run, since a call did not return", done.err)
 
@@ -82,16 +86,16 @@ def test_a_call_that_blocks_the_loop_is_reported_all_the_same(check: Check) -> N
 
 @pytest.mark.processes
 def test_a_store_that_does_not_open_is_told_once(check: Check) -> None:
-    done = check("half_written:OpensNever", "--timeout", "200ms")
+    done = check("half_written:OpensNever", "--timeout", PATIENCE)
     assert (done.code, done.out) == (1, "")
-    assert done.err.startswith("timeline: the store cannot be opened: open did not return within 0.2 s")
+    assert done.err.startswith("timeline: the store cannot be opened: open did not return within 2 s")
 
 
 @pytest.mark.processes
 def test_a_store_that_does_not_close_is_told_as_such(check: Check) -> None:
-    done = check("half_written:ClosesNever", "--timeout", "200ms")
+    done = check("half_written:ClosesNever", "--timeout", PATIENCE)
     assert (done.code, done.out) == (1, "")
-    assert done.err.startswith("timeline: the store cannot be closed: close did not return within 0.2 s")
+    assert done.err.startswith("timeline: the store cannot be closed: close did not return within 2 s")
 
 
 @pytest.mark.processes
