@@ -29,6 +29,9 @@ class StructMessage(msgspec.Struct, forbid_unknown_fields=True):
     tag: str | None = None
 
 
+STRUCTS = msgspec.json.Decoder(list[StructMessage])
+
+
 class ModelMessage(pydantic.BaseModel, extra="forbid"):
     """The same for pydantic, which reads the payload."""
 
@@ -39,9 +42,9 @@ class ModelMessage(pydantic.BaseModel, extra="forbid"):
 
 
 @litestar.post("/messages", status_code=200)
-async def of_structs(data: list[StructMessage]) -> list[dict[str, Any]]:
-    """Answer as a gateway does, without a broker."""
-    return [{"id": one.id, "bytes": len(one.payload)} for one in data]
+async def of_structs(request: litestar.Request[Any, Any, Any]) -> list[dict[str, Any]]:
+    """Answer as the gateway does, without a broker. It decodes the body itself, too."""
+    return [{"id": one.id, "bytes": len(bytes(one.payload))} for one in STRUCTS.decode(await request.body())]
 
 
 async def of_models(data: list[ModelMessage]) -> list[dict[str, Any]]:
