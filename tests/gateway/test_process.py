@@ -14,6 +14,7 @@ import pytest
 from tests.gateway.conftest import Site
 from tests.gateway.processes import broker, gateway
 from tests.gateway.test_messages import problem
+from tests.security.certificates import Authority
 from tests.security.guarded import Tokens
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -150,3 +151,25 @@ async def test_pages_of_other_origins_are_let_in_only_if_listed(tmp_path: Path, 
             assert answer.headers["access-control-allow-origin"] == origin["Origin"]
             other = await http.get("/v1/topics", headers={"Origin": "https://evil.example.org"})
             assert other.headers.get("access-control-allow-origin") != "https://evil.example.org"
+
+
+async def test_beyond_this_machine_its_broker_must_ask_for_tokens(tmp_path: Path, site: Site) -> None:
+    pair = Authority(tmp_path, "authority").issue("gateway")
+    secure = ("--listen", "0.0.0.0:0", "--tls-cert", pair.cert, "--tls-key", pair.key)
+    tokens = Tokens(tmp_path)
+    admin = {"Authorization": f"Bearer {tokens.add('admin', 'admin')}"}
+    with gateway(tmp_path, site.broker, *secure) as opened:
+        port = opened["listen"].rpartition(":")[2]
+        async with httpx.AsyncClient(base_url=f"https://127.0.0.1:{port}", timeout=60, verify=False) as http:
+            assert "asks for no tokens" in problem(await http.get("/v1/topics"), 503, "UNAVAILABLE")
+            assert "asks for no tokens" in problem(await http.get("/v1/topics/departures/stream"), 503, "UNAVAILABLE")
+            assert (await http.get("/readyz")).status_code == 503
+    with (
+        broker(tmp_path, "--tokens", str(tokens.path)) as served,
+        gateway(tmp_path, served["listen"], *secure) as opened,
+    ):
+        port = opened["listen"].rpartition(":")[2]
+        async with httpx.AsyncClient(base_url=f"https://127.0.0.1:{port}", timeout=60, verify=False) as http:
+            assert (await http.get("/readyz")).status_code == 200
+            problem(await http.get("/v1/topics"), 401, "UNAUTHENTICATED")
+            assert (await http.get("/v1/topics", headers=admin)).json() == {"topics": []}

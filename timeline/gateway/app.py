@@ -34,6 +34,7 @@ PAGES: tuple[Any, ...] = (pages.healthz, pages.readyz, pages.metrics, pages.open
 
 async def client_of(request: ApiRequest) -> AsyncGenerator[CallerClient, None]:
     """Lend the client of the request's token."""
+    await gateway_of(request).check_guarded()
     async with gateway_of(request).clients.serving(request.caller) as client:
         yield client
 

@@ -12,7 +12,7 @@ from timeline.clock import Clock
 from timeline.credentials import PLAIN, Credentials
 from timeline.driver.tasks import all_of
 from timeline.driver.transport.addresses import DEFAULT_ADDRESS
-from timeline.errors import Forbidden, Invalid, TimelineError, explain
+from timeline.errors import Forbidden, Invalid, TimelineError, Unavailable, explain
 from timeline.gateway.clients import Caller, Clients
 from timeline.gateway.observing import GatewayMetrics
 from timeline.gateway.requests import ApiRequest, BodyBudget
@@ -20,6 +20,10 @@ from timeline.gateway.requests import ApiRequest, BodyBudget
 T = TypeVar("T")
 
 LISTEN = "127.0.0.1:9080"
+OPEN_TO_ALL = (
+    "other machines reach this gateway, and its broker asks for no tokens: start the broker with --tokens, or the "
+    "gateway with --insecure where the network itself keeps strangers out"
+)
 LOOK_MS = 1_000.0
 """How long what a broker said about its readiness holds."""
 
@@ -124,7 +128,16 @@ class HttpGateway:
             return ""
         except TimelineError as trouble:
             return explain(trouble)
-        return ""
+        return OPEN_TO_ALL if self._guarded else ""
+
+    @property
+    def _guarded(self) -> bool:
+        return self.settings.exposed and not self.settings.insecure
+
+    async def check_guarded(self) -> None:
+        """Raise Unavailable while everybody on other machines could do everything: the broker asks for no tokens."""
+        if self._guarded and await self.not_ready() == OPEN_TO_ALL:
+            raise Unavailable(OPEN_TO_ALL, advice=OPEN_TO_ALL)
 
 
 def gateway_of(request: ApiRequest) -> HttpGateway:

@@ -73,6 +73,7 @@ async def events(
     a later one is the last event."""
     stream = EventStream(credit)
     begun = False
+    await gateway.check_guarded()
     async with gateway.clients.serving(request.caller) as client:
         gateway.streams.add(stream)
         gateway.metrics.streams.inc()
