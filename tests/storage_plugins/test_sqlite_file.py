@@ -382,3 +382,17 @@ async def test_a_log_without_its_file_is_kept(tmp_path: Path, empty: bool) -> No
     assert log.read_bytes() == b"what was acknowledged"
     log.unlink()
     await (await open_store(f"sqlite:///{path}")).close()
+
+
+async def test_calls_are_answered_and_the_file_closes_if_no_transaction_can_begin(tmp_path: Path) -> None:
+    """They stayed in line: no call was answered, the writer tried without a pause, and the broker never ended."""
+    made = topic()
+    store = await open_store(f"sqlite:///{tmp_path}/a.db")
+    await store.create_topic(made)
+    os.truncate(tmp_path / "a.db-wal", 0)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            async with asyncio.timeout(20):
+                await store.put(made, NOW_MS, puts(ids(100)))
+    async with asyncio.timeout(20):
+        await store.close()

@@ -233,7 +233,10 @@ class SqliteWriter:
             if "full" in self.trouble:
                 self._reuse_log()
             return
-        if len(works) == 1 or isinstance(error, StoreUnknown):
+        began = bool(works)
+        if not began:
+            works.extend(self._in_turn([]))  # else they would wait for ever, and this thread try without a pause
+        if len(works) == 1 or not began or isinstance(error, StoreUnknown):
             for work in works:
                 work.error = error
             return
