@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.services import require_service
 from timeline.pipeline.jobs.audit import PROMISES, Audit, Gap, audit_page
-from timeline.pipeline.jobs.forecast import ForecastStep, LoadForecast, forecast_page
+from timeline.pipeline.jobs.forecast import LoadForecast, LoadStep, forecast_page
 
 HOUR_MS = 3_600_000
 START_MS = 1_795_000_000_000 // HOUR_MS * HOUR_MS
@@ -62,7 +62,7 @@ def audited() -> Audit:
 
 def ahead() -> LoadForecast:
     steps = [
-        ForecastStep(
+        LoadStep(
             START_MS + at * HOUR_MS,
             400 * (at % 24 > 4),
             500.0 * (at % 24 > 4) + 3_000 * (at == 30),

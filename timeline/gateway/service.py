@@ -61,7 +61,7 @@ class GatewaySettings:
         return not config.is_loopback(config.split_address(self.listen)[0])
 
 
-class Settling(Protocol):
+class SettleListener(Protocol):
     """Something that gives out deliveries, and learns here which of them were settled."""
 
     def settled(self, receipts: Iterable[str]) -> None: ...
@@ -84,7 +84,7 @@ class HttpGateway:
         self.bodies = BodyBudget()
         self.metrics = GatewayMetrics()
         self.stopping = asyncio.Event()
-        self.streams: set[Settling] = set()
+        self.streams: set[SettleListener] = set()
         self._looked_ms = -LOOK_MS
         self._not_ready = "no broker was asked yet"
         self._looking = asyncio.Lock()

@@ -42,7 +42,7 @@ from timeline.logs import set_up_logs
 from timeline.metrics import Metrics
 from timeline.storage_plugins import make_store, shown
 from timeline.storage_plugins.contract import Opened, Store, StoreUnavailable
-from timeline.sync import make_membership
+from timeline.sync import Membership, make_membership
 from timeline.wire import MAX_FRAME_BYTES, SERVICE
 
 log = logging.getLogger("timeline.broker")
@@ -135,20 +135,8 @@ async def serve(
     membership = worker.membership if worker is not None else make_membership(config.sync)
     store = _store_for(config)
     pipe = await _journal(config, metrics, clock)
-    node = Node(
-        store=store,
-        clock=clock,
-        membership=membership,
-        random_bits=secrets.randbits,
-        name=config.name,
-        address=config.advertise,
-        version=version,
-        limits=_limits(config),
-        metrics=metrics,
-        store_shown=shown(config.store),
-        make_peer=make_peer,
-        journal=None if pipe is None else Journal(pipe.carry, clock.now_ms),
-    )
+    journal = None if pipe is None else Journal(pipe.carry, clock.now_ms)
+    node = _node(config, version, store, clock, membership, metrics, make_peer, journal)
     server.add_generic_rpc_handlers((Handlers(node.service, node.limits.stall_ms, gate),))
     health = HealthService()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
@@ -172,6 +160,32 @@ async def serve(
         if pipe is not None:
             await pipe.close(config.grace_ms / 1000.0)
     log.info("stopped")
+
+
+def _node(
+    config: ServeConfig,
+    version: str,
+    store: Store,
+    clock: Clock,
+    membership: Membership,
+    metrics: Metrics,
+    make_peer: Callable[[str], GrpcPeerChannel],
+    journal: Journal | None,
+) -> Node:
+    return Node(
+        store=store,
+        clock=clock,
+        membership=membership,
+        random_bits=secrets.randbits,
+        name=config.name,
+        address=config.advertise,
+        version=version,
+        limits=_limits(config),
+        metrics=metrics,
+        store_shown=shown(config.store),
+        make_peer=make_peer,
+        journal=journal,
+    )
 
 
 async def _run(

@@ -1,6 +1,6 @@
 """Pushes topics that have a `push_url`: takes what is due, sends it, and settles it by the answer.
 
-    Pusher ─ one TopicPusher per topic ─▶ take (as many as may be under way) ─▶ Sender ─▶ outcome ─▶ settle
+    Pusher ─ one TopicPusher per topic ─▶ take (as many as may be under way) ─▶ Sender ─▶ settlement ─▶ settle
 
 A message is taken only when its request can go at once. So nothing waits here, and a receiver that is down costs no
 deliveries: while its circuit is open, nothing is taken but the probe.
@@ -23,9 +23,9 @@ from timeline.driver.consume.pull import PulledDelivery
 from timeline.errors import Forbidden, Invalid, NotFound, TimelineError
 from timeline.gateway.push.addresses import AddressGuard, host_of
 from timeline.gateway.push.circuit import Circuit
-from timeline.gateway.push.outcome import Outcome, Verb, outcome_of, unanswered
 from timeline.gateway.push.request import PushedMessage, headers_of
 from timeline.gateway.push.sender import Sender, Unanswered
+from timeline.gateway.push.settlement import Settlement, Verb, settlement_of, unanswered
 from timeline.model import Topic
 from timeline.wording import shown_duration
 
@@ -159,7 +159,7 @@ class TopicPusher:
             log.error("a webhook of topic %r failed", self.topic.name, exc_info=error)
 
     async def _push(self, delivery: PulledDelivery) -> None:
-        outcome = await self._outcome(delivery)
+        outcome = await self._post(delivery)
         outcome = outcome.last(delivery.deliveries, self.topic.settings.max_deliveries)
         if outcome.verb is Verb.RELEASE or outcome.verb is Verb.BURY:
             log.warning("webhook of %r of topic %r: %s. %s", delivery.id, self.topic.name, outcome.verb, outcome.reason)
@@ -168,7 +168,7 @@ class TopicPusher:
         except TimelineError as error:
             log.warning("%s of %r of topic %r failed: %s", outcome.verb, delivery.id, self.topic.name, error.reason)
 
-    async def _outcome(self, delivery: PulledDelivery) -> Outcome:
+    async def _post(self, delivery: PulledDelivery) -> Settlement:
         settings, circuit = self.topic.settings, self._circuit
         token = delivery.token
         message = PushedMessage(
@@ -184,7 +184,7 @@ class TopicPusher:
         try:
             headers = headers_of(message, self.secrets, self._clock.now_ms() // 1000)
         except Invalid as bad:
-            return Outcome(Verb.RELEASE, bad.reason)
+            return Settlement(Verb.RELEASE, bad.reason)
         probing = circuit.admit(self._clock.monotonic_ms()) and circuit.open
         try:
             answer = await self._sender.post(headers, message.payload, settings.push_timeout_ms)
@@ -195,7 +195,7 @@ class TopicPusher:
                 circuit.given_up()
             raise
         else:
-            outcome = outcome_of(
+            outcome = settlement_of(
                 answer.status, answer.headers, answer.body, self._clock.now_ms(), settings.max_lease_ms
             )
         if outcome.broken:
@@ -205,7 +205,7 @@ class TopicPusher:
         self._changed.set()
         return outcome
 
-    async def _settle(self, delivery: PulledDelivery, outcome: Outcome) -> None:
+    async def _settle(self, delivery: PulledDelivery, outcome: Settlement) -> None:
         settle = partial(self._client.settle, delivery.receipt)
         if outcome.verb is Verb.ACK:
             await self._acks.ack(delivery.receipt)

@@ -28,7 +28,7 @@ ABOVE = 1.5
 
 
 @dataclass
-class ForecastStep:
+class LoadStep:
     """A step ahead: messages `pending` now, and `expected` in all, between `low` and `high`. `peak_per_s`: pending
     messages of its busiest second."""
 
@@ -48,7 +48,7 @@ class LoadForecast:
     topic: str
     now_ms: int
     step_ms: int
-    steps: list[ForecastStep] = field(default_factory=list)
+    steps: list[LoadStep] = field(default_factory=list)
     overdue: int = 0
     weeks: int = 0
     per_consumer_s: float = 0.0
@@ -61,7 +61,7 @@ class LoadForecast:
         return max(1, ceil(busiest / self.per_consumer_s)) if self.per_consumer_s else 0
 
     @property
-    def spikes(self) -> list[ForecastStep]:
+    def spikes(self) -> list[LoadStep]:
         """The fullest steps, with at least twice the mean. If many have that, as on a plateau, only those well above
         them."""
         most = sorted(self.steps, key=lambda step: -step.expected)
@@ -90,7 +90,7 @@ def forecast(
         raise Invalid(f"{count} steps are asked for, 1 to {MAX_STEPS} can be drawn. Choose another --window or --step")
     now_ms = Clock().now_ms()
     start_ms = now_ms - now_ms % step_ms
-    ahead = LoadForecast(topic, now_ms, step_ms, [ForecastStep(start_ms + at * step_ms) for at in range(count)])
+    ahead = LoadForecast(topic, now_ms, step_ms, [LoadStep(start_ms + at * step_ms) for at in range(count)])
     progress("reading what is pending", 0, 3)
     _pending(spark, addresses, topic, ahead)
     if history:

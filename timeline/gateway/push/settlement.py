@@ -30,7 +30,7 @@ class Verb(StrEnum):
     RELEASE = "release"
 
 
-class Outcome(NamedTuple):
+class Settlement(NamedTuple):
     """`wait_ms`: of a RELEASE; None: the topic's backoff. `lease_ms`: of a KEEP. `broken`: the receiver does not work,
     as far as this answer shows."""
 
@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
     lease_ms: int = 0
     broken: bool = False
 
-    def last(self, deliveries: int, max_deliveries: int) -> Outcome:
+    def last(self, deliveries: int, max_deliveries: int) -> Settlement:
         """Return the outcome after the `deliveries`-th delivery. A message that had all that its topic permits is
         buried with the reason, not released. `max_deliveries` 0: any number."""
         if self.verb is not Verb.RELEASE or not 0 < max_deliveries <= deliveries:
@@ -48,28 +48,28 @@ class Outcome(NamedTuple):
         return self._replace(verb=Verb.BURY, reason=_cut(f"{DELIVERED_OUT.decode()}: {self.reason}"), wait_ms=None)
 
 
-def outcome_of(status: int, headers: Mapping[str, str], body: bytes, now_ms: int, max_lease_ms: int) -> Outcome:
+def settlement_of(status: int, headers: Mapping[str, str], body: bytes, now_ms: int, max_lease_ms: int) -> Settlement:
     """Return what an answer means. `headers`: by lower-case name. `body`: its first bytes, for the reason."""
     if status == 202 and LEASE_HEADER in headers:
         try:
             lease_ms = duration_ms(headers[LEASE_HEADER].strip()[:64], "Timeline-Lease", least_ms=1)
         except Invalid as bad:
-            return Outcome(Verb.RELEASE, _cut(f"202: {bad.reason}"))
-        return Outcome(Verb.KEEP, lease_ms=min(lease_ms, max_lease_ms))
+            return Settlement(Verb.RELEASE, _cut(f"202: {bad.reason}"))
+        return Settlement(Verb.KEEP, lease_ms=min(lease_ms, max_lease_ms))
     if 200 <= status < 300:
-        return Outcome(Verb.ACK)
+        return Settlement(Verb.ACK)
     reason = f"{status}: {body[:SHOWN_BYTES].decode('utf-8', 'replace')}" if body else str(status)
     if status == 410:
-        return Outcome(Verb.BURY, _cut(reason))
+        return Settlement(Verb.BURY, _cut(reason))
     if 300 <= status < 400:
         reason = f"{status}: redirects are not followed. Set push_url to where it leads"
     wait_ms = retry_after_ms(headers.get("retry-after", ""), now_ms) if status in (429, 503) else None
-    return Outcome(Verb.RELEASE, _cut(reason), wait_ms, broken=status in BROKEN)
+    return Settlement(Verb.RELEASE, _cut(reason), wait_ms, broken=status in BROKEN)
 
 
-def unanswered(reason: str) -> Outcome:
+def unanswered(reason: str) -> Settlement:
     """Return what no answer means, or none in time."""
-    return Outcome(Verb.RELEASE, _cut(reason), broken=True)
+    return Settlement(Verb.RELEASE, _cut(reason), broken=True)
 
 
 def retry_after_ms(text: str, now_ms: int) -> int | None:

@@ -9,25 +9,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timeline.gateway.push.outcome import MOST_RETRY_AFTER_MS, Outcome, Verb, outcome_of, retry_after_ms, unanswered
+from timeline.gateway.push.settlement import (
+    MOST_RETRY_AFTER_MS,
+    Settlement,
+    Verb,
+    retry_after_ms,
+    settlement_of,
+    unanswered,
+)
 
 NOW_MS = 1_700_000_000_000
 MAX_LEASE_MS = 3_600_000
 
 
-def judged(status: int, body: bytes = b"", **headers: str) -> Outcome:
+def judged(status: int, body: bytes = b"", **headers: str) -> Settlement:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return outcome_of(status, named, body, NOW_MS, MAX_LEASE_MS)
+    return settlement_of(status, named, body, NOW_MS, MAX_LEASE_MS)
 
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
 def test_success_acknowledges(status: int) -> None:
-    assert judged(status, b"thanks") == Outcome(Verb.ACK)
+    assert judged(status, b"thanks") == Settlement(Verb.ACK)
 
 
 def test_202_with_a_lease_keeps_it_up_to_what_the_topic_permits() -> None:
-    assert judged(202, timeline_lease="10m") == Outcome(Verb.KEEP, lease_ms=600_000)
-    assert judged(202, timeline_lease=" 2d ") == Outcome(Verb.KEEP, lease_ms=MAX_LEASE_MS)
+    assert judged(202, timeline_lease="10m") == Settlement(Verb.KEEP, lease_ms=600_000)
+    assert judged(202, timeline_lease=" 2d ") == Settlement(Verb.KEEP, lease_ms=MAX_LEASE_MS)
     assert judged(200, timeline_lease="10m").verb is Verb.ACK
 
 
@@ -38,8 +45,8 @@ def test_a_lease_that_cannot_be_read_is_no_ack(lease: str) -> None:
 
 
 def test_410_buries_with_the_reason() -> None:
-    assert judged(410, b"no such customer") == Outcome(Verb.BURY, "410: no such customer")
-    assert judged(410) == Outcome(Verb.BURY, "410")
+    assert judged(410, b"no such customer") == Settlement(Verb.BURY, "410: no such customer")
+    assert judged(410) == Settlement(Verb.BURY, "410")
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -61,13 +68,13 @@ def test_anything_else_releases_with_the_topics_backoff(status: int) -> None:
 
 
 def test_no_answer_releases_and_counts_against_the_receiver() -> None:
-    assert unanswered("no answer within 30s") == Outcome(Verb.RELEASE, "no answer within 30s", broken=True)
+    assert unanswered("no answer within 30s") == Settlement(Verb.RELEASE, "no answer within 30s", broken=True)
 
 
 def test_the_last_delivery_buries_with_the_last_answer() -> None:
     outcome = judged(503, b"down", retry_after="5")
     assert outcome.last(24, 25) == outcome == outcome.last(1_000, 0)
-    assert outcome.last(25, 25) == Outcome(Verb.BURY, "max_deliveries: 503: down", broken=True)
+    assert outcome.last(25, 25) == Settlement(Verb.BURY, "max_deliveries: 503: down", broken=True)
     assert judged(200).last(25, 25).verb is Verb.ACK
     assert judged(202, timeline_lease="1m").last(25, 25).verb is Verb.KEEP
 
