@@ -26,18 +26,19 @@ import timeline
 from tests.documents.pages import ROOT, Block
 from timeline.cli.app import cli, run
 
-ADDRESS, METRICS = "localhost:9000", "localhost:9001"
-"""What pages say; the broker under test has other ports."""
+ADDRESS, METRICS, HTTP = "localhost:9000", "localhost:9001", "localhost:9080"
+"""What pages say; the broker and the gateway under test have other ports."""
 _SHELLS_OWN = re.compile(r"[|$;<>&]")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A running broker: its addresses, and the folder that it was started in."""
+    """A running broker and its gateway: their addresses, and the folder that they were started in."""
 
     listen: str
     metrics: str
+    http: str
     folder: Path
 
     @property
@@ -51,23 +52,30 @@ class Served:
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[Served]:
-    """`timeline serve` in `folder`, on free ports, until SIGTERM."""
+    """`timeline serve` and `timeline gateway` in `folder`, on free ports, until SIGTERM."""
     script = folder / "bin" / "timeline"
     script.parent.mkdir()
     script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m timeline "$@"\n')
     script.chmod(0o755)
-    environment = Served("", "", folder).environment
-    arguments = ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--log-level", "warning", "--json"]
-    with subprocess.Popen(
-        [str(script), "serve", *arguments], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
-    ) as broker:
+    with (
+        _started(folder, "serve", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0") as broker,
+        _started(folder, "gateway", "--broker", broker["listen"], "--listen", "127.0.0.1:0") as gateway,
+    ):
+        yield Served(broker["listen"], broker["metrics"], gateway["listen"], folder)
+
+
+@contextlib.contextmanager
+def _started(folder: Path, *words: str) -> Iterator[dict[str, str]]:
+    """What the command announces once it serves."""
+    command = [str(folder / "bin" / "timeline"), *words, "--log-level", "warning", "--json"]
+    environment = Served("", "", "", folder).environment
+    with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert broker.stdout is not None
-            told = json.loads(broker.stdout.readline())
-            yield Served(told["listen"], told["metrics"], folder)
+            assert process.stdout is not None
+            yield json.loads(process.stdout.readline())
         finally:
-            broker.send_signal(signal.SIGTERM)
-            code = broker.wait(30)
+            process.send_signal(signal.SIGTERM)
+            code = process.wait(30)
     assert code == 0
 
 
@@ -120,8 +128,8 @@ class Stage:
     async def _shell(self, block: Block) -> None:
         said = []
         for line in commands(block):
-            if _SHELLS_OWN.search(line):
-                said.append(await self._bash(line, block))
+            if _SHELLS_OWN.search(line) or not line.startswith("timeline "):
+                said.append(await self._bash(line.replace(HTTP, self.served.http), block))
             else:
                 said.append(await asyncio.to_thread(self._here, shlex.split(line)[1:], block))
         self.said = "".join(said)

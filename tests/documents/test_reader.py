@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.documents.pages import DOCS, README, Block, blocks
-from tests.documents.stage import ADDRESS, Served, commands, serving
+from tests.documents.stage import ADDRESS, HTTP, Served, commands, serving
 
 pytestmark = pytest.mark.processes
 
@@ -53,7 +53,7 @@ def _heard(process: subprocess.Popen[str]) -> str:
 def _typed(served: Served, block: Block) -> str:
     """The commands of a block, typed into a shell; what they answered."""
     done = subprocess.run(
-        ["bash", "-euc", "\n".join(commands(block))],
+        ["bash", "-euc", "\n".join(commands(block)).replace(HTTP, served.http)],
         cwd=served.folder,
         env=served.environment,
         capture_output=True,
@@ -66,7 +66,7 @@ def _typed(served: Served, block: Block) -> str:
 def test_the_example_of_the_readme_runs_and_its_commands_answer(tmp_path: Path) -> None:
     told = blocks(README)
     (example,) = [block for block in told if block.language == "python"]
-    (look,) = [block for block in told if block.language == "sh" and block.runs]
+    look, over_http = [block for block in told if block.language == "sh" and block.runs]
     with serving(tmp_path) as served:
         hello = _written(served, "hello.py", example)
         process = subprocess.Popen(
@@ -79,6 +79,8 @@ def test_the_example_of_the_readme_runs_and_its_commands_answer(tmp_path: Path) 
                 process.kill()
         said = _typed(served, look)
         assert "lonely produced" in said and "lonely cancelled" in said
+        put, moved, leased = _typed(served, over_http).replace("}{", "}\n{").splitlines()
+        assert all('"id":"bread"' in answer for answer in (put, moved, leased)) and '"receipt":' in leased
 
 
 def test_a_reader_produces_moves_cancels_consumes_and_asks_why(tmp_path: Path) -> None:
