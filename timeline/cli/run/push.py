@@ -44,9 +44,9 @@ async def send_example(tl: timeline.Timeline, options: ClientOptions, name: str,
     """
     with needing("gateway", "webhooks need"):
         from timeline.gateway.push.addresses import AddressGuard
-        from timeline.gateway.push.outcome import outcome_of
         from timeline.gateway.push.request import PushedMessage, headers_of
         from timeline.gateway.push.sender import Sender, Unanswered
+        from timeline.gateway.push.settlement import settlement_of
 
     guard = AddressGuard(allowed)
     topic = await check_topic(tl, name)
@@ -74,7 +74,7 @@ async def send_example(tl: timeline.Timeline, options: ClientOptions, name: str,
     finally:
         await sender.close()
         await asyncio.sleep(0)
-    outcome = outcome_of(answer.status, answer.headers, answer.body, clock.now_ms(), settings.max_lease_ms)
+    outcome = settlement_of(answer.status, answer.headers, answer.body, clock.now_ms(), settings.max_lease_ms)
     told = {
         "url": url,
         "status": answer.status,
