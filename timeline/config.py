@@ -60,6 +60,8 @@ def _setting(default: object, takes: str, does: str, *, least: int = 0, most: in
     return field(default=default, metadata={"takes": takes, "does": does, "range": (least, most), "shown": shown})
 
 
+HTTP = "127.0.0.1:9080"
+"""Where HTTP is served beside a broker that listens on its own default address."""
 URL, DURATION, SIZE, COUNT, SWITCH = "URL|@FILE", "DURATION", "SIZE", "COUNT", ""
 
 
@@ -92,7 +94,9 @@ class ServeConfig:
     tls_ca: str = _setting("", "FILE", "Authorities that signed other brokers' certificates.", shown="this machine's")
     token_file: str = _setting("", "FILE", "Token that this broker shows to other brokers.", shown="none")
     workers: int = _setting(1, COUNT, "Brokers, as processes behind one port.", least=1, most=64)
-    http: str = _setting("off", "HOST:PORT|off", "Address of HTTP, by a gateway beside the broker.")
+    http: str = _setting(
+        "", "HOST:PORT|off", "Address of HTTP, by a gateway beside the broker.", shown=f"{HTTP} beside the default port"
+    )
     journal: str = _setting("", URL, "Event journal: what happens to each message.", shown="nowhere")
 
     def check(self) -> ServeConfig:
@@ -109,7 +113,7 @@ class ServeConfig:
         if self.metrics != "off":
             check_address("metrics", self.metrics, free_port=True, otherwise='or "off"')
             self._check_ports()
-        if self.http != "off":
+        if self.http not in ("", "off"):
             check_address("http", self.http, free_port=True, otherwise='or "off"')
         self._check_security()
         for setting in dataclasses.fields(self):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import signal
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,20 +15,26 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.broker.journalled import until
 from tests.gateway.processes import TIMELINE, broker
+from timeline.broker.server.gateway_process import gateway_for
 from timeline.child import free_ports
+from timeline.config import HTTP, ServeConfig, split_address
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 async def answers(url: str) -> httpx.Response:
     """What the gateway says once it answers."""
-    async with httpx.AsyncClient(base_url=url, timeout=5) as http:
-        while True:
-            try:
-                return await http.get("/readyz")
-            except httpx.TransportError:
-                pass
+    said: list[httpx.Response] = []
+
+    def answered() -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            said.append(httpx.get(f"{url}/readyz", timeout=5))
+        return bool(said)
+
+    await until(answered)
+    return said[0]
 
 
 def gateway_pids(log: Path) -> list[int]:
@@ -52,8 +61,7 @@ async def test_it_is_started_again_and_ends_with_the_broker(tmp_path: Path) -> N
         assert (await answers(url)).status_code == 200
         (first,) = gateway_pids(served["log"])
         os.kill(first, signal.SIGKILL)
-        while len(gateway_pids(served["log"])) < 2:
-            pass
+        await until(lambda: len(gateway_pids(served["log"])) == 2)
         assert (await answers(url)).status_code == 200
         async with httpx.AsyncClient(base_url=url, timeout=60) as http:
             assert (await http.put("/v1/topics/departures", json={})).status_code == 201
@@ -69,13 +77,13 @@ async def test_it_ends_when_the_broker_is_killed(tmp_path: Path) -> None:
         assert (await answers(f"http://127.0.0.1:{port}")).status_code == 200
         (pid,) = gateway_pids(served["log"])
         served["process"].kill()
-        while alive(pid):
-            pass
+        await until(lambda: not alive(pid))
 
 
-def test_a_taken_address_is_an_error(tmp_path: Path) -> None:
+async def test_a_taken_address_is_an_error(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     with serve(tmp_path, port):
+        assert (await answers(f"http://127.0.0.1:{port}")).status_code == 200  # it has the port now
         flags = ("--listen", "127.0.0.1:0", "--metrics", "off", "--store", "memory://", "--http", f"127.0.0.1:{port}")
         done = subprocess.run([*TIMELINE, "serve", *flags], capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert done.returncode == 4
@@ -87,3 +95,20 @@ def test_beyond_this_machine_it_wants_what_the_broker_wants(tmp_path: Path) -> N
     done = subprocess.run([*TIMELINE, *flags], capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert done.returncode == 4
     assert "other machines reach 0.0.0.0:0, and there is no TLS" in done.stderr
+
+
+def test_a_default_port_that_is_taken_is_told_and_the_broker_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):  # taken by somebody else: the same to us
+            other.bind(split_address(HTTP))
+            other.listen(1)
+        with caplog.at_level(logging.WARNING):
+            assert gateway_for(ServeConfig().check()) is None
+    assert f"no HTTP: {HTTP}: address already in use. Choose another: --http HOST:PORT" in caplog.text
+
+
+def test_another_address_of_the_broker_has_no_gateway_unasked() -> None:
+    assert gateway_for(ServeConfig(listen="127.0.0.1:9100").check()) is None
+    assert gateway_for(ServeConfig(http="off").check()) is None
+    assert gateway_for(ServeConfig(listen="127.0.0.1:9100", http="127.0.0.1:0").check()) is not None

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import importlib.util
 import logging
 import os
 import signal
@@ -16,7 +18,8 @@ import sys
 from timeline.broker.server.process import check_free
 from timeline.child import send_signal
 from timeline.clock import Clock
-from timeline.config import ServeConfig, joined, split_address
+from timeline.config import HTTP, ServeConfig, joined, split_address
+from timeline.wording import install_command
 
 log = logging.getLogger("timeline.broker")
 
@@ -29,6 +32,7 @@ END_S = 5.0
 """How much longer than the grace it may take to end before it is killed."""
 HOPELESS = (2, 4)
 """Exit codes of a gateway that will not start next time either. Its last line says why."""
+PACKAGES = ("litestar", "msgspec", "uvicorn", "aiohttp")
 HERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
 
 
@@ -44,6 +48,26 @@ def command_of(config: ServeConfig) -> tuple[str, ...]:
     if config.client_ca:
         options += ["--broker-cert", config.tls_cert, "--broker-key", config.tls_key]
     return (*COMMAND, *options, *(["--insecure"] if config.insecure else []))
+
+
+def gateway_for(config: ServeConfig) -> GatewayProcess | None:
+    """Return the gateway that `config` wants. None: there is none.
+
+    A broker on its own default address has one without being asked, unless a package or the port is missing.
+    """
+    if config.http:
+        return None if config.http == "off" else GatewayProcess(config)
+    if config.listen != ServeConfig().listen:
+        return None
+    if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
+        log.info("no HTTP: it needs %s: %s", missing[0], install_command("gateway"))
+        return None
+    try:
+        check_free(HTTP)
+    except OSError as taken:
+        log.warning("no HTTP: %s: %s. Choose another: --http HOST:PORT", HTTP, (taken.strerror or "").lower())
+        return None
+    return GatewayProcess(dataclasses.replace(config, http=HTTP))
 
 
 class GatewayProcess:

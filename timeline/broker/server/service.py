@@ -30,7 +30,7 @@ from timeline.broker.node import Node
 from timeline.broker.server.calls import GrpcPeerChannel, Handlers
 from timeline.broker.server.certificates import Certificates
 from timeline.broker.server.gatekeeper import LOOK_EVERY_S, Gatekeeper
-from timeline.broker.server.gateway_process import GatewayProcess
+from timeline.broker.server.gateway_process import GatewayProcess, gateway_for
 from timeline.broker.server.probes import HealthService, MetricsPort
 from timeline.broker.server.process import check_free
 from timeline.broker.server.workers import WorkerProcess
@@ -142,7 +142,7 @@ async def serve(
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     port = MetricsPort(config.metrics, metrics.registry, lambda: node.not_ready)
     watching = (partial(_watch_health, health, node.readiness), partial(_watch_files, gate, certificates, metrics))
-    gateway = GatewayProcess(config) if config.http != "off" and worker is None else None
+    gateway = gateway_for(config) if worker is None else None
     try:
         if gateway is not None:
             gateway.start()

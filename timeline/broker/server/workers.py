@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from timeline.broker.server.gateway_process import GatewayProcess
+from timeline.broker.server.gateway_process import gateway_for
 from timeline.broker.server.process import check_free
 from timeline.child import send_signal
 from timeline.clock import Clock
@@ -118,7 +118,7 @@ class Supervisor:
                 loop.add_signal_handler(number, self._stopping.set)
             keeping: list[asyncio.Task[None]] = []
             looking = loop.create_task(self._look())
-            gateway = GatewayProcess(config) if config.http != "off" else None
+            gateway = gateway_for(config)
             try:
                 if gateway is not None:
                     gateway.start()

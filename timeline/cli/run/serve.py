@@ -101,7 +101,7 @@ def tokenless(settings: config.ServeConfig) -> str:
 
 def exposure(settings: config.ServeConfig) -> str:
     """Return why everybody could use this broker, and the remedy. Empty when nobody can, or --insecure allows it."""
-    listens = [address for address in (settings.listen, settings.http) if address != "off"]
+    listens = [address for address in (settings.listen, settings.http) if address not in ("", "off")]
     exposed = [address for address in listens if not config.is_loopback(config.split_address(address)[0])]
     missing = []
     if not settings.tls_cert:
