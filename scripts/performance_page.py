@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from timeline.bench.scenario import Scenario
-from timeline.bench.scenarios import cluster, holding, lateness, throughput
+from timeline.bench.scenarios import cluster, holding, http, lateness, throughput
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "design-docs" / "performance.md"
@@ -67,6 +67,18 @@ LABELS = {
     "delivered_again_s": "delivered again after {} s",
     "broker_at_rest_ms_per_s": "{} ms per second at rest",
     "journal_cost_percent": "journal costs {} %",
+    "put_http_per_s": "puts {}/s",
+    "put_grpc_per_s": "over gRPC {}/s",
+    "batch_http_per_s": "in batches {}/s",
+    "batch_grpc_per_s": "over gRPC {}/s",
+    "poll_p50_ms": "long poll p50 {} ms",
+    "poll_p99_ms": "p99 {} ms",
+    "grpc_p99_ratio": "gRPC's p99 beside it {} times",
+    "webhook_p50_ms": "p50 {} ms",
+    "webhook_p99_ms": "p99 {} ms",
+    "webhook_min_ms": "minimum {} ms",
+    "backlog_per_s": "{} requests/s",
+    "gateway_resident_mib": "gateway {} MiB",
 }
 """The figures that the page shows, in order, and their words. The JSON has all others."""
 LATE = ("lateness_p50_ms", "lateness_p99_ms", "lateness_p99_9_ms", "lateness_min_ms")
@@ -76,7 +88,7 @@ HIDDEN = {"burst": LATE[:3], "cancel-tag": LATE, "lateness": ("broker_cpu_us_per
 
 def scenarios() -> dict[str, type[Scenario]]:
     """Return the scenarios by the names of their commands."""
-    found = [value for module in (throughput, lateness, holding, cluster) for value in vars(module).values()]
+    found = [value for module in (throughput, lateness, holding, cluster, http) for value in vars(module).values()]
     return {
         kind.name: kind for kind in found if isinstance(kind, type) and issubclass(kind, Scenario) and kind != Scenario
     }

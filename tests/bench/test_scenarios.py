@@ -14,6 +14,7 @@ from timeline.bench.peers.bare import run_bare, run_bare_push
 from timeline.bench.peers.beanstalkd import KINDS, run_beanstalkd
 from timeline.bench.processes import CannotMeasure, disk_stalled_s
 from timeline.bench.scenarios.holding import OPERATIONS, MemoryScenario, PayloadScenario, RestartScenario
+from timeline.bench.scenarios.http import HttpScenario, WebhookScenario
 from timeline.bench.scenarios.lateness import OF, BurstScenario, CancelTagScenario, LatenessScenario, ScaleScenario
 from timeline.bench.scenarios.throughput import APIS, LOOPS, CycleScenario, LoopScenario, ProduceScenario
 
@@ -151,3 +152,24 @@ async def test_scale(store: str, of: str, tmp_path: Path) -> None:
 @pytest.mark.prove
 async def test_memory(store: str, tmp_path: Path) -> None:
     _well(await MemoryScenario(store, pending=2_000).run(tmp_path), "broker_resident_mib")
+
+
+async def test_http_beside_grpc(tmp_path: Path) -> None:
+    asked = HttpScenario("memory://", messages=300, batched=2_000, tasks=8, rate=200, seconds=0.5)
+    report = await asked.run(tmp_path)
+    _well(
+        report,
+        "put_grpc_per_s",
+        "put_http_per_s",
+        "batch_grpc_per_s",
+        "batch_http_per_s",
+        "poll_p99_ms",
+        "grpc_p99_ratio",
+    )
+    assert report.figures["messages"] == 100 and report.figures["poll_min_ms"] >= 0
+
+
+async def test_webhooks(tmp_path: Path) -> None:
+    report = await WebhookScenario("memory://", rate=200, seconds=0.5, backlog=300).run(tmp_path)
+    _well(report, "webhook_p50_ms", "webhook_p99_ms", "backlog_per_s")
+    assert report.figures["webhook_min_ms"] >= 0

@@ -34,7 +34,7 @@ PENDING_FROM_MS = 3_600_000
 FILL_BATCH = 10_000
 FILL_TASKS = 3
 OBSERVE_EVERY_S = 0.25
-NOW, READY = "now", "ready"
+NOW, READY, BEGUN = "now", "ready", "begun"
 FILLER = b"." * 80
 
 Told = Callable[[int], object]

@@ -17,6 +17,7 @@ from timeline.bench.peers.databases import run_peer
 from timeline.bench.processes import Profile
 from timeline.bench.scenario import Scenario
 from timeline.bench.scenarios.holding import MemoryScenario, PayloadScenario, RestartScenario
+from timeline.bench.scenarios.http import HttpScenario, WebhookScenario
 from timeline.bench.scenarios.lateness import BurstScenario, CancelTagScenario, LatenessScenario
 from timeline.bench.scenarios.throughput import CycleScenario, LoopScenario, ProduceScenario, run_journalled
 from timeline.bench.stores import scheme
@@ -89,6 +90,8 @@ def entries(millions: float, seconds: float, runs: int, messages: int) -> tuple[
         SuiteEntry(CancelTagScenario(pending=most, tagged=most // 10)),
         SuiteEntry(RestartScenario(pending=most)),
         SuiteEntry(MemoryScenario(pending=max(1, most // 10))),
+        SuiteEntry(HttpScenario(messages=messages // 50, batched=messages // 5, seconds=seconds / 3)),
+        SuiteEntry(WebhookScenario(backlog=messages // 50, seconds=seconds / 3)),
     )
 
 

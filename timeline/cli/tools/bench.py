@@ -31,6 +31,7 @@ from timeline.bench.processes import CannotMeasure
 from timeline.bench.scenario import MOST, Scenario
 from timeline.bench.scenarios.cluster import ClusterScenario, FailoverScenario
 from timeline.bench.scenarios.holding import MemoryScenario, PayloadScenario, RestartScenario
+from timeline.bench.scenarios.http import HttpScenario, WebhookScenario
 from timeline.bench.scenarios.lateness import PENDING, BurstScenario, CancelTagScenario, LatenessScenario, ScaleScenario
 from timeline.bench.scenarios.throughput import CycleScenario, LoopScenario, ProduceScenario
 from timeline.bench.suite import BEANSTALKD, FULL, QUICK, SuiteEntry, compare_pending, measure, run_entry
@@ -157,8 +158,9 @@ class _Bench(Suggesting):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         for kind in (
-            BurstScenario, CancelTagScenario, ClusterScenario, CycleScenario, FailoverScenario, LatenessScenario,
-            LoopScenario, MemoryScenario, PayloadScenario, ProduceScenario, RestartScenario, ScaleScenario,
+            BurstScenario, CancelTagScenario, ClusterScenario, CycleScenario, FailoverScenario, HttpScenario,
+            LatenessScenario, LoopScenario, MemoryScenario, PayloadScenario, ProduceScenario, RestartScenario,
+            ScaleScenario, WebhookScenario,
         ):  # fmt: skip
             self.add_command(command_of(kind))
 
