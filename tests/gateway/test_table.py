@@ -10,6 +10,8 @@ import pytest
 
 from tests.gateway.test_leases import lease, put, settle
 from tests.gateway.test_messages import problem
+from timeline.driver.queries import NAMES
+from timeline.gateway.shapes import NewTopic
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -125,3 +127,28 @@ async def test_a_stream_of_events_gives_as_many_as_there_is_credit_for(http: htt
     assert sorted(seen) == ["a", "b", "c"]
     problem(await http.get("/v1/topics/nowhere/stream"), 404, "NOT_FOUND")
     problem(await http.get("/v1/topics/streamed/stream?credit=0"), 400, "INVALID")
+
+
+async def test_a_method_a_parameter_and_a_page_that_are_not_there(http: httpx.AsyncClient) -> None:
+    path = await made(http, "strict")
+    wrong = await http.put(f"{path}/messages/a", json={})
+    assert "it takes DELETE, GET, OPTIONS, PATCH" in problem(wrong, 405, "INVALID")
+    assert wrong.headers["Allow"] == "DELETE, GET, OPTIONS, PATCH"
+    said = problem(await http.get(f"{path}/messages", params={"statee": "dead"}), 400, "INVALID")
+    assert "there is no parameter 'statee': this call takes cursor, due_from" in said
+    said = problem(await http.post(f"{path}/messages?in=5s", json={"payload": 1, "in": "1h"}), 400, "INVALID")
+    assert said == "there is no parameter 'in': this call takes none"
+    for page in ("/schema", "/schema/swagger", "/schema/openapi.json"):
+        problem(await http.get(page), 404, "NOT_FOUND")
+
+
+async def test_every_setting_of_a_topic_can_be_set(http: httpx.AsyncClient) -> None:
+    assert set(NewTopic.__struct_fields__) == set(NAMES)
+    path = await made(
+        http, "pushed", retry_first="2s", retry_factor=1.5, retry_jitter=0.1, push_url="https://example.com/hook",
+        push_timeout="5s", push_rate=100,
+    )  # fmt: skip
+    found = (await http.get(path)).json()["settings"]
+    assert (found["retry_first_ms"], found["retry_factor_percent"], found["push_timeout_ms"]) == (2_000, 150, 5_000)
+    assert (await http.patch(path, json={"push_url": ""})).json()["settings"]["push_url"] == ""
+    assert "push_url begins with https" in problem(await http.patch(path, json={"push_url": "ftp://x"}), 400, "INVALID")

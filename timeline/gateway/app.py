@@ -18,7 +18,7 @@ from timeline.gateway import problems
 from timeline.gateway.clients import CallerClient
 from timeline.gateway.document import openapi_config
 from timeline.gateway.observing import Observed
-from timeline.gateway.requests import ApiRequest
+from timeline.gateway.requests import ApiRequest, check_query
 from timeline.gateway.routes import leases, many, messages, pages, reading, topics
 from timeline.gateway.service import HttpGateway, gateway_of
 
@@ -51,7 +51,7 @@ def application(gateway: HttpGateway) -> ASGIApp:
             await gateway.stop()
 
     origins = list(gateway.settings.origins)
-    api = Router("/v1", route_handlers=CALLS, dependencies={"client": Provide(client_of)})
+    api = Router("/v1", route_handlers=CALLS, dependencies={"client": Provide(client_of)}, before_request=check_query)
     inside = Litestar(
         [api, *PAGES],
         request_class=ApiRequest,

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import msgspec
-from litestar import Litestar
+from litestar import Controller, Litestar
 from litestar.openapi import OpenAPIConfig
 
 from timeline.gateway import shapes as module
@@ -46,7 +46,14 @@ PUT_BODIES: dict[str, Any] = {
 
 def openapi_config(version: str) -> OpenAPIConfig:
     """Return what the framework makes the document from."""
-    return OpenAPIConfig(title="Timeline", version=version, description=ABOUT, render_plugins=[], path="/schema")
+    pages: Any = _NoPages
+    return OpenAPIConfig(title="Timeline", version=version, description=ABOUT, openapi_controller=pages)
+
+
+class _NoPages(Controller):
+    """Stands for the framework's own pages, which load scripts from elsewhere."""
+
+    path = "/docs"
 
 
 def document_of(app: Litestar) -> dict[str, Any]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from typing import Any
 
 import msgspec
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 from litestar.openapi.datastructures import ResponseSpec
+from litestar.routes import HTTPRoute
 
 from timeline.credentials import BadCredentials
 from timeline.errors import Forbidden, Invalid, TimelineError, Unavailable, explain
@@ -106,11 +108,19 @@ def of_framework(request: Request[Any, Any, Any], error: HTTPException) -> Respo
         said = f"there is no {path!r:.200} here: /docs shows all calls"
         return answer(_plain(404, Status.NOT_FOUND, "Not found", said))
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
-        said = f"{request.method} does not go with {path!r:.200}" + (f": it takes {allowed}" if allowed else "")
-        headers = {"Allow": allowed} if allowed else {}
-        return answer(_plain(405, Status.INVALID, "The method is wrong", said), headers)
+        allowed = _allowed(request)
+        said = f"{request.method} does not go with {path!r:.200}: it takes {allowed}"
+        return answer(_plain(405, Status.INVALID, "The method is wrong", said), {"Allow": allowed})
     return answer(_plain(error.status_code, Status.INVALID, "The request is wrong", error.detail))
+
+
+def _allowed(request: Request[Any, Any, Any]) -> str:
+    """Return the methods that the request's path takes."""
+    for route in request.app.routes:
+        pattern = re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(route.path_format))
+        if isinstance(route, HTTPRoute) and re.fullmatch(pattern, request.scope["path"]):
+            return ", ".join(sorted(route.methods))
+    return ""
 
 
 def _plain(status: int, code: str, title: str, detail: str) -> Problem:

@@ -126,6 +126,21 @@ def _too_large(most_bytes: int) -> TooLarge:
     return TooLarge(f"the body has more than {most_bytes} bytes", advice=FIXED_LIMIT)
 
 
+OURS = {"request", "client", "data"}
+"""What a call gets that its caller does not name."""
+
+
+async def check_query(request: Request[Any, Any, Any]) -> None:
+    """Raise Invalid for a parameter that the call has not."""
+    fields = request.route_handler.parsed_fn_signature.parameters
+    known = {getattr(field.kwarg_definition, "name", None) or name for name, field in fields.items()}
+    known -= OURS | set(request.path_params)
+    for name in request.query_params:
+        if name not in known:
+            takes = f"this call takes {', '.join(sorted(known))}" if known else "this call takes none"
+            raise Invalid(f"there is no parameter {name!r:.80}: {takes}")
+
+
 class Streamed(Response[None]):
     """An answer that is sent part by part. A caller that does not read within `SILENT_S` is disconnected.
 

@@ -305,6 +305,16 @@ class NewTopic(Asked):
     paused: bool | None = None
     buckets: int | None = None
     kind: str | None = None
+    retry_first: Length = None
+    retry_factor: float | None = None
+    retry_cap: Length = None
+    retry_jitter: float | None = None
+    push_url: Annotated[str | None, Meta(description="Webhooks go there. Empty: none. It takes the right admin.")] = (
+        None
+    )
+    push_timeout: Length = None
+    push_concurrency: int | None = None
+    push_rate: int | None = None
 
 
 class TopicAnswer(Struct):

@@ -7,7 +7,7 @@ import binascii
 from typing import Annotated, Any
 
 from litestar import Response, get
-from litestar.params import Parameter
+from litestar.params import Parameter, QueryParameter
 
 from timeline.driver.late import LateDelivery
 from timeline.driver.queries import messages_of
@@ -34,7 +34,7 @@ Limit = Annotated[int, Parameter(ge=1, le=MAX_LIMIT, description="The most messa
 Cursor = Annotated[str | None, Parameter(description="Of the page before, which this one continues.")]
 States = Annotated[
     list[str] | None,
-    Parameter(query="state", description="waiting, available, leased or dead; repeatable. Default: all but dead."),
+    QueryParameter(name="state", description="waiting, available, leased or dead; repeatable. Default: all but dead."),
 ]
 
 
