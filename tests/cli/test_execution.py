@@ -363,6 +363,7 @@ def test_done_is_said_once_it_is_acknowledged(broker: Broker) -> None:
 
 def test_a_command_that_a_signal_ended(broker: Broker) -> None:
     broker.has_one("30s")
+    broker.tell("topic", "update", "errands", "--retry-jitter", "0")
     done = broker.tell("consume", "errands", "--count", 1, "--json", "--exec", "kill -KILL $$")
     assert (done.code, done.json[0]["done"]) == (1, "killed by SIGKILL, again in 1s")
 

@@ -119,6 +119,8 @@ FED: dict[str, Callable[[Stage], list[str]]] = {
     "topic list": lambda at: [],
     "topic show": lambda at: [EVIL],
     "topic update": lambda at: [at.topic, "--lease", EVIL],
+    "topic secret": lambda at: [EVIL, "--rotate"],
+    "push test": lambda at: [EVIL],
     "topic pause": lambda at: [EVIL],
     "topic resume": lambda at: [EVIL],
     "topic drop": lambda at: [EVIL, "--yes"],

@@ -227,6 +227,7 @@ def test_ls_selects(tell: Call, topic: str) -> None:
 
 
 def test_exec_acks_on_exit_0_and_puts_back_else(tell: Call, topic: str, tmp_path: Path) -> None:
+    tell("topic", "update", topic, "--retry-jitter", "0")
     tell("produce", topic, "good", "--in", "0s", "--id", "good", "--tag", "t")
     out = tmp_path / "out"
     command = f'cat > {out}; echo " $TIMELINE_ID $TIMELINE_TAG $TIMELINE_DELIVERIES" >> {out}'

@@ -36,7 +36,7 @@ async def test_etcd_and_the_store_go_away_and_come_back(
     servers: Running, etcd: EtcdClusterServer, tmp_path: Path, record_property: Record
 ) -> None:
     postgresql = servers.server(PostgresqlServer)
-    async with cluster_machine(tmp_path, postgresql.url, f"{etcd.url}/outages") as made:
+    async with cluster_machine(tmp_path, f"{postgresql.url}?schema=outages", f"{etcd.url}/outages") as made:
         await made.begin(lease="3s", rate=600, remember="1h")
 
         made.note("no quorum", process="etcd")

@@ -142,5 +142,5 @@ def test_records_of_topics_keep_settings_that_they_do_not_know() -> None:
     assert records.topic_of(5, "t", records.settings_text(standing), 2, 9) == standing
     assert redis_store.topic_of(redis_store.text_of(standing)) == standing
     assert json.loads(records.settings_text(standing))["urgency"] == 1
-    assert read_settings("t", {"lease_ms": 7, "urgency": 1}) == (standing.settings, standing.newer)
-    assert read_settings("t", {}) == (TopicSettings(), "")
+    assert read_settings("t", {"lease_ms": 7, "urgency": 1}) == (standing.settings, standing.newer, ())
+    assert read_settings("t", {}) == (TopicSettings(), "", ())

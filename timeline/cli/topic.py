@@ -314,10 +314,9 @@ async def update(tl: timeline.Timeline, options: ClientOptions, name: str, **giv
     settings = parse_settings(given)
     if not settings:
         raise Invalid("give at least one setting to change, such as --lease 1m")
-    before = await check_topic(tl, name)
-    made = await tl.update_topic(name, **settings)
-    _told(made, options, "updated")
-    if made.settings.push_url and not before.settings.push_url:
+    before = await check_topic(tl, name) if settings.get("push_url") else None
+    _told(await tl.update_topic(name, **settings), options, "updated")
+    if before is not None and not before.settings.push_url:
         await _show_secret(tl, options, name)
 
 
