@@ -20,6 +20,7 @@ from timeline.cli.app import COMMANDS, cli
 from timeline.cli.options import connection_page
 from timeline.config import parse_duration_ms
 from timeline.driver.queries import DURATIONS, NAMES, PERCENTS
+from timeline.gateway.metrics import CATALOG as OF_THE_GATEWAY
 from timeline.metrics import CATALOG
 from timeline.model import LateCause, State, Status
 from timeline.outbox.relay import CATALOG as OF_THE_RELAY
@@ -48,7 +49,7 @@ def test_every_metric_is_documented_with_its_kind_and_labels() -> None:
             name, kind, labels, means = (cell.strip() for cell in line.strip("|").split("|"))
             assert means, f"{name} has no meaning"
             rows[name.strip("`")] = (kind, {label.strip() for label in labels.split(",")} - {""})
-    declared = {**CATALOG, **OF_THE_RELAY}
+    declared = {**CATALOG, **OF_THE_GATEWAY, **OF_THE_RELAY}
     assert rows == {name: (one.kind, set(one.labels)) for name, one in declared.items()}
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from timeline.metrics import CATALOG
+from timeline.gateway.metrics import CATALOG as OF_THE_GATEWAY
+from timeline.metrics import CATALOG as OF_A_BROKER
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -19,6 +20,7 @@ PROMETHEUS = DEPLOY / "prometheus"
 RULES = PROMETHEUS / "rules"
 DASHBOARD = DEPLOY / "grafana" / "dashboards" / "timeline.json"
 
+CATALOG = {**OF_A_BROKER, **OF_THE_GATEWAY}
 _METRIC = re.compile(r"\btimeline_\w+")
 _RECORDED = re.compile(r"\btimeline:\w+:\w+")
 _SELECTED = re.compile(r"\b(timeline_\w+)\{([^}]*)\}")
@@ -61,7 +63,7 @@ def panels() -> Iterator[tuple[str, str]]:
 
 
 def unknown_in(query: str) -> list[str]:
-    """What `query` names that no broker exports and no rule records, and labels that its metrics do not have."""
+    """What `query` names that nothing exports and no rule records, and labels that its metrics do not have."""
     recorded = {rule.name for rule in rules() if not rule.alert}
     found = [name for name in _RECORDED.findall(query) if name not in recorded]
     found += [name for name in _METRIC.findall(query) if _base(name) is None]

@@ -1,4 +1,4 @@
-"""What the gateway shows of itself: metrics, one log line per request, and the trace that a call belongs to."""
+"""What is noted of each request: its metrics, one log line, and the trace that it belongs to."""
 
 from __future__ import annotations
 
@@ -7,37 +7,15 @@ from typing import Any
 
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from timeline.clock import Clock
+from timeline.gateway.metrics import GatewayMetrics
 
 log = logging.getLogger("timeline.gateway.requests")
 
 UNMATCHED = "none"
 QUIET = ("/healthz", "/readyz", "/metrics")
 """Paths whose calls are no news."""
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-
-
-class GatewayMetrics:
-    """The gateway's own metrics."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        labels = ("method", "route", "status")
-        self.requests = Counter(
-            "timeline_gateway_requests", "Requests that were answered.", labels, registry=self.registry
-        )
-        self.seconds = Histogram(
-            "timeline_gateway_request_seconds", "Time from a request to the end of its answer.", ("method", "route"),
-            buckets=SECONDS, registry=self.registry,
-        )  # fmt: skip
-        self.in_flight = Gauge("timeline_gateway_requests_in_flight", "Requests under way.", registry=self.registry)
-        self.streams = Gauge("timeline_gateway_streams", "Event streams that are open.", registry=self.registry)
-
-    def text(self) -> bytes:
-        """Return all metrics for Prometheus."""
-        return generate_latest(self.registry)
 
 
 class Observed:

@@ -14,7 +14,7 @@ from timeline.driver.tasks import all_of
 from timeline.driver.transport.addresses import DEFAULT_ADDRESS
 from timeline.errors import Forbidden, Invalid, TimelineError, Unavailable, explain
 from timeline.gateway.clients import Caller, Clients
-from timeline.gateway.observing import GatewayMetrics
+from timeline.gateway.metrics import GatewayMetrics
 from timeline.gateway.requests import ApiRequest, BodyBudget
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class SettleListener(Protocol):
 class Part(Protocol):
     """Something that runs beside the calls, from start to end."""
 
-    async def start(self) -> None: ...
+    async def start(self, metrics: GatewayMetrics) -> None: ...
     async def stop(self) -> None: ...
 
 
@@ -92,7 +92,7 @@ class HttpGateway:
     async def start(self) -> None:
         """Start the parts."""
         for part in self.parts:
-            await part.start()
+            await part.start(self.metrics)
 
     async def stop(self) -> None:
         """Stop the parts, and close the clients."""

@@ -17,6 +17,7 @@ import timeline
 from tests.gateway.processes import TIMELINE, gateway
 from tests.gateway.processes import broker as served
 from tests.gateway.push.receiver import Receiver, always
+from timeline.gateway.metrics import GatewayMetrics
 from timeline.gateway.push.addresses import AddressGuard
 from timeline.gateway.push.pusher import Pusher
 
@@ -24,8 +25,10 @@ LOCAL = AddressGuard(["127.0.0.0/8"])
 
 
 @contextlib.asynccontextmanager
-async def pushing(tl: timeline.Timeline, guard: AddressGuard = LOCAL) -> AsyncIterator[Pusher]:
-    pusher = Pusher(tl, guard, lambda: 0.0)
+async def pushing(
+    tl: timeline.Timeline, guard: AddressGuard = LOCAL, metrics: GatewayMetrics | None = None
+) -> AsyncIterator[Pusher]:
+    pusher = Pusher(tl, guard, lambda: 0.0, metrics or GatewayMetrics())
     task = asyncio.create_task(pusher.run(grace_s=5.0))
     await pusher.looked.wait()
     yield pusher
@@ -50,7 +53,8 @@ async def state_of(tl: timeline.Timeline, id: str, *until: str) -> Any:
 async def test_a_message_is_sent_signed_and_acknowledged(tl: timeline.Timeline, receiver: Receiver) -> None:
     await tl.create_topic("t", push_url=receiver.url)
     (secret,) = await tl.topic_secrets("t")
-    async with pushing(tl):
+    metrics = GatewayMetrics()
+    async with pushing(tl, metrics=metrics):
         await produce(tl, "a", headers={"k": "v\r\nx: y", "content-type": "application/json"})
         request, body = (await receiver.received(1))[0]
         assert Webhook(secret).verify(body, dict(request.headers)) == {"id": "a"}
@@ -62,6 +66,11 @@ async def test_a_message_is_sent_signed_and_acknowledged(tl: timeline.Timeline, 
         assert request.headers["Timeline-Deliveries"] == "1"
         await state_of(tl, "a", "gone")
     assert len(receiver.requests) == 1
+    told = metrics.text().decode()
+    assert 'timeline_gateway_webhooks_total{effect="ack",topic="t"} 1.0' in told
+    assert (
+        'timeline_gateway_webhook_seconds_count{topic="t"} 1.0' in told and "timeline_gateway_circuits_open 0.0" in told
+    )
 
 
 async def test_both_secrets_sign_during_a_rotation(tl: timeline.Timeline, receiver: Receiver) -> None:

@@ -21,6 +21,7 @@ from timeline.clock import Clock
 from timeline.credentials import Credentials
 from timeline.driver.consume.pull import PulledDelivery
 from timeline.errors import Forbidden, Invalid, NotFound, TimelineError
+from timeline.gateway.metrics import GatewayMetrics
 from timeline.gateway.push.addresses import AddressGuard, host_of
 from timeline.gateway.push.circuit import Circuit
 from timeline.gateway.push.request import PushedMessage, headers_of
@@ -88,10 +89,16 @@ class TopicPusher:
     """Pushes one topic until it is stopped. `circuit`: of the receiver's host, shared by its topics."""
 
     def __init__(
-        self, client: timeline.Timeline, topic: Topic, secrets: tuple[str, ...], sender: Sender, circuit: Circuit
+        self,
+        client: timeline.Timeline,
+        topic: Topic,
+        secrets: tuple[str, ...],
+        sender: Sender,
+        circuit: Circuit,
+        metrics: GatewayMetrics,
     ) -> None:
         self._client, self.topic, self.secrets = client, topic, secrets
-        self._sender, self._circuit, self._acks = sender, circuit, Acks(client)
+        self._sender, self._circuit, self._acks, self._metrics = sender, circuit, Acks(client), metrics
         self._clock = Clock()
         self._under_way: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -159,8 +166,11 @@ class TopicPusher:
             log.error("a webhook of topic %r failed", self.topic.name, exc_info=error)
 
     async def _push(self, delivery: PulledDelivery) -> None:
+        began_ms = self._clock.monotonic_ms()
         outcome = await self._post(delivery)
         outcome = outcome.last(delivery.deliveries, self.topic.settings.max_deliveries)
+        took_s = (self._clock.monotonic_ms() - began_ms) / 1000.0
+        self._metrics.webhook(self.topic.name, str(outcome.verb), took_s)
         if outcome.verb is Verb.RELEASE or outcome.verb is Verb.BURY:
             log.warning("webhook of %r of topic %r: %s. %s", delivery.id, self.topic.name, outcome.verb, outcome.reason)
         try:
@@ -232,9 +242,12 @@ class TopicPusher:
 class Pusher:
     """Pushes all topics with a `push_url` that `client` may govern and consume. `random`: returns 0 to 1."""
 
-    def __init__(self, client: timeline.Timeline, guard: AddressGuard, random: Callable[[], float]) -> None:
-        self._client, self._guard, self._random = client, guard, random
+    def __init__(
+        self, client: timeline.Timeline, guard: AddressGuard, random: Callable[[], float], metrics: GatewayMetrics
+    ) -> None:
+        self._client, self._guard, self._random, self._metrics = client, guard, random, metrics
         self._circuits: dict[tuple[str, int], Circuit] = {}
+        metrics.circuits_open.set_function(lambda: sum(circuit.open for circuit in self._circuits.values()))
         self._running: dict[str, tuple[TopicPusher, asyncio.Task[None]]] = {}
         self._refused: dict[str, str] = {}
         self._trouble = ""
@@ -283,7 +296,7 @@ class Pusher:
         settings = topic.settings
         sender = Sender(settings.push_url, self._guard, settings.push_concurrency)
         circuit = self._circuits.setdefault(host_of(settings.push_url), Circuit(self._random))
-        pusher = TopicPusher(self._client, topic, secrets, sender, circuit)
+        pusher = TopicPusher(self._client, topic, secrets, sender, circuit, self._metrics)
         self._running[topic.name] = pusher, asyncio.create_task(pusher.run(), name=f"pusher of {topic.name}")
         wait = shown_duration(settings.push_timeout_ms)
         log.info("topic %r is pushed, %d at a time, each up to %s", topic.name, settings.push_concurrency, wait)
@@ -307,10 +320,10 @@ class WebhookPart:
         self._client: timeline.Timeline | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
+    async def start(self, metrics: GatewayMetrics) -> None:
         """Begin to push."""
         self._client = timeline.Timeline(self._brokers, "10s", credentials=self._credentials)
-        pusher = Pusher(self._client, self._guard, random)
+        pusher = Pusher(self._client, self._guard, random, metrics)
         self._task = asyncio.create_task(pusher.run(self._grace_s), name="webhooks")
 
     async def stop(self) -> None:
