@@ -22,6 +22,10 @@ etcdctl etcd-client
 ip iproute2
 iptables iptables
 openssl openssl
+go golang-go
+node nodejs
+socat socat
+xxd xxd
 prometheus prometheus
 java openjdk-17-jre-headless
 chromium chromium

@@ -120,7 +120,9 @@ _WHY_MISSING: dict[str, Callable[[], str | None]] = {
     "etcd_cluster": lambda: _missing_program("etcd", "etcd-server"),
     "faketime": _missing_faketime,
     "flatc": lambda: _missing_program("flatc", "flatbuffers-compiler"),
+    "go": lambda: _missing_program("go", "golang-go"),
     "netns": _missing_netns,
+    "node": lambda: _missing_program("node", "nodejs"),
     "openssl": lambda: _missing_program("openssl", "openssl"),
     "postgresql": _missing_postgresql,
     "redis": lambda: _missing_program("redis-server", "redis-server"),
@@ -130,6 +132,7 @@ _WHY_MISSING: dict[str, Callable[[], str | None]] = {
     ),
     "prlimit": lambda: _missing_program("prlimit", "util-linux"),
     "prometheus": lambda: _missing_program("prometheus", "prometheus"),
+    "socat": lambda: _missing_program("socat", "socat") or _missing_program("xxd", "xxd"),
     "spark": _missing_spark,
     "tmpfs": _missing_tmpfs,
 }

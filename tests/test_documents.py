@@ -25,7 +25,9 @@ from timeline.metrics import CATALOG
 from timeline.model import LateCause, State, Status
 from timeline.outbox.relay import CATALOG as OF_THE_RELAY
 
-KNOWN_LANGUAGES = {"python", "sh", "toml", "ini", "yaml", "promql", "sql", "", *NEEDLESS}
+RUN_ELSEWHERE = {"js", "go", "bash"}
+"""Receivers of webhooks: tests/gateway/push/test_receivers.py runs them."""
+KNOWN_LANGUAGES = {"python", "sh", "toml", "ini", "yaml", "promql", "sql", "", *NEEDLESS, *RUN_ELSEWHERE}
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
