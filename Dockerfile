@@ -16,7 +16,7 @@ ENV PATH=/opt/timeline/bin:$PATH \
     TIMELINE_LOG_FORMAT=json
 USER 10001
 WORKDIR /var/lib/timeline
-EXPOSE 9000 9001
+EXPOSE 9000 9001 9080
 # The broker drains on SIGTERM and ends by itself: give it more than its grace of 30 s.
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=3s --start-period=30s --retries=3 \

@@ -114,7 +114,12 @@ class Part(Server):
 
     def ready(self) -> bool:
         """By what its own health check asks, as far as that is HTTP; else by its port."""
-        paths = {"broker": (9001, "/readyz"), "prometheus": (9090, "/-/ready"), "etcd": (2379, "/health")}
+        paths = {
+            "broker": (9001, "/readyz"),
+            "gateway": (9080, "/readyz"),
+            "prometheus": (9090, "/-/ready"),
+            "etcd": (2379, "/health"),
+        }
         kind = self.name.partition("-")[0]
         if kind not in paths:
             self.port = int(self._service["ports"][0].split(":")[-1])

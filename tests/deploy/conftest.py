@@ -24,7 +24,7 @@ def wall() -> Iterator[WallClock]:
 
 @pytest.fixture(scope="module")
 def cluster(wall: WallClock) -> Iterator[Composed]:
-    """Three etcd, Redis, two brokers, Prometheus: all that deploy/compose/redis.env asks for, but Grafana."""
+    """Three etcd, Redis, two brokers, a gateway and Prometheus: all of deploy/compose/redis.env but Grafana."""
     for service in ("etcd", "redis", "prometheus"):
         require_service(service)
     with tempfile.TemporaryDirectory(prefix="timeline-") as folder:
@@ -33,6 +33,7 @@ def cluster(wall: WallClock) -> Iterator[Composed]:
             composed.start("etcd-1", "etcd-2", "etcd-3", "redis")
             composed.start("broker-1")
             composed.start("broker-2", more=wall.environment)
+            composed.start("gateway")
             composed.start("prometheus")
             yield composed
         finally:

@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 
 import timeline
@@ -104,7 +105,7 @@ async def test_brokers_serve_as_one_and_the_prometheus_that_ships_sees_all(clust
         targets = shipped(cluster, "targets")["activeTargets"]
         return sorted(f"{found['labels']['job']} {found['health']}" for found in targets)
 
-    await until(lambda: healthy() == ["etcd up"] * 3 + ["timeline up"] * 2, "all targets to be up")
+    await until(lambda: healthy() == ["etcd up"] * 3 + ["timeline up"] * 3, "all targets to be up")
     groups = shipped(cluster, "rules")["groups"]
     assert {rule["name"] for group in groups for rule in group["rules"]} == {rule.name for rule in rules()}
 
@@ -114,6 +115,16 @@ async def test_brokers_serve_as_one_and_the_prometheus_that_ships_sees_all(clust
         return set(found) == {"ok"}
 
     await until(judged, "every rule to be evaluated")
+
+
+async def test_the_gateway_answers_for_both_brokers(cluster: Composed) -> None:
+    async with httpx.AsyncClient(base_url=f"http://{cluster.hosts['gateway']}:9080/v1", timeout=30) as http:
+        assert (await http.put("/topics/over-http", json={})).status_code == 201
+        put = await http.post("/topics/over-http/messages", json={"id": "a", "payload": 1, "in": 0})
+        assert (put.status_code, put.json()["status"]) == (201, "OK")
+        (leased,) = (await http.post("/topics/over-http/leases", json={"wait": "20s"})).json()["messages"]
+        settled = (await http.post("/leases:ack", json={"receipts": [leased["receipt"]]})).json()["results"]
+        assert [(one["id"], one["status"]) for one in settled] == [("a", "OK")]
 
 
 async def test_a_wrong_clock_is_alerted_and_the_alert_ends_when_it_is_right(

@@ -19,7 +19,7 @@ from timeline import config
 from timeline.storage_plugins import make_store
 
 STORES = sorted(path.stem for path in (DEPLOY / "compose").glob("*.env"))
-CLUSTER = {"etcd-1", "etcd-2", "etcd-3", "broker-1", "broker-2", "prometheus", "grafana"}
+CLUSTER = {"etcd-1", "etcd-2", "etcd-3", "broker-1", "broker-2", "gateway", "prometheus", "grafana"}
 
 
 @pytest.mark.parametrize("slip", ["", "healthchek", "intervall"])
