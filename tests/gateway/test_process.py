@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from tests.gateway.conftest import Site
@@ -16,6 +17,8 @@ from tests.gateway.processes import broker, gateway
 from tests.gateway.test_messages import problem
 from tests.security.certificates import Authority
 from tests.security.guarded import Tokens
+from timeline.gateway import shapes
+from timeline.gateway.document import EXAMPLES
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -30,9 +33,23 @@ async def test_probes_metrics_and_the_document(http: httpx.AsyncClient) -> None:
     document = (await http.get("/openapi.json")).json()
     assert document["openapi"].startswith("3.1")
     assert document["components"]["schemas"]["NewMessage"]["additionalProperties"] is False
+    for path, calls in document["paths"].items():
+        for call in (call for call in calls.values() if isinstance(call, dict)):
+            for status, answer in call["responses"].items():
+                if problems := answer["content"].get("application/problem+json") if "content" in answer else None:
+                    shown = [example["value"] for example in problems["examples"].values()]
+                    assert shown and {one["status"] for one in shown} == {int(status)}, (path, status)
+                    assert all(one["detail"] for one in shown), (path, status)
     page = await http.get("/docs")
     assert page.headers["content-type"].startswith("text/html")
     assert "/v1/leases:ack" in page.text and "://" not in page.text
+
+
+def test_every_body_of_a_call_has_an_example_that_is_taken() -> None:
+    asked = {name for name, kind in vars(shapes).items() if isinstance(kind, type) and issubclass(kind, shapes.Asked)}
+    assert set(EXAMPLES) == asked - {"Asked", "NewMessage"}
+    for name, example in EXAMPLES.items():
+        msgspec.convert(example, getattr(shapes, name))
 
 
 async def logged(site: Site, text: str) -> str:

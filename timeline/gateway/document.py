@@ -42,6 +42,20 @@ PUT_BODIES: dict[str, Any] = {
     },
 }
 """What a put takes. The call reads its body by its content type."""
+_RECEIPTS = ["AQdkZXBhcnR1cmVz"]
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "MoveMessage": {"in": "1h"},
+    "MoveTag": {"by": "-30m"},
+    "Leasing": {"max": 10, "wait": "20s", "lease": "1m"},
+    "AckLeases": {"receipts": _RECEIPTS},
+    "ExtendLeases": {"receipts": _RECEIPTS, "lease": "1m"},
+    "ReleaseLeases": {"receipts": _RECEIPTS, "in": "5m", "reason": "host down"},
+    "BuryLeases": {"receipts": _RECEIPTS, "reason": "no such customer"},
+    "ReviveLetters": {"tag": "spring", "in": "1h"},
+    "DeadLetters": {"ids": ["UA1545"]},
+    "NewTopic": {"lease": "30s", "max_deliveries": 10},
+}
+"""A body for each shape that callers send."""
 
 
 def openapi_config(version: str) -> OpenAPIConfig:
@@ -64,6 +78,8 @@ def document_of(app: Litestar) -> dict[str, Any]:
         [one for one in shapes if one.__module__ == module.__name__], ref_template="#/components/schemas/{name}"
     )
     assert found
+    for name, example in EXAMPLES.items():
+        components[name]["examples"] = [example]
     document["components"]["schemas"] = components
     document["paths"][PUT_PATH]["post"]["requestBody"] = {"required": True, "content": PUT_BODIES}
     document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}

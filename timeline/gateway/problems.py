@@ -11,8 +11,10 @@ import msgspec
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 from litestar.openapi.datastructures import ResponseSpec
+from litestar.openapi.spec import Example
 from litestar.routes import HTTPRoute
 
+from timeline import errors
 from timeline.credentials import BadCredentials
 from timeline.errors import Forbidden, Invalid, TimelineError, Unavailable, explain
 from timeline.gateway.clients import UNAUTHENTICATED
@@ -155,8 +157,25 @@ def gone(_: Request[Any, Any, Any], error: ClientGone) -> Response[bytes]:
 def documented(*codes: str) -> dict[int, ResponseSpec]:
     """Return the problems that a call may answer, for the OpenAPI document."""
     of_all = (Status.INVALID, UNAUTHENTICATED, Status.FORBIDDEN, Status.THROTTLED, Status.UNAVAILABLE, Status.UNKNOWN)
-    found: dict[int, ResponseSpec] = {}
+    shown: dict[int, list[Example]] = {}
     for code in (*of_all, *codes):
         status, title = STATUSES[code]
-        found[status] = ResponseSpec(Problem, description=title, media_type=PROBLEM, generate_examples=False)
+        example = Example(id=code, summary=title, value=msgspec.to_builtins(_example(code)))
+        shown.setdefault(status, []).append(example)
+    found: dict[int, ResponseSpec] = {}
+    for status, examples in shown.items():
+        title = examples[0].summary or ""
+        found[status] = ResponseSpec(
+            Problem, description=title, media_type=PROBLEM, generate_examples=False, examples=examples
+        )
     return found
+
+
+def _example(code: str) -> Problem:
+    """Return a problem of `code` that says what the code means."""
+    if code == UNAUTHENTICATED:
+        denied = Forbidden("no token was given: send Authorization: Bearer and a token")
+        denied.found = (UNAUTHENTICATED,)
+        return problem_of(denied)
+    (kind,) = (kind for kind in vars(errors).values() if isinstance(kind, type) and vars(kind).get("code") == code)
+    return problem_of(kind())

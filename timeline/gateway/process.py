@@ -145,7 +145,8 @@ def listening(address: str) -> socket.socket:
     host, port = split_address(address)
     try:
         kind, *_, found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        made = socket.socket(kind, socket.SOCK_STREAM)
+        # With its protocol: asyncio sends small parts of an answer at once (TCP_NODELAY) on such sockets alone.
+        made = socket.socket(kind, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             made.bind(found)
