@@ -188,6 +188,7 @@ ANSWER_S = "3s"
 """Every call waits this long for the stream that never answers. A busy machine knows all other answers by then."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reply", [None, b"\x0a\x03abc", b""], ids=["unimplemented", "protobuf", "empty"])
 async def test_a_grpc_server_of_another_service_is_unavailable_and_named(reply: bytes | None) -> None:
     async with another_service(reply) as address, timeline.connect(address, timeout=ANSWER_S) as tl:
