@@ -83,7 +83,7 @@ async def test_who_ends_while_the_broker_is_away_is_told_what_was_done_and_not_s
             await _away(tl)
         assert c.stats.settle_errors == 1
     said = [record.message for record in caplog.records]
-    assert "'m' was not settled: UNKNOWN 'm': the consumer ended before a broker answered" in said
+    assert "ack of 'm' was not taken: UNAVAILABLE 'm': it was closed before it could be sent" in said
     assert not [line for line in said if "did not finish" in line]
 
 
@@ -116,3 +116,53 @@ async def _found(tl: timeline.Timeline) -> object:
         return await tl.get("t", "m")
     except timeline.Unavailable as away:
         return away
+
+
+async def test_the_next_handler_does_not_wait_for_an_answer_and_run_waits_for_all() -> None:
+    store, handled, both = SlowStore(), list[str](), asyncio.Event()
+
+    async def works(d: timeline.Delivery) -> None:
+        handled.append(d.id)
+        if len(handled) == 2:
+            both.set()
+
+    async with Broker(store) as broker, timeline.connect(broker.address) as tl:
+        await tl.create_topic("t")
+        async with tl.producer("t") as p, tl.consumer("t") as c:
+            store.hold("settle")
+            for id in ("a", "b"):
+                await p.produce(b"", in_=0, id=id)
+            running = asyncio.ensure_future(c.run(works, concurrency=1))
+            await both.wait()
+            c.stop_taking()
+            await store.arrived("settle")
+            assert not running.done()
+            store.release("settle")
+            await running
+            assert [await tl.get("t", id) for id in ("a", "b")] == [None, None]
+            assert c.stats.settle_errors == 0
+
+
+async def test_no_more_are_in_flight_than_handlers_and_as_many_again() -> None:
+    store, handled = SlowStore(), list[str]()
+
+    async def works(d: timeline.Delivery) -> None:
+        handled.append(d.id)
+
+    async with Broker(store) as broker, timeline.connect(broker.address) as tl:
+        await tl.create_topic("t")
+        async with tl.producer("t") as p, tl.consumer("t") as c:
+            await p.produce_many(timeline.Batch([b""] * 50, in_=0))
+            store.hold("settle")
+            running = asyncio.ensure_future(c.run(works, concurrency=4))
+            await store.arrived("settle")
+            while len(handled) < 8:
+                await asyncio.sleep(0)
+            await tl.ping()  # what was on its way has come
+            assert len(handled) == 8
+            store.release("settle")
+            while len(handled) < 50:
+                await asyncio.sleep(0)
+            c.stop_taking()
+            await running
+            assert [m async for m in tl.scan("t")] == []

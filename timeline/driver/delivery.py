@@ -6,6 +6,7 @@ Both are views on a frame (`consume/in_flight.py`): a field is copied out of it 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import zlib
@@ -525,6 +526,22 @@ class LeaseHolder(Closing):
         """Acknowledge one message without waiting."""
         self._check_open()
         self._settler.soon(frame, index)
+
+    def ack_handled(self, d: Delivered) -> None:
+        """Acknowledge a message whose handler has returned. It waits only while an earlier frame is unanswered. A
+        failure goes to `settle_failed`."""
+        try:
+            self._check_open()
+        except TimelineError as error:
+            self.settle_failed(d, error)
+        else:
+            self._settler.soon(d._frame, d._index, hurried=True)
+
+    async def acks_answered(self, within_ms: float) -> None:
+        """Return when all unawaited acks are answered, or after `within_ms`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_ms / 1000.0):
+                await self._settler.acks_answered()
 
     def ack_all_soon(self, frame: DeliveredFrame, at: Indexes) -> None:
         """Acknowledge the messages `at` of a frame without waiting."""

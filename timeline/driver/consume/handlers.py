@@ -231,7 +231,8 @@ class _Crew:
         except BaseException as error:  # also one that is no Exception: it must not end a worker
             await self._failed(delivery, _words(error), error)
         else:
-            await self._settle(delivery, delivery.ack)
+            if not self._settled(delivery):
+                self.consumer.ack_handled(delivery)  # not awaited: the next delivery needs no answer to this one
 
     def _how_lost(self, delivery: Delivery) -> str:
         ended = float(delivery._frame.end_ms[delivery._index]) <= self.consumer.monotonic_ms()
@@ -446,16 +447,23 @@ async def _until_done(
         await consumer.stopped_taking({*workers, keeper})
     except asyncio.CancelledError:
         consumer.stop_taking()
-        await asyncio.wait(workers, timeout=grace_ms / 1000.0)
+        await _finished(workers, consumer, grace_ms)
         raise
     errors = [task.exception() for task in (keeper, *workers) if task.done() and not task.cancelled()]
     failed = next((error for error in errors if error is not None), None)
     if (failed is None or keeper.done()) and not consumer.closed:
         consumer.stop_taking()
-    await asyncio.wait(workers, timeout=grace_ms / 1000.0)
+    await _finished(workers, consumer, grace_ms)
     if late := sum(job.handling for job in crew.jobs):
         log.warning("%s", unfinished(late, threads=crew.threads is not None))
     return failed
+
+
+async def _finished(workers: set[asyncio.Task[None]], consumer: LeaseHolder, grace_ms: float) -> None:
+    """Return once workers have ended and their acks are answered, or the grace is over."""
+    end_ms = consumer.monotonic_ms() + grace_ms
+    await asyncio.wait(workers, timeout=grace_ms / 1000.0)
+    await consumer.acks_answered(max(0.0, end_ms - consumer.monotonic_ms()))
 
 
 def unfinished(count: int, threads: bool) -> str:

@@ -82,7 +82,7 @@ class AckBatcher:
     """The acks of `ack_soon` gathered so far. `ripe`: they are to be sent; `wake` is called then.
 
     That is 20 ms after the first ack, at 64 acks, at half of the credit (in messages or bytes), or when a lease is
-    about to end.
+    about to end. `hurried`: one of them does not wait for others, but only for the answer to an earlier frame.
     """
 
     def __init__(self, in_flight: InFlight, clock: Clock, wake: Callable[[], None]) -> None:
@@ -92,18 +92,21 @@ class AckBatcher:
         self._most_messages = max(1, min(GATHER_MESSAGES, in_flight.credit.messages // 2))
         self._most_bytes = in_flight.credit.bytes // 2
         self._timer: asyncio.TimerHandle | None = None
-        self.ripe = False
+        self.ripe = self.hurried = False
 
     def __len__(self) -> int:
         return sum(len(frame.soon) for frame in self._frames)
 
-    def add(self, frame: DeliveredFrame, index: int) -> None:
+    def add(self, frame: DeliveredFrame, index: int, hurried: bool = False) -> None:
         """Add an ack."""
         if frame.state[index] != DONE:
             frame.state[index] = SETTLING
         if not frame.soon:
             self._frames.append(frame)
         frame.soon.append(index)
+        if hurried and not self.hurried:
+            self.hurried = True
+            self._wake()
         if not self.ripe:
             soon_ms = self._clock.monotonic_ms() + LEASE_LEFT_MS
             ends_soon = frame.earliest_ms <= soon_ms and bool(frame.end_ms[index] <= soon_ms)
@@ -149,7 +152,7 @@ class AckBatcher:
             taken.append((frame, at))
         self._frames.clear()
         self._messages = self._bytes = 0
-        self.ripe = False
+        self.ripe = self.hurried = False
         self._stop_timer()
         return taken
 
@@ -214,6 +217,7 @@ class Settler:
         self.queue = RequestQueue(_build, context.clock, context.random, context.trouble)
         self._gathered = AckBatcher(in_flight, context.clock, self.queue.work.set)
         self._unawaited: dict[UnawaitedSettles, None] = {}  # in order, so that a run can be repeated
+        self._one_over = asyncio.Event()
 
     async def one(self, frame: DeliveredFrame, index: int, asked: SettleRequest, timeout_ms: float) -> MessageAnswer:
         """Settle or extend one message. Return the answer, whatever it says; the message's state is up to date then."""
@@ -258,9 +262,9 @@ class Settler:
         many.check_heard()
         return answers
 
-    def soon(self, frame: DeliveredFrame, index: int) -> None:
-        """Acknowledge without waiting."""
-        self._gathered.add(frame, index)
+    def soon(self, frame: DeliveredFrame, index: int, hurried: bool = False) -> None:
+        """Acknowledge without waiting. `hurried`: it gathers with others only while a frame is unanswered."""
+        self._gathered.add(frame, index, hurried)
 
     def soon_all(self, frame: DeliveredFrame, at: Indexes) -> None:
         """Acknowledge many messages of a frame without waiting."""
@@ -276,9 +280,16 @@ class Settler:
         """The number of acks of `ack_soon` without an answer."""
         return len(self._gathered) + sum(sink.unanswered for sink in list(self._unawaited) if sink.told)
 
+    async def acks_answered(self) -> None:
+        """Return when every ack of `ack_soon` is answered, or its deadline is over."""
+        while self.unanswered:
+            self._one_over.clear()
+            await self._one_over.wait()
+
     def gather(self, timeout_ms: float, *, at_once: bool) -> None:
-        """Make batches of the acks of `ack_soon`, if they are ripe or `at_once`."""
-        if not (self._gathered.ripe or at_once):
+        """Make batches of the acks of `ack_soon`, if they are ripe or `at_once`, or if one is hurried and no frame is
+        unanswered."""
+        if not (self._gathered.ripe or at_once or (self._gathered.hurried and not self.queue.outstanding)):
             return
         for parts in _framed(self._gathered.take()):
             self.unawaited(parts, ACK, timeout_ms=timeout_ms)
@@ -307,6 +318,7 @@ class Settler:
     def over(self, sink: UnawaitedSettles) -> None:
         """Forget `sink`, which would keep its frames alive."""
         self._unawaited.pop(sink, None)
+        self._one_over.set()
 
     def frame(self, request: int, batch: RequestBatch) -> Settle:
         """Return the frame that carries `batch` as `request`, with the credit of the messages that it ends."""
