@@ -229,11 +229,20 @@ class ConsumeStream:
         topic = dealer.topic
         with self._scheduler.work(self._peer, ahead):
             refusals, settles = admit_settles(frame, topic, consumer.id, self._clock.now())
-        answers = await dealer.settling.settle(topic, settles, self._peer) if len(settles) else None
-        whole = refusals.merge(answers)
-        if credit_counts(frame.operation, whole.status):
-            consumer.add_credit(frame.credit_messages, frame.credit_bytes)
-        consumer.push(Settled(frame.request, whole, self._clock.now_ms()))
+        credit = frame.credit_messages, frame.credit_bytes
+        # With a backlog the lease begins beside the settle. A store may do both in one transaction.
+        loan = consumer.lend(*credit) if dealer.behind and any(credit) and not consumer.has_step else None
+        counts = False
+        try:
+            answers = await dealer.settling.settle(topic, settles, self._peer) if len(settles) else None
+            whole = refusals.merge(answers)
+            counts = credit_counts(frame.operation, whole.status)
+            consumer.push(Settled(frame.request, whole, self._clock.now_ms()))
+        finally:
+            if loan is not None:
+                dealer.own_settles.release_unseen(consumer.repay(loan, *credit, counts))
+        if counts and loan is None:
+            consumer.add_credit(*credit)
         if (whole.status == Status.OK.code).any():
             consumer.settled()  # it is healthy
         note_settles(self._metrics, topic.name, frame, whole)

@@ -120,7 +120,7 @@ class Dealer:
         self._sweep_at_ms = runtime.clock.monotonic_ms() + runtime.limits.sweep_every_ms
         self._swept = False
         self._stranded_until_ms = self._fruitless_until_ms = 0.0
-        self._behind = False
+        self.behind = False
         """Whether the last round for our own buckets left something due: there is more than credit."""
         self._step_until_ms = 0.0
         """Until then the rest waits for a step of credit."""
@@ -152,13 +152,13 @@ class Dealer:
     def trickled(self) -> None:
         """There is a little more credit. Use it for what is due now; a backlog waits for a step of credit."""
         self._fruitless_until_ms = 0.0
-        if not self._behind or self._step_until_ms <= self._clock.monotonic_ms():
+        if not self.behind or self._step_until_ms <= self._clock.monotonic_ms():
             self._wake.set()
 
     def hint(self, due_ms: int, commit_seq: int = 0) -> None:
         """A message was put, moved or released to `due_ms`, in the commit `commit_seq` (0: unknown)."""
         if self._next.hint(due_ms, commit_seq):
-            self._behind = False
+            self.behind = False
             self._wake.set()
 
     def update(self, topic: Topic) -> None:
@@ -171,7 +171,7 @@ class Dealer:
     def look(self) -> None:
         """Our due messages may have changed (settings, buckets, a store that is back). A round finds out."""
         self._next.look()
-        self._behind = False
+        self.behind = False
         self._retry_at_ms = 0.0
         self.wake()
 
@@ -284,7 +284,7 @@ class Dealer:
         mono_ms, now = self._clock.monotonic_ms(), self._clock.now()
         cause, wait_ms = self._obstacle(mono_ms)
         until_step_ms = self._step_until_ms - mono_ms
-        if self._behind and until_step_ms > 0:
+        if self.behind and until_step_ms > 0:
             cause, wait_ms = cause or LateCause.NO_CREDIT, min(wait_ms or until_step_ms, until_step_ms)
         self._causes.now(cause, int(now))
         if wait_ms is not None:
@@ -331,6 +331,8 @@ class Dealer:
         consumers = consumers[: len(grants)]
         self._between_rounds.clear()
         self._dry = False
+        for consumer in consumers:
+            consumer.overdrawn = False
         try:
             ahead = early or all(consumer.credit_ahead >= consumer.credit_messages for consumer in consumers)
             leased, done_ms, swept = await self._lease(topic, grants, mono_ms, ahead)
@@ -353,7 +355,7 @@ class Dealer:
         """
         mono_ms = self._clock.monotonic_ms()
         self._step_until_ms = 0.0
-        if (self._behind or stranded) and not self._dry and not self.roster.any_step(mono_ms):
+        if (self.behind or stranded) and not self._dry and not self.roster.any_step(mono_ms):
             self._step_until_ms = mono_ms + self._limits.step_wait_ms
 
     def _served(self, mono_ms: float) -> tuple[list[ConnectedConsumer], bool]:
@@ -384,7 +386,7 @@ class Dealer:
         self._retry_ms = 0.0
         if not overdue_ms:
             self._next.told(leased.next_due_ms, leased.commit_seq)
-            self._behind = leased.next_due_ms is not None and leased.next_due_ms <= now_ms
+            self.behind = leased.next_due_ms is not None and leased.next_due_ms <= now_ms
             self._note_fruitless(leased, now_ms, until_ms, mono_ms)
             return leased, done_ms, False
         # A sweep says nothing of what is ours, and is the time to look at that, too: a hint may have been lost.
@@ -461,9 +463,9 @@ class Dealer:
     def give(self, consumer: ConnectedConsumer, batch: LeasedBatch) -> None:
         """Push what is due, and hold the rest until it is due.
 
-        If the consumer is gone, or the topic was stopped or paused since, release all unseen.
+        If the consumer is gone or has not the credit, or the topic was stopped or paused since, release all unseen.
         """
-        if consumer.gone or self._stopped is not None or self.topic.settings.paused:
+        if consumer.gone or consumer.in_red or self._stopped is not None or self.topic.settings.paused:
             consumer.refund(batch)
             self.own_settles.release_unseen([batch])
             return

@@ -96,6 +96,13 @@ class ConnectedConsumer:
     clock: Offset | None = None
     gone: bool = False
     finished: bool = False
+    _loans: deque[int] = field(default_factory=deque)
+    """The numbers of the open loans, the oldest first."""
+    _last_loan: int = 0
+    overdrawn: bool = False
+    """Whether a loan was taken back since its dealer's last round began, which may have spent it."""
+    _withheld: deque[tuple[int, LeasedBatch]] = field(default_factory=deque)
+    """Batches that were dealt while loans were open, each with the newest of them."""
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
     _room: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -107,6 +114,11 @@ class ConnectedConsumer:
     def idle(self) -> bool:
         """Whether nothing is in flight. A message larger than its credit in bytes may then be sent alone."""
         return self.credit_messages >= self.room_messages and self.credit_bytes >= self.room_bytes
+
+    @property
+    def in_red(self) -> bool:
+        """Whether more was dealt to it than it has credit, since a loan was taken back."""
+        return self.overdrawn and (self.credit_messages < 0 or self.credit_bytes < 0)
 
     @property
     def has_step(self) -> bool:
@@ -182,15 +194,44 @@ class ConnectedConsumer:
         if had != (self.credit_messages > 0):
             self.changed(self)
 
+    def lend(self, messages: int, bytes_: int) -> int:
+        """Give it the credit of a settle that is not answered yet. What it is dealt meanwhile waits for that answer.
+        Return the loan's number, for `repay`."""
+        self._last_loan += 1
+        self._loans.append(self._last_loan)
+        self.add_credit(messages, bytes_)
+        return self._last_loan
+
+    def repay(self, loan: int, messages: int, bytes_: int, counts: bool) -> list[LeasedBatch]:
+        """End a loan once the settle's answer is queued. If the settle does not count, take the credit back. Return the
+        batches that were dealt for credit that it has not."""
+        self._loans.remove(loan)
+        if not counts:
+            self.overdrawn = True
+            self.spend(messages, bytes_)
+        too_many = []
+        while self._withheld and self.in_red:
+            _, batch = self._withheld.pop()
+            too_many.append(batch)
+            self._weigh(-batch.frame_bytes)
+            self.refund(batch)
+        while self._withheld and not (self._loans and self._loans[0] <= self._withheld[0][0]):
+            self.outbox.append(self._withheld.popleft()[1])
+            self._ready.set()
+        return too_many
+
     def refund(self, batch: LeasedBatch) -> None:
         """Return the credit of a batch that does not reach it."""
         self.add_credit(len(batch), int(batch.sizes.sum()))
 
     def push(self, item: object) -> None:
         """Queue a frame, a batch or a notice. The stream makes frames of these when their turn comes."""
-        self.outbox.append(item)
         if isinstance(item, LeasedBatch):
             self._weigh(item.frame_bytes)
+            if self._loans:
+                self._withheld.append((self._loans[-1], item))
+                return
+        self.outbox.append(item)
         self._ready.set()
 
     def _weigh(self, bytes_: int) -> None:
@@ -246,6 +287,8 @@ class ConnectedConsumer:
     def withdraw(self) -> list[LeasedBatch]:
         """Push nothing more to it. Return the batches that were not sent. Its answers stay queued."""
         unsent = [item for item in self.outbox if isinstance(item, LeasedBatch)]
+        unsent += [batch for _, batch in self._withheld]
+        self._withheld.clear()
         kept = [item for item in self.outbox if not isinstance(item, LeasedBatch)]
         self.outbox.clear()
         self.outbox.extend(kept)
