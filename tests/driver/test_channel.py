@@ -125,12 +125,13 @@ async def test_it_stays_with_what_works_and_leaves_what_fails() -> None:
     channel.worked("a:1")
     picked = [await channel._pick(deadline) for _ in range(5)]
     assert {place.address for place in picked if place is not None} == {"a:1"}
-    channel.failed("a:1", "gone")
+    gone = TransportError(Fault.BROKEN, "gone")
+    channel.failed("a:1", gone)
     place = await channel._pick(deadline)
     assert place is not None and place.address == "b:1"
     rests = []
     for _ in range(20):
-        channel.failed("a:1", "gone")
+        channel.failed("a:1", gone)
         rests.append(channel._places["a:1"].rest_until_ms - clock.monotonic_ms())
     assert max(rests) <= BACKOFF_CAP_MS and rests[-1] >= BACKOFF_CAP_MS / 2 and rests[0] < 100
     hands.now_s += 10
@@ -148,6 +149,29 @@ async def test_the_end_of_the_callers_time_hides_no_earlier_finding() -> None:
     channel.worked("a:1")
     channel._note(place, ended)
     assert "no page in time" in channel.unreached().reason, "a broker that answered since has no old finding"
+
+
+@pytest.mark.parametrize("fault", [Fault.OVERLOADED, Fault.NOT_READY])
+async def test_a_broker_that_refused_was_reached(fault: Fault) -> None:
+    channel, _, _ = _channel("a:1,b:1")
+    channel.failed("b:1", NoConnection.at("b:1", ProbeResult.NOBODY))
+    assert channel.unreached().reason.startswith("no broker could be reached: a:1 did not answer in time; nobody")
+    channel.failed("a:1", TransportError(fault, "too many calls at once"))
+    channel.failed("a:1", TransportError(Fault.DEADLINE, "no answer in time"))
+    said = "no broker took the call: a:1: too many calls at once; nobody listens at b:1"
+    assert channel.unreached().reason == said, "and the address is right"
+    channel.worked("a:1")
+    channel.leaving("a:1")
+    assert channel.unreached().reason.startswith("no broker could be reached: a:1 did not answer in time; nobody")
+
+
+async def test_a_learned_broker_that_refused_is_named() -> None:
+    channel, _, _ = _channel("a:1")
+    channel.learn(["b:1"])
+    channel.failed("a:1", NoConnection.at("a:1", ProbeResult.NOBODY))
+    assert "b:1" not in channel.unreached().reason
+    channel.failed("b:1", TransportError(Fault.NOT_READY, "draining"))
+    assert channel.unreached().reason == "no broker took the call: nobody listens at a:1; b:1: draining"
 
 
 async def test_learned_addresses_come_after_those_that_were_given() -> None:

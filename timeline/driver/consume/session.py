@@ -19,7 +19,7 @@ from timeline.driver.consume.in_flight import SETTLING, DeliveredFrame, InFlight
 from timeline.driver.consume.settler import UNSEEN, Settler, SettleRequest
 from timeline.driver.produce.request_queue import wait_until_set
 from timeline.driver.tasks import end, keep, run_until_first
-from timeline.driver.transport.channel import REFUSALS, Deadline, OpenedStream, found_by, refusal
+from timeline.driver.transport.channel import REFUSALS, Deadline, OpenedStream, named_trouble, refusal
 from timeline.driver.transport.client_context import ClientContext
 from timeline.errors import Invalid, NotFound, Superseded, TimelineError, Unavailable
 from timeline.model import PAYLOAD_DAMAGED, LeavingReason, Operation, Status, payload_sums
@@ -508,10 +508,10 @@ class ConsumerSession:
                 return
         elif fault is not None and fault.fault in REFUSALS and not self._may_be_news(fault):
             raise refusal(fault)
-        why = fault.reason if fault is not None else "it ended the stream"
+        fault = fault or TransportError(Fault.BROKEN, "it ended the stream")
         if self.welcome is not None and not self.closing:
-            self._outage.begins(why if stream.address in why else f"{stream.address}: {why}")
-        channel.failed(stream.address, why, None if fault is None else found_by(fault))
+            self._outage.begins(named_trouble(stream.address, fault.reason))
+        channel.failed(stream.address, fault)
         waited_ms = self._context.clock.monotonic_ms() - self._since_ms
         if self.welcome is None and waited_ms >= self._context.timeout_ms:
             raise channel.unreached()

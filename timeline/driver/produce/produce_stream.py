@@ -214,7 +214,7 @@ class ProduceStream(QueueRunner):
         """Decide what becomes of the outstanding frames when the stream is over."""
         fault = state.fault
         if not state.leaving and (fault is not None or self.queue.outstanding):
-            self._context.channel.failed(address, fault.reason if fault is not None else "it ended the stream")
+            self._context.channel.failed(address, fault or TransportError(Fault.BROKEN, "it ended the stream"))
         if fault is None:
             self.queue.broke()
         elif fault.fault is Fault.WRONG_VERSION:

@@ -37,7 +37,8 @@ LEAST_ATTEMPT_MS = 500.0
 
 REFUSALS = STAYS
 DENIALS = (Fault.UNAUTHENTICATED, Fault.FORBIDDEN)
-NOTHING_HAPPENED = (Fault.UNREACHABLE, Fault.NOT_READY, Fault.OVERLOADED, *DENIALS)
+REFUSED_FOR_NOW = (Fault.OVERLOADED, Fault.NOT_READY)
+NOTHING_HAPPENED = (Fault.UNREACHABLE, *REFUSED_FOR_NOW, *DENIALS)
 
 
 def refusal(fault: TransportError) -> TimelineError:
@@ -66,7 +67,8 @@ def unavailable(reason: str, found: Sequence[ProbeResult | None] = ()) -> Unavai
 @dataclass(slots=True)
 class _Place:
     """An address and its state. `there`: it was given, or brokers still report it. `rest_until_ms` (monotonic): others
-    are tried first until then. `trouble`: its last failure. `found`: the result of a probe."""
+    are tried first until then. `trouble`: its last failure. `found`: the result of a probe. `refuses`: its broker
+    answered that it takes no calls at present."""
 
     address: str
     given: bool
@@ -76,6 +78,7 @@ class _Place:
     rest_until_ms: float = 0.0
     trouble: str = ""
     found: ProbeResult | None = None
+    refuses: bool = False
 
 
 @dataclass(slots=True)
@@ -175,10 +178,13 @@ class Channel:
     def _place(self, address: str) -> _Place:
         return self._places.setdefault(address, _Place(address, given=False, there=False))
 
-    def failed(self, address: str, trouble: str, found: ProbeResult | None = None) -> None:
+    def failed(self, address: str, fault: TransportError) -> None:
         """Rest `address`, which did not work; longer each time."""
         place = self._place(address)
-        place.trouble, place.found = trouble, found
+        explained = place.found is not None or place.refuses
+        if fault.fault is not Fault.DEADLINE or not explained:  # a caller's time that ended explains less
+            place.trouble, place.found = fault.reason, found_by(fault)
+            place.refuses = fault.fault in REFUSED_FOR_NOW
         backoff_ms = min(BACKOFF_CAP_MS, BACKOFF_FIRST_MS * 2.0 ** min(place.failures, 16))
         place.failures += 1
         place.rest_until_ms = self.clock.monotonic_ms() + backoff_ms * (0.5 + self.random.random() / 2)
@@ -188,11 +194,7 @@ class Channel:
         """Rest an address after `fault`. Raise the error of a lasting refusal instead."""
         if fault.fault in REFUSALS:
             raise refusal(fault) from fault
-        if fault.fault is Fault.DEADLINE and place.failures and place.found is not None:
-            # The caller's time ended. What an earlier attempt found explains more.
-            self.failed(place.address, place.trouble, place.found)
-        else:
-            self.failed(place.address, fault.reason, found_by(fault))
+        self.failed(place.address, fault)
 
     def leaving(self, address: str) -> None:
         """Prefer others for a while: the broker at `address` is leaving."""
@@ -203,7 +205,9 @@ class Channel:
     def worked(self, address: str) -> None:
         """Note that `address` answered."""
         place = self._places.get(address) or self._place(address)
-        place.failures, place.rest_until_ms = 0, 0.0
+        if place.failures:
+            place.failures, place.trouble, place.found, place.refuses = 0, "", None, False
+        place.rest_until_ms = 0.0
         self._current = address
 
     def check_open(self) -> None:
@@ -254,11 +258,13 @@ class Channel:
         """Return the error for a call that could not be sent: the addresses, what was found there, and what to do."""
         if self._current:
             return Unavailable("it could not be sent in time")
-        given = [place for place in self._places.values() if place.given]
-        said = "; ".join(_found(place) for place in given)
-        absent = any(not place.trouble or place.found in ABSENT for place in given)
+        tried = [place for place in self._places.values() if place.given or (place.there and place.refuses)]
+        said = "; ".join(_found(place) for place in tried)
+        refused = any(place.refuses for place in tried)
+        absent = not refused and any(not place.trouble or place.found in ABSENT for place in tried)
         advice = ". Is the address right? `timeline serve` starts a broker" if absent else ""
-        return unavailable(f"no broker could be reached: {said}{advice}", [place.found for place in given])
+        how = "took the call" if refused else "could be reached"
+        return unavailable(f"no broker {how}: {said}{advice}", [place.found for place in tried])
 
     async def open(self, method: str, deadline: Deadline) -> OpenedStream:
         """Open a two-way stream to some broker. Raise Unavailable at the deadline."""
