@@ -260,3 +260,31 @@ async def test_a_broker_is_told_how_long_it_is_awaited_itself(by_tag: bool) -> N
     (first_ms, first_told), (again_ms, again_told), *_ = _Breaks.told
     assert first_ms <= 10_000 and again_ms <= 10_000
     assert first_told == int(first_ms) and again_told == int(again_ms)
+
+
+class _Refusing(GrpcTransport):
+    """The way to a broker that refuses each call after 100 ms."""
+
+    hands: _Hands
+    calls = 0
+
+    async def ready(self, timeout_s: float) -> None:
+        pass
+
+    async def unary(self, method: str, frame: bytes, timeout_s: float) -> bytes:
+        self.calls += 1
+        self.hands.now_s += min(0.1, timeout_s)
+        raise TransportError(Fault.OVERLOADED if timeout_s >= 0.1 else Fault.DEADLINE, "its disk is full")
+
+
+@pytest.mark.parametrize("writes", [True, False])
+async def test_no_call_that_writes_goes_again_without_time_for_its_answer(writes: bool) -> None:
+    channel, hands, clock = _channel("a:1")
+    transport = channel.transport("a:1")
+    channel._places["a:1"].transport = refusing = _Refusing("a:1")
+    await transport.close()
+    refusing.hands = hands
+    with pytest.raises(timeline.Unavailable, match="no broker took the call: a:1: its disk is full"):
+        await channel.unary("Topics", b"", Deadline.after(clock, 250.0), writes=writes)
+    assert refusing.calls == (2 if writes else 3)
+    await channel.close()

@@ -268,3 +268,77 @@ async def test_a_message_that_goes_again_times_out_by_its_new_batch() -> None:
     assert [Status.of(code) for code in answers.status.tolist()] == ["OK", "THROTTLED", "UNKNOWN"]
     assert call.waits_ms == {1: 40}
     queue.drop()
+
+
+class _Hands:
+    """A clock whose hands are moved by the test."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize("status", [Status.UNAVAILABLE, Status.THROTTLED])
+async def test_no_batch_goes_again_without_time_for_its_answer(status: Status) -> None:
+    """The last attempt before the deadline made UNKNOWN of what had certainly not happened."""
+    hands = _Hands()
+    queue = RequestQueue(calls_of(Produce, Operation.PUT), Clock(hands, hands), random.Random(1), _nobody)
+    call = BatchCall(queue, 2, 1_000.0)
+    batch = RequestBatch({"ids": Ragged.of([b"1", b"2"])}, Operation.PUT, call, None, 20)
+    queue.add(batch)
+
+    async def refused() -> bool:
+        """Whether it goes again after a refusal that takes 400 ms, and a rest that takes no time."""
+        taken = queue.next()
+        assert taken is not None
+        hands.now_s += 0.4
+        queue.answer(taken[0], _answers(status, status), 1)
+        (first,) = queue._resting
+        while first in queue._resting:
+            await asyncio.sleep(0)
+        return queue.waiting
+
+    assert await refused()  # 600 ms are left
+    assert not await refused() and queue.busy  # 200 ms are left
+    hands.now_s += 0.2
+    answers = await call.finished()
+    assert answers.status.tolist() == [status.code] * 2
+    while queue._resting:
+        await asyncio.sleep(0)
+    assert queue.next() is None
+    await queue.idle()
+
+
+async def test_the_callers_with_more_time_go_again_when_the_others_have_given_up() -> None:
+    queue = _queue()
+    short = asyncio.ensure_future(queue.single(_entry(b"short"), 100, 50.0))
+    long = asyncio.ensure_future(queue.single(_entry(b"long"), 100, 60_000.0))
+    await queue.work.wait()
+    await asyncio.sleep(0)
+    taken = queue.next()
+    assert taken is not None and len(taken[1]) == 2
+    queue.work.clear()
+    taken[1].sent_ms -= 10_000.0  # the answer took 10 s
+    queue.answer(taken[0], _answers(Status.UNAVAILABLE, Status.UNAVAILABLE))
+    await queue.work.wait()
+    assert short.done() and short.result().status == Status.UNAVAILABLE.code
+    taken = queue.next()
+    assert taken is not None and taken[1].columns["ids"].tolist() == [b"long"]
+    queue.answer(taken[0], _answers(Status.OK))
+    assert (await long).status == Status.OK.code
+
+
+async def test_an_unsure_batch_goes_again_until_the_deadline() -> None:
+    """Only an answer can settle what the first attempt did."""
+    queue = _queue()
+    batch = _batch(Operation.PUT, 1, queue)
+    queue.add(batch)
+    taken = queue.next()
+    assert taken is not None
+    queue.work.clear()
+    batch.sent_ms -= 10_000.0
+    queue.answer(taken[0], _answers(Status.UNKNOWN))
+    await queue.work.wait()
+    assert queue.next() is not None

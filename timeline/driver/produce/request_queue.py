@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -81,7 +82,8 @@ NOT_SENT = MessageAnswer(UNAVAILABLE)
 class RequestBatch:
     """Columns of one frame. `operation`: of all messages, or of each. `positions`: the messages' places in the sink;
     None: all, in order. `unsure`: an earlier attempt may have happened. `outstanding`: sent and not answered.
-    `verdict`: the answer at the deadline, if nothing can have happened. `tries`: how often it was sent."""
+    `verdict`: the answer at the deadline, if nothing can have happened. `tries`: how often it was sent. `took_ms`:
+    how long its last answer took."""
 
     columns: Columns
     operation: Operation | UInt8
@@ -92,6 +94,7 @@ class RequestBatch:
     outstanding: bool = False
     verdict: MessageAnswer = NOT_SENT
     tries: int = 0
+    took_ms: float = 0.0
     sent_ms: float = 0.0
 
     def __len__(self) -> int:
@@ -109,7 +112,10 @@ class RequestBatch:
         positions = at if self.positions is None else self.positions[at]
         share = self.nbytes * len(at) // max(1, len(self))
         unsure = unsure or self.unsure
-        part = RequestBatch(columns, operation, self.sink, positions, share, unsure, False, self.verdict, self.tries)
+        part = replace(
+            self, columns=columns, operation=operation, positions=positions, nbytes=share, unsure=unsure,
+            outstanding=False,
+        )  # fmt: skip
         self.sink.adopt(part, self)
         return part
 
@@ -136,6 +142,11 @@ class AnswerSink(ABC):
     @abstractmethod
     def wants(self, batch: RequestBatch) -> Indexes | None:
         """Return which messages of `batch` still wait, as indexes into it. None: all."""
+
+    @abstractmethod
+    def gives_up_ms(self, batch: RequestBatch) -> float:
+        """Return when (monotonic) the first caller that still waits for messages of `batch` gives up. Infinite: none
+        waits."""
 
     @abstractmethod
     def adopt(self, batch: RequestBatch, whole: RequestBatch | None = None) -> None:
@@ -167,6 +178,9 @@ class SingleCalls(AnswerSink):
     def wants(self, batch: RequestBatch) -> Indexes | None:
         waiting = [not call.future.done() for call in self._of(batch)]
         return None if all(waiting) else np.flatnonzero(waiting)
+
+    def gives_up_ms(self, batch: RequestBatch) -> float:
+        return min((call.deadline_ms for call in self._of(batch) if not call.future.done()), default=math.inf)
 
     def adopt(self, batch: RequestBatch, whole: RequestBatch | None = None) -> None:
         for call in self._of(batch):
@@ -208,6 +222,10 @@ class ManyAnswers(AnswerSink):
     def wants(self, batch: RequestBatch) -> Indexes | None:
         waiting = self._missing if batch.positions is None else self._missing[batch.positions]
         return None if waiting.all() else np.flatnonzero(waiting)
+
+    def gives_up_ms(self, batch: RequestBatch) -> float:
+        wanted = self.wants(batch)
+        return self.deadline_ms if wanted is None or len(wanted) else math.inf
 
     def answer(self, batch: RequestBatch, at: Indexes | None, answers: Answers) -> None:
         where = np.arange(len(batch)) if at is None else at
@@ -533,6 +551,7 @@ class RequestQueue:
         if not answers.status.any():
             batch.sink.answer(batch, None, answers)
         else:
+            batch.took_ms = self.clock.monotonic_ms() - batch.sent_ms
             done, final, again = judge(batch, answers, retry_after_ms)
             if len(final):
                 batch.sink.answer(batch, done, final)
@@ -592,15 +611,24 @@ class RequestQueue:
         """Wait before the batch goes again: as long as the broker asked, or longer with each try; jittered."""
         backoff_ms = min(AGAIN_CAP_MS, AGAIN_FIRST_MS * 2.0 ** min(batch.tries, 10))
         jitter = self._random.random()
-        delay_ms = retry_after_ms * (1.0 + 0.2 * jitter) if retry_after_ms else backoff_ms * (0.5 + jitter / 2)
-        loop = asyncio.get_running_loop()
+        self._rest_for(
+            batch, retry_after_ms * (1.0 + 0.2 * jitter) if retry_after_ms else backoff_ms * (0.5 + jitter / 2)
+        )
+
+    def _rest_for(self, batch: RequestBatch, delay_ms: float) -> None:
+        """Let the batch go again after `delay_ms`, unless there is no time for an answer: what is certain now would
+        become UNKNOWN."""
 
         def ready() -> None:
             del self._resting[handle]
+            left_ms = batch.sink.gives_up_ms(batch) - self.clock.monotonic_ms()
+            if left_ms < batch.took_ms and not batch.unsure:
+                self._rest_for(batch, max(left_ms, AGAIN_FIRST_MS))
+                return
             self._waiting.append(batch)
             self._wake()
 
-        handle = loop.call_later(delay_ms / 1000.0, ready)
+        handle = asyncio.get_running_loop().call_later(delay_ms / 1000.0, ready)
         self._resting[handle] = batch
         self._idle.clear()
 

@@ -82,6 +82,7 @@ class UnaryCalls(QueueRunner):
         deadline = Deadline(context.clock, batch.sink.deadline_ms - spare_ms)
 
         def frame(timeout_ms: int) -> bytes:
+            batch.sent_ms = context.clock.monotonic_ms()
             return self.frame(batch, timeout_ms)
 
         return await context.channel.unary(self.method, frame, deadline, batch, writes=True)

@@ -294,19 +294,25 @@ class Channel:
 
         Raise Unavailable if `sending` is outdated, or at the deadline. Raise Unknown at the deadline if the frame
         `writes` and may have arrived. Raise Invalid, NotFound or Forbidden for a lasting refusal.
+
+        A frame that `writes` is not sent again with less time left than its last refusal took. It would be Unknown.
         """
         attempt = sending if sending is not None else AttemptState()
+        refused_ms = 0.0
         while (place := await self._pick(deadline)) is not None:
             transport = self.transport(place.address)
             try:
                 await transport.ready(self._attempt_s(deadline))
-                if attempt.outdated:
+                if attempt.outdated or (writes and not attempt.unsure and deadline.left_ms < refused_ms):
                     raise self.unreached()
                 attempt_s = self._attempt_s(deadline)
                 data = frame if isinstance(frame, bytes) else frame(max(1, int(attempt_s * 1000.0)))
                 attempt.outstanding = True
+                sent_ms = self.clock.monotonic_ms()
                 answer = await transport.unary(method, data, attempt_s)
             except TransportError as fault:
+                if attempt.outstanding and fault.fault in REFUSED_FOR_NOW:
+                    refused_ms = self.clock.monotonic_ms() - sent_ms
                 attempt.outstanding = False
                 self._note(place, fault)
                 attempt.unsure = attempt.unsure or fault.fault not in NOTHING_HAPPENED
