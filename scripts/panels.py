@@ -7,6 +7,8 @@ from dataclasses import dataclass
 OF = 'job=~"$job"'
 ON = 'job=~"$job",topic=~"$topic"'
 FAILED = f'timeline_store_calls_total{{{OF},outcome!="OK"}}'
+AT_ONCE = 'route!~".*/(leases|stream)"'
+"""Routes that answer at once. A long poll and a stream last as long as nothing is due."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,16 @@ class Panel:
 
 def lateness(quantile: str) -> str:
     buckets = f"rate(timeline_delivery_lateness_seconds_bucket{{{ON}}}[$__rate_interval])"
+    return f"histogram_quantile({quantile}, sum by (le, topic) ({buckets}))"
+
+
+def of_requests(quantile: str) -> str:
+    buckets = f"rate(timeline_gateway_request_seconds_bucket{{{OF},{AT_ONCE}}}[$__rate_interval])"
+    return f"histogram_quantile({quantile}, sum by (le, method, route) ({buckets}))"
+
+
+def of_webhooks(quantile: str) -> str:
+    buckets = f"rate(timeline_gateway_webhook_seconds_bucket{{{ON}}}[$__rate_interval])"
     return f"histogram_quantile({quantile}, sum by (le, topic) ({buckets}))"
 
 
@@ -173,6 +185,63 @@ BOARD: dict[str, tuple[Panel, ...]] = {
                 (f"timeline_intake_bytes{{{OF}}}", "{{instance}} intake"),
                 (f"timeline_outbox_bytes{{{OF}}}", "{{instance}} outbox"),
             ),
+        ),
+    ),
+    "HTTP and webhooks": (
+        Panel(
+            "Requests",
+            "reqps",
+            "Requests to gateways, by status. 5xx: the brokers, or the gateway itself. 429: a bound was reached.",
+            (
+                (
+                    f"sum by (status) (rate(timeline_gateway_requests_total{{{OF}}}[$__rate_interval]))",
+                    "{{status}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Time to answer requests",
+            "s",
+            "From a request to the end of its answer. Long polls and event streams are left out: they wait.",
+            (
+                (of_requests("0.5"), "{{method}} {{route}} p50"),
+                (of_requests("0.99"), "{{method}} {{route}} p99"),
+            ),
+        ),
+        Panel(
+            "Requests under way",
+            "short",
+            "Requests without an answer so far, long polls included, and open event streams.",
+            (
+                (f"timeline_gateway_requests_in_flight{{{OF}}}", "{{instance}} requests"),
+                (f"timeline_gateway_streams{{{OF}}}", "{{instance}} streams"),
+            ),
+        ),
+        Panel(
+            "Webhooks, by effect",
+            "reqps",
+            "ack: done. keep: leased on. release: the receiver failed, and gets it again. bury: a dead letter.",
+            (
+                (
+                    f"sum by (topic, effect) (rate(timeline_gateway_webhooks_total{{{ON}}}[$__rate_interval]))",
+                    "{{topic}} {{effect}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Time until receivers answer",
+            "s",
+            "From sending a webhook to its answer. Above push_timeout there is none.",
+            (
+                (of_webhooks("0.5"), "{{topic}} p50"),
+                (of_webhooks("0.99"), "{{topic}} p99"),
+            ),
+        ),
+        Panel(
+            "Receivers that are down",
+            "short",
+            "Hosts that failed several times in a row. Nothing but a probe is sent to them until one answers.",
+            ((f"timeline_gateway_circuits_open{{{OF}}}", "{{instance}}"),),
         ),
     ),
     "Store": (

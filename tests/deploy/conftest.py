@@ -42,10 +42,11 @@ def cluster(wall: WallClock) -> Iterator[Composed]:
 
 @pytest.fixture(scope="module")
 def prometheus(cluster: Composed) -> Iterator[PrometheusServer]:
-    """Scrapes both brokers each second, with the rules that ship."""
+    """Scrapes both brokers and the gateway each second, with the rules that ship."""
     server = PrometheusServer(cluster.folder / "hurried").start()
     try:
-        server.scrape(*(f"{cluster.hosts[name]}:9001" for name in ("broker-1", "broker-2")))
+        brokers = (f"{cluster.hosts[name]}:9001" for name in ("broker-1", "broker-2"))
+        server.scrape(*brokers, f"{cluster.hosts['gateway']}:9080")
         yield server
     finally:
         server.stop()

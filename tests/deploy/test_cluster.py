@@ -71,6 +71,14 @@ async def use(cluster: Composed, topic: str, count: int) -> None:
                     break
 
 
+async def use_http(cluster: Composed, topic: str) -> None:
+    """Ask the gateway, and let it try a webhook to a receiver that it must not reach: it is released."""
+    async with httpx.AsyncClient(base_url=f"http://{cluster.hosts['gateway']}:9080/v1", timeout=30) as http:
+        hook = {"push_url": "http://10.0.0.1/hook", "retry_first": "100ms", "retry_cap": "100ms"}
+        assert (await http.put(f"/topics/{topic}", json=hook)).status_code == 201
+        assert (await http.post(f"/topics/{topic}/messages", json={"payload": 1, "in": 0})).status_code == 201
+
+
 async def _counted(deliveries: Any) -> Any:
     at = 0
     async for delivery in deliveries:
@@ -84,7 +92,8 @@ async def test_every_query_of_the_dashboard_runs_and_finds_something(
     await use(cluster, "shown", 50)
     counted = 'timeline_expected_messages{topic="shown",within="10m"} == 1'
     await until(lambda: bool(prometheus.query(counted)), "counts of a topic")
-    filled = {"$__rate_interval": "1m", "$job": "timeline", "$topic": "shown"}
+    await use_http(cluster, "shown-pushed")
+    filled = {"$__rate_interval": "1m", "$job": "timeline", "$topic": "shown.*"}
 
     def empty() -> list[str]:
         found = []

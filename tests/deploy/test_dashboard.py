@@ -1,23 +1,22 @@
-"""Grafana's dashboard: current, whole, and asking for what brokers export. test_prometheus.py runs its queries."""
+"""Grafana's dashboard: current, whole, and asking for what is exported. test_cluster.py runs its queries."""
 
 from __future__ import annotations
 
 import json
 
 from scripts import dashboard
-from tests.deploy.files import DASHBOARD, DEPLOY, ROOT, panels, read_yaml, rules, unknown_in
-from timeline.metrics import CATALOG
+from tests.deploy.files import CATALOG, DASHBOARD, DEPLOY, ROOT, panels, read_yaml, rules, unknown_in
 
 
 def test_the_dashboard_is_what_its_script_writes() -> None:
     assert DASHBOARD.read_text(encoding="utf-8") == dashboard.text(), "run scripts/dashboard.py"
 
 
-def test_every_query_asks_for_what_brokers_export() -> None:
+def test_every_query_asks_for_what_brokers_and_gateways_export() -> None:
     assert not {f"{title}: {query}": unknown for title, query in panels() if (unknown := unknown_in(query))}
 
 
-def test_every_metric_of_the_catalog_is_on_the_dashboard() -> None:
+def test_every_metric_of_the_catalogs_is_on_the_dashboard() -> None:
     shown = " ".join([query for _, query in panels()] + [rule.query for rule in rules() if not rule.alert])
     assert not [name for name in CATALOG if name not in shown]
 

@@ -29,15 +29,15 @@ def manifests() -> Iterator[tuple[Path, dict[str, Any]]]:
             yield path, manifest
 
 
-def one(kind: str) -> dict[str, Any]:
-    """The manifest of this kind that is called timeline."""
-    (found,) = (made for _, made in manifests() if made["kind"] == kind and made["metadata"]["name"] == "timeline")
+def one(kind: str, name: str = "timeline") -> dict[str, Any]:
+    """The manifest of this kind and name."""
+    (found,) = (made for _, made in manifests() if made["kind"] == kind and made["metadata"]["name"] == name)
     return found
 
 
-def container() -> dict[str, Any]:
-    (broker,) = one("Deployment")["spec"]["template"]["spec"]["containers"]
-    return broker
+def container(name: str = "timeline") -> dict[str, Any]:
+    (found,) = one("Deployment", name)["spec"]["template"]["spec"]["containers"]
+    return found
 
 
 @pytest.mark.parametrize(
@@ -65,14 +65,17 @@ def test_everything_selects_the_brokers() -> None:
     assert (target["kind"], target["name"]) == ("Deployment", one("Deployment")["metadata"]["name"])
 
 
-def test_the_monitor_scrapes_a_port_that_is_there() -> None:
-    monitor = one("ServiceMonitor")
+@pytest.mark.parametrize("name", ["timeline", "timeline-gateway"])
+def test_the_monitor_scrapes_a_port_that_is_there(name: str) -> None:
+    monitor, service = one("ServiceMonitor", name), one("Service", name)
     assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
     (endpoint,) = monitor["spec"]["endpoints"]
     assert set(endpoint) == {"port", "path", "interval", "scrapeTimeout"}
-    ports = {port["name"]: port["targetPort"] for port in one("Service")["spec"]["ports"]}
-    assert ports[endpoint["port"]] in {port["name"] for port in container()["ports"]}
-    assert monitor["spec"]["jobLabel"] in one("Service")["metadata"]["labels"]
+    ports = {port["name"]: port["targetPort"] for port in service["spec"]["ports"]}
+    assert ports[endpoint["port"]] in {port["name"] for port in container(name)["ports"]}
+    labels = service["metadata"]["labels"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert labels[monitor["spec"]["jobLabel"]] == "timeline", "rules and dashboard tell clusters apart by the job"
 
 
 def test_the_operator_gets_the_rules_that_ship() -> None:
