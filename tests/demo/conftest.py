@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from timeline.demo.flights import DEFAULT_DAY, Flight, flights_of
-from timeline.demo.plan import DayPlan, make_plan
+from timeline.demo.plan import DayPlan, WebhookPlan, make_plan
 
 NOW_MS = 1_700_000_000_000
 
@@ -19,4 +21,5 @@ def flights() -> list[Flight]:
 @pytest.fixture
 def plan(flights: list[Flight]) -> DayPlan:
     """Those flights at 600× real time, long ago."""
-    return make_plan(flights, DEFAULT_DAY, NOW_MS, "localhost:9000")
+    plan = make_plan(flights, DEFAULT_DAY, NOW_MS, "localhost:9000")
+    return replace(plan, webhook=WebhookPlan("localhost:9080", "whsec_MDEyMzQ1Njc4OWFiY2RlZg=="))

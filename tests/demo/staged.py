@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from timeline.clock import Clock
-from timeline.demo.plan import GATES, HISTORY_SUFFIX, DayPlan, Filing, gate_name
+from timeline.demo.plan import GATES, HISTORY_SUFFIX, WEBHOOK_GATE, DayPlan, Filing, gate_name
 from timeline.history import HistoryFile
 from timeline.model import payload_sum
 
@@ -28,7 +28,7 @@ class StagedDay:
     now_ms: float = 0.0
     _work: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _histories: dict[str, HistoryFile] = field(default_factory=dict)
-    _gates: list[str] = field(default_factory=lambda: [gate_name(number) for number in range(GATES)])
+    _gates: list[str] = field(default_factory=lambda: [*(gate_name(number) for number in range(GATES)), WEBHOOK_GATE])
     _held: dict[str, dict[str, tuple[Filing, int, float]]] = field(default_factory=lambda: defaultdict(dict))
     _dead: set[str] = field(default_factory=set)
     _turn: int = 0
@@ -86,7 +86,8 @@ class StagedDay:
 
     def _receive(self, filing: Filing, version: int, deliveries: int) -> None:
         self._turn += 1
-        number = next(n % GATES for n in range(self._turn, self._turn + GATES) if self._gates[n % GATES])
+        gates = len(self._gates)
+        number = next(n % gates for n in range(self._turn, self._turn + gates) if self._gates[n % gates])
         gate = self._gates[number]
         until_ms = int(self.now_ms) + self.plan.lease_ms
         about = self._about(filing, consumer=gate, session=1, birth=7, version=version)

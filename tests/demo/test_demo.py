@@ -87,6 +87,7 @@ def test_a_day_goes_out_on_time(data: Path, flights: list[Flight], tmp_path: Pat
     assert told["delivered"] == len(flights) - cancelled
     assert (told["early"], told["lost"], told["doubled"]) == (0, 0, 0)
     assert told["crashes"] == 4 and told["leases_back"] >= 4  # type: ignore[operator]
+    assert told["webhooks"] > 0  # type: ignore[operator]
     assert set(told["lateness_ms"]) == {"p50", "p99", "max"}  # type: ignore[call-overload]
     assert list(folder.iterdir()) == [] and processes_of(folder) == []
 
@@ -132,7 +133,7 @@ def test_a_cluster_goes_on_without_the_broker_that_is_killed(data: Path, flights
     folder = tmp_path / "temporary"
     code, told, said = played(data, folder, "--speed", "6000", "--cluster")
     assert (code, told["off"]) == (0, []), said
-    assert told["broker_killed"] == "broker-2" and told["put"] == len(flights)
+    assert told["broker_killed"] == "broker-2" and told["put"] == len(flights) and told["webhooks"] > 0  # type: ignore[operator]
     assert (told["early"], told["lost"], told["doubled"]) == (0, 0, 0)
     assert list(folder.iterdir()) == [] and processes_of(folder) == []
 

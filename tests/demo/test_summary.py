@@ -10,7 +10,7 @@ import pytest
 
 from tests.demo.staged import StagedDay
 from timeline.demo.picture import Spread
-from timeline.demo.plan import HISTORY_SUFFIX, LEASE_MS, DayPlan
+from timeline.demo.plan import HISTORY_SUFFIX, LEASE_MS, WEBHOOK_GATE, DayPlan
 from timeline.demo.summary import Summary, summarize
 from timeline.history import Event, read_history
 
@@ -37,6 +37,7 @@ def test_a_perfect_day(plan: DayPlan, events: list[Event]) -> None:
     assert (summary.early, summary.lost, summary.doubled) == (0, 0, 0)
     assert summary.crashes == summary.leases_back == summary.redelivered == 4
     assert summary.lateness.max == pytest.approx(1.0)
+    assert 0 < summary.webhooks < summary.delivered and summary.webhook_lateness.max == pytest.approx(1.0)
     # The lease of what a crashed gate had in hand runs out before anybody gets it again.
     assert summary.redelivery_lateness.p50 >= LEASE_MS
 
@@ -119,9 +120,44 @@ def no_lease_back(events: list[Event]) -> None:
     events[:] = [event for event in events if event.arguments.get("id") not in again and event.operation != "fault"]
 
 
+def no_webhook(events: list[Event]) -> None:
+    for event in events:
+        if event.arguments.get("consumer") == WEBHOOK_GATE:
+            event.arguments["consumer"] = "gate-4"
+
+
+def _by_webhook(events: list[Event], operation: str) -> Event:
+    return _one([event for event in events if event.arguments.get("consumer") == WEBHOOK_GATE], operation)
+
+
+def early_by_webhook(events: list[Event]) -> None:
+    event = _by_webhook(events, "receive")
+    event.wall_ms = event.arguments["scheduled_ms"] - 0.5
+
+
+def lost_by_webhook(events: list[Event]) -> None:
+    id = _by_webhook(events, "receive").arguments["id"]
+    events[:] = [
+        event for event in events if event.arguments.get("id") != id or event.operation not in ("receive", "ack")
+    ]
+
+
+def doubled_by_webhook(events: list[Event]) -> None:
+    """Another gate gets what the webhook gate has."""
+    event = _by_webhook(events, "receive")
+    values = {**event.arguments, "consumer": "gate-1", "version": event.arguments["version"] + 1, "deliveries": 2}
+    events.append(
+        replace(event, process="gate-1", arguments=values, invoked=event.invoked + 1, wall_ms=event.wall_ms + 1)
+    )
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
+        (no_webhook, "no departure went out by webhook"),
+        (early_by_webhook, "early is 1"),
+        (lost_by_webhook, "lost is 1"),
+        (doubled_by_webhook, "doubled is 1"),
         (early, "early is 1"),
         (lost, "never went out"),
         (lost, "lost is 1"),

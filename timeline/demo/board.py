@@ -173,7 +173,7 @@ def _status(picture: DayPicture, departure: Departure) -> Text:
         # Its gate crashed with it in flight. No other gate may have it until the lease has run out.
         return Text("LEASE RUNS OUT", style="bold cyan")
     again = " AGAIN" if departure.deliveries > 1 else ""
-    return Text(departure.gate.replace("gate-", "GATE ") + again, style="bold cyan" if again else style)
+    return Text(gate.title.upper() + again, style="bold cyan" if again else style)
 
 
 def _gates(picture: DayPicture) -> RenderableType:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import datetime as dt
 import shutil
 import signal
@@ -14,10 +15,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import timeline
+from timeline.child import free_ports
 from timeline.clock import Clock
 from timeline.demo.flights import DEFAULT_DAY, Flight, flights_of
 from timeline.demo.picture import DayPicture
 from timeline.demo.plan import (
+    CREDIT,
     DEFAULT_SPEED,
     GATES,
     HISTORY_SUFFIX,
@@ -25,6 +28,7 @@ from timeline.demo.plan import (
     PLAN,
     TOPIC,
     DayPlan,
+    WebhookPlan,
     check_speed,
     gate_name,
     make_plan,
@@ -39,6 +43,7 @@ from timeline.demo.processes import (
     missing,
     start_etcd,
     start_redis,
+    webhooks_missing,
 )
 from timeline.demo.summary import Played, summarize
 from timeline.history import read_history
@@ -53,6 +58,8 @@ SCANNED = ("id", "birth", "version", "due_ms", "scheduled_ms", "deliveries", "gr
 """Fields of a message on the timeline that the checker takes."""
 BROKERS = 2
 """Of a cluster; the last of them is killed when half of the departures are out."""
+PUSH_TIMEOUT_MS = LEASE_MS - 500
+"""How long the webhook gate may take to answer; its lease is that of the others."""
 REMEMBER = "1h"
 """A cluster's topic remembers settled ids. So what a driver asked of the killed broker gets a definite answer."""
 
@@ -132,6 +139,8 @@ class Conductor:
         self.lives = [1] * GATES
         self.gates: list[DemoChild | None] = [None] * GATES
         self.returning: set[asyncio.Task[None]] = set()
+        self.webhooks: list[DemoChild] = []
+        """The gateway, and the gate to which it sends webhooks; none if packages are missing."""
 
     async def play(self) -> Played:
         """Play the whole day."""
@@ -139,8 +148,8 @@ class Conductor:
         # A given store may have other users: the day has a topic of its own there, which is dropped at the end.
         topic = TOPIC if not self.options.store else f"demo-{TOPIC}-{self.clock.now_ms()}"
         async with timeline.connect(address, timeout="10s") as client:
-            await self._create(client, topic)
-            plan, feeders = await self._begin(address, topic)
+            webhook = await self._create(client, topic, address)
+            plan, feeders = await self._begin(address, topic, webhook)
             await self._watch(plan, feeders)
             await self._close(feeders)
             rows = await self._scan(client, topic)
@@ -178,9 +187,19 @@ class Conductor:
         self.brokers = [broker for broker, _ in opened]
         return ",".join(address for _, address in opened)
 
-    async def _create(self, client: timeline.Timeline, topic: str) -> None:
-        """Create the day's topic. This first call shows whether the broker can use its store."""
-        settings = {"remember": REMEMBER} if self.options.cluster else {}
+    async def _create(self, client: timeline.Timeline, topic: str, address: str) -> WebhookPlan | None:
+        """Create the day's topic. This first call shows whether the broker can use its store. Start the gateway and its
+        gate."""
+        settings: dict[str, Any] = {"remember": REMEMBER} if self.options.cluster else {}
+        (port,) = free_ports(1)
+        absent = webhooks_missing()
+        if absent is None:
+            settings |= {
+                "push_url": f"http://127.0.0.1:{port}/departures",
+                "push_timeout": dt.timedelta(milliseconds=PUSH_TIMEOUT_MS),
+                "push_concurrency": CREDIT,
+                "max_lease": dt.timedelta(milliseconds=LEASE_MS),
+            }
         lease = dt.timedelta(milliseconds=LEASE_MS)
         creating = asyncio.ensure_future(client.create_topic(topic, lease=lease, **settings))
         broker = self.brokers[0]
@@ -191,19 +210,30 @@ class Conductor:
             raise CannotPlay(f"the {broker.ended()}")
         dying.cancel()
         creating.result()
+        if absent is not None:
+            self.viewer.say(absent)
+            return None
+        (secret, *_) = await client.topic_secrets(topic)
+        gate, (gateway, where) = await asyncio.gather(
+            self.processes.webhook_gate(port), self.processes.gateway(address)
+        )
+        self.webhooks = [gateway, gate]
+        return WebhookPlan(where, secret)
 
-    async def _begin(self, address: str, topic: str) -> tuple[DayPlan, list[DemoChild]]:
+    async def _begin(self, address: str, topic: str, webhook: WebhookPlan | None) -> tuple[DayPlan, list[DemoChild]]:
         """Start feeders and gates. The day's clock starts when all of them are ready."""
         now_ms = self.clock.now_ms()
         feeder_count = len(make_plan(self.flights, self.options.day, now_ms, address, self.options.speed).carriers)
         feeders = [await self.processes.role(f"feeder-{n + 1}", "feeder", n) for n in range(feeder_count)]
         gates = [await self.processes.role(gate_name(n), "gate", n, 1) for n in range(GATES)]
         self.gates = [*gates]
-        await self.processes.ready(*feeders, *gates)
+        begin = [*gates, *self.webhooks[1:], *feeders]
+        await self.processes.ready(*begin)
         self.clock.observe()
         plan = make_plan(self.flights, self.options.day, self.clock.now_ms(), address, self.options.speed, topic=topic)
+        plan = dataclasses.replace(plan, webhook=webhook)
         plan.write(self.folder / PLAN)
-        for child in (*gates, *feeders):
+        for child in begin:
             await child.tell(GO)
         return plan, feeders
 
@@ -219,9 +249,9 @@ class Conductor:
             self.viewer.watch(picture, self.clock.now())
             if self.options.cluster and not self.killed and 2 * picture.settled >= len(picture.departures):
                 await self._kill_a_broker(picture)
-            for child in (*self.brokers, *feeders):
+            for child in (*self.brokers, *self.webhooks, *feeders):
                 code = child.process.returncode
-                if code or (code == 0 and child in self.brokers):
+                if code or (code == 0 and child not in feeders):
                     raise CannotPlay(f"the {child.name} died with code {code}: {child.last_words()}")
             self._look_after_gates(plan)
 
@@ -261,7 +291,7 @@ class Conductor:
         """End gates and feeders in order, so that their histories are whole."""
         if self.returning:
             await asyncio.gather(*self.returning)
-        for child in [*feeders, *(gate for gate in self.gates if gate is not None)]:
+        for child in [*feeders, *(gate for gate in self.gates if gate is not None), *self.webhooks]:
             if await child.end():
                 self.troubles.append(child.ended())
 

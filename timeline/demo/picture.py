@@ -60,8 +60,8 @@ class GateView:
 
     @property
     def title(self) -> str:
-        """Return its name for people, such as `Gate 1`."""
-        return self.name.replace("gate-", "Gate ")
+        """Return its name for people, such as `Gate 1` or `Gate 5 webhook`."""
+        return self.name.capitalize().replace("-", " ")
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,8 @@ TOPIC = "departures"
 LEASE_MS = 2_000
 FEEDERS = 3
 GATES = 4
+"""Gates that are consumers, and that crash. One more is a webhook receiver."""
+WEBHOOK_GATE = f"gate-{GATES + 1}-webhook"
 CREDIT = 64
 """Departures that a gate may have in flight; four gates take the largest bank of a day together."""
 
@@ -101,8 +103,17 @@ class Filing:
 
 
 @dataclass(frozen=True, slots=True)
+class WebhookPlan:
+    """What the gate that is a webhook receiver knows: the gateway's address, and the topic's secret."""
+
+    gateway: str
+    secret: str
+
+
+@dataclass(frozen=True, slots=True)
 class DayPlan:
-    """A day as all processes of a demo play it. `carriers`: for each feeder, the carriers that it works for."""
+    """A day as all processes of a demo play it. `carriers`: for each feeder, the carriers that it works for. `webhook`:
+    of the gate that is a webhook receiver; None: there is no such gate."""
 
     day: dt.date
     clock: DayClock
@@ -112,6 +123,7 @@ class DayPlan:
     address: str
     lease_ms: int = LEASE_MS
     topic: str = TOPIC
+    webhook: WebhookPlan | None = None
 
     @property
     def boarding_ms(self) -> int:
@@ -140,6 +152,7 @@ def read_plan(path: Path) -> DayPlan:
     given["filings"] = tuple(Filing(**each | {"flight": Flight(**each["flight"])}) for each in given["filings"])
     given["crashes"] = tuple(Crash(**each) for each in given["crashes"])
     given["carriers"] = tuple(map(tuple, given["carriers"]))
+    given["webhook"] = None if given["webhook"] is None else WebhookPlan(**given["webhook"])
     return DayPlan(**given)
 
 

@@ -1,14 +1,16 @@
 """The demo's processes: roles, brokers, and the servers of a cluster. None is left behind.
 
 A cluster has three members of etcd and, unless a store is given, a Redis. They use free ports of this machine, and keep
-their data in the demo's folder. `python -m timeline.demo.processes PROGRAM …` runs one of them, or a broker with
-`serve …`. It ends that on SIGTERM, or when the conductor is gone (its standard input ends).
+their data in the demo's folder. `python -m timeline.demo.processes PROGRAM …` runs one of them, a broker with
+`serve …`, or a gateway with `gateway …`. It ends that on SIGTERM, or when the conductor is gone (its standard input
+ends).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import os
 import runpy
@@ -20,8 +22,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from timeline.broker.server.gateway_process import PACKAGES
 from timeline.child import Child, free_ports
+from timeline.demo.plan import WEBHOOK_GATE
 from timeline.errors import TimelineError
+from timeline.wording import install_command
 
 READY, GO = "ready", "go"
 """The line of a process that could begin, and the conductor's answer."""
@@ -29,8 +34,8 @@ START_S = 30.0
 """How long a process may take until it is ready."""
 MEMBERS = 3
 ETCD, REDIS = "etcd", "redis-server"
-PACKAGES = {ETCD: "etcd-server", REDIS: "redis-server"}
-"""Of Debian and Ubuntu."""
+DEBIAN = {ETCD: "etcd-server", REDIS: "redis-server"}
+"""Their packages, of Debian and Ubuntu."""
 LOOK_S = 0.05
 STDIN = 0
 
@@ -78,6 +83,16 @@ class DemoProcesses:
         child = await self._start(name, "timeline.demo.processes", *flags)
         return child, str(json.loads(await child.first_line())["listen"])
 
+    async def gateway(self, brokers: str) -> tuple[DemoChild, str]:
+        """Start a gateway that may send webhooks to this machine. Return the process and its address."""
+        flags = ("--broker", brokers, "--listen", "127.0.0.1:0", "--push-allow", "127.0.0.1/32", "--json")
+        child = await self._start("gateway", "timeline.demo.processes", "gateway", *flags)
+        return child, str(json.loads(await child.first_line())["listen"])
+
+    async def webhook_gate(self, port: int) -> DemoChild:
+        """Start the gate that is a webhook receiver."""
+        return await self._start(WEBHOOK_GATE, "timeline.demo.webhook", str(self.folder), str(port))
+
     async def server(self, name: str, *command: str) -> DemoChild:
         """Start a server that brokers need."""
         child = await self._start(name, "timeline.demo.processes", *command)
@@ -108,11 +123,19 @@ class DemoProcesses:
 
 def missing(*programs: str) -> str | None:
     """Return a sentence about those of the `programs` that are not installed; None if all are."""
-    absent = [PACKAGES[program] for program in programs if shutil.which(program) is None]
+    absent = [DEBIAN[program] for program in programs if shutil.which(program) is None]
     if not absent:
         return None
-    own = "; or give a store that brokers share with --store" if PACKAGES[REDIS] in absent else ""
+    own = "; or give a store that brokers share with --store" if DEBIAN[REDIS] in absent else ""
     return f"a cluster needs servers that are not here: apt-get install {' '.join(absent)}{own}"
+
+
+def webhooks_missing() -> str | None:
+    """Return a sentence about a package that the gateway needs and that is not installed; None if all are."""
+    absent = [package for package in PACKAGES if importlib.util.find_spec(package) is None]
+    if not absent:
+        return None
+    return f"no gate is a webhook receiver: that needs {absent[0]}: {install_command('gateway')}"
 
 
 async def start_etcd(processes: DemoProcesses) -> str:
@@ -145,8 +168,8 @@ async def start_redis(processes: DemoProcesses) -> str:
     return f"redis://127.0.0.1:{port}/0"
 
 
-def run_broker() -> None:
-    """Run `timeline serve`, which drains and ends when the conductor is gone."""
+def run_timeline() -> None:
+    """Run `timeline serve` or `timeline gateway`, which drains and ends when the conductor is gone."""
     when_the_conductor_is_gone(lambda: os.kill(os.getpid(), signal.SIGTERM))
     runpy.run_module("timeline", run_name="__main__")
 
@@ -172,7 +195,7 @@ def when_the_conductor_is_gone(end: Callable[[], None]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "serve":
-        run_broker()
+    if sys.argv[1] in ("serve", "gateway"):
+        run_timeline()
     else:
         run_server(*sys.argv[1:])

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from timeline.demo.picture import Spread, lateness_of
-from timeline.demo.plan import DayPlan
+from timeline.demo.plan import WEBHOOK_GATE, DayPlan
 from timeline.history import Event, check
 
 LIVENESS_MARGIN_MS = 10_000
@@ -24,8 +24,9 @@ class Summary:
     """The result of a demo. Counts are distinct departures, except `crashes`, `leases_back` and `redelivered`.
 
     `leases_back`: deliveries of a message whose earlier lease had run out. `redelivered`: those of them that a gate's
-    code had seen before. `lateness` is that of first deliveries, `redelivery_lateness` that of later ones. Both last
-    from the time asked for to the gate's code. `off`: a sentence for everything that is wrong; empty if all went well.
+    code had seen before. `lateness` is that of first deliveries, `redelivery_lateness` that of later ones, and
+    `webhook_lateness` that of the gate that is a webhook receiver. All last from the time asked for to the gate's code.
+    `off`: a sentence for everything that is wrong; empty if all went well.
     """
 
     put: int
@@ -37,6 +38,8 @@ class Summary:
     doubled: int
     lateness: Spread
     redelivery_lateness: Spread
+    webhooks: int
+    webhook_lateness: Spread
     crashes: int
     leases_back: int
     redelivered: int
@@ -50,7 +53,7 @@ class Summary:
     def as_json(self) -> dict[str, Any]:
         """Return the keys of `timeline demo --json`."""
         found = asdict(self) | {"ok": self.well}
-        for name in ("lateness", "redelivery_lateness"):
+        for name in ("lateness", "redelivery_lateness", "webhook_lateness"):
             del found[name]
             found[f"{name}_ms"] = getattr(self, name).as_json()
         return found
@@ -90,6 +93,7 @@ def summarize(
     receives = [event for event in events if event.operation == "receive"]
     firsts = [event for event in receives if event.arguments["deliveries"] == 1]
     again = [event for event in receives if event.arguments["deliveries"] > 1]
+    pushed = [event for event in receives if event.arguments["consumer"] == WEBHOOK_GATE]
     delivered = {event.arguments["id"] for event in receives}
     summary = Summary(
         put=len(_done(events, "put")),
@@ -101,6 +105,10 @@ def summarize(
         doubled=verdict.counts["doubled"],
         lateness=Spread.of(lateness_of(event.arguments, event.wall_ms) for event in firsts),
         redelivery_lateness=Spread.of(lateness_of(event.arguments, event.wall_ms) for event in again),
+        webhooks=len({event.arguments["id"] for event in pushed}),
+        webhook_lateness=Spread.of(
+            lateness_of(event.arguments, event.wall_ms) for event in pushed if event.arguments["deliveries"] == 1
+        ),
         crashes=sum(event.operation == "fault" for event in events),
         leases_back=len(again),
         redelivered=len(receives) - len(delivered),
@@ -136,6 +144,8 @@ def _off(summary: Summary, plan: DayPlan, rows: Sequence[dict[str, Any]]) -> lis
         off.append("no gate crashed, so nothing was shown about crashes")
     if not summary.leases_back:
         off.append("no lease came back from a crash")
+    if plan.webhook is not None and not summary.webhooks:
+        off.append("no departure went out by webhook")
     return off
 
 
@@ -163,6 +173,10 @@ def _off_by_flight(
     return [f"{len(ids)} {words}: {', '.join(sorted(ids)[:3])}" for words, ids in sets.items() if ids]
 
 
+def _webhooks(summary: Summary) -> str:
+    return f"webhooks   {summary.webhooks} of the departures went to gate 5 by POST: {summary.webhook_lateness}"
+
+
 def tell(played: Played, console: Console) -> None:
     """Print the summary for people."""
     summary, plan = played.summary, played.plan
@@ -180,6 +194,7 @@ def tell(played: Played, console: Console) -> None:
         (f"lateness   {summary.lateness}, {summary.lateness.count} first deliveries", ""),
         (f"crashes    {summary.crashes} gates crashed, {summary.leases_back} leases ran out and came back", ""),
         *([(f"redelivery {back} after the due time", "")] if back.count else []),
+        *([(_webhooks(summary), "")] if summary.webhooks else []),
         *([(f"cluster    {played.killed} was killed half-way, the other one went on", "")] if played.killed else []),
         *((f"off: {sentence}", "bold red") for sentence in summary.off),
         *((violation, "red") for violation in summary.violations[:5]),

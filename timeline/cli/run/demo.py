@@ -42,7 +42,8 @@ def demo(
     """Watch a real day of New York's departures go out on time.
 
     A broker, the airlines' feeders and the gates are processes. Feeders put departures ahead of time, move delayed ones
-    and cancel cancelled ones. Gates board them when they come due. Sometimes a gate crashes, and its leases come back.
+    and cancel cancelled ones. Gates board them when they come due. One gate is a webhook receiver, behind a gateway.
+    Sometimes a gate crashes, and its leases come back.
 
     The report compares the processes' histories and a last scan with the data. Exit code 1 when anything is wrong.
 
