@@ -151,6 +151,24 @@ async def test_an_update_that_another_broker_overtakes_is_made_on_what_then_stan
         assert never.status == Status.EXISTS.code and "keeps changing" in never.detail
 
 
+async def test_an_update_that_changes_nothing_keeps_the_revision() -> None:
+    async with broker() as link:
+        told = [(await link.topic(TopicAction.UPDATE, lease_ms=5_000)).topics[0] for _ in range(2)]
+        assert told[0] == told[1] and told[0].revision == 2
+
+
+async def test_an_update_that_changes_nothing_here_still_undoes_what_another_broker_changed() -> None:
+    store = MemoryStore()
+    store.capabilities = replace(store.capabilities, shared=True)
+    async with broker(store) as link:
+        (mine,) = (await link.topic(TopicAction.UPDATE, lease_ms=5_000)).topics
+        await store.update_topic(replace(mine, settings=replace(mine.settings, lease_ms=9_000)))
+        (after,) = (await link.topic(TopicAction.UPDATE, lease_ms=5_000)).topics
+        assert (after.settings.lease_ms, after.revision) == (5_000, mine.revision + 2)
+        (stored,) = await store.topics()
+        assert stored.settings.lease_ms == 5_000
+
+
 async def test_a_setting_that_only_a_newer_broker_knows_is_told_once_and_kept_through_a_change(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):

@@ -98,7 +98,7 @@ class Batch:
 
     @births.setter
     def births(self, births: UInt64 | Sequence[int] | None) -> None:
-        self._births = None if births is None else _births_column(births, self._count)
+        self._births = None if births is None else numbers_column(births, self._count, "births")
 
     @classmethod
     def of(cls, messages: Iterable[Message]) -> Batch:
@@ -136,16 +136,18 @@ def _ragged_or_none(items: list[bytes]) -> Ragged | None:
     return Ragged.of(items) if any(items) else None
 
 
-def _births_column(births: Any, count: int) -> UInt64:
-    each = _one_each(births, count, "births", None)
-    if isinstance(each, list | tuple) and all(_is_birth(one) for one in each):
+def numbers_column(numbers: Any, count: int, name: str) -> UInt64:
+    """Return `count` births or operation ids as a column. Raise Invalid."""
+    each = _one_each(numbers, count, name, None)
+    if isinstance(each, list | tuple) and all(is_number(one) for one in each):
         each = np.array(each, dtype=np.uint64)
     if not isinstance(each, np.ndarray) or each.dtype.kind not in "iu" or (each < 1).any():
-        raise Invalid(f"births must be {count} ints of 64 bits, an array or a list, none of them 0 or negative")
+        raise Invalid(f"{name} must be {count} ints of 64 bits, an array or a list, none of them 0 or negative")
     return each.astype(np.uint64)
 
 
-def _is_birth(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Return whether a value may be a birth or the id of an operation: 64 bits, not 0."""
     return isinstance(value, int | np.integer) and 0 < int(value) < 1 << 64
 
 

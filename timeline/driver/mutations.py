@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from timeline.columns import Int64
-from timeline.driver.batch import durations, encode_ids, instants
+from timeline.columns import Int64, UInt64
+from timeline.driver.batch import durations, encode_ids, instants, is_number, numbers_column
 from timeline.driver.message import about, asked_time, encode_id, encode_tag
 from timeline.driver.produce.request_queue import (
     BatchCall,
@@ -188,9 +188,13 @@ class MutationCalls(Closing):
         at: When | None = None,
         in_: Duration | None = None,
         if_version: int | None = None,
+        operation_id: int | None = None,
         timeout: Duration | None = None,
     ) -> Receipt:
         """Move a message to another due time. `if_version`: only if the message has that version, else raise Fenced.
+
+        `operation_id` (64 bits, not 0): a repeat of this call has the same one, is recognised, and changes nothing.
+        Default: random. So a program that starts again can repeat a call whose outcome it does not know.
 
         Raise NotFound, Forbidden (another group's), Fenced, Leased (a consumer has it), Dead, Expired, Invalid,
         Throttled, Unavailable, Unknown or Closed.
@@ -198,19 +202,28 @@ class MutationCalls(Closing):
         self._start()
         with about(id):
             time_ms, relative = asked_time(at, in_)
-        return await self._one(Operation.MOVE, id, time_ms, _in_flag(relative), if_version, timeout)
+        return await self._one(Operation.MOVE, id, time_ms, _in_flag(relative), if_version, operation_id, timeout)
 
     async def cancel(
-        self, id: str, *, leased: bool = False, if_version: int | None = None, timeout: Duration | None = None
+        self,
+        id: str,
+        *,
+        leased: bool = False,
+        if_version: int | None = None,
+        operation_id: int | None = None,
+        timeout: Duration | None = None,
     ) -> Receipt:
         """Delete a message that is not leased. `leased=True`: also one that a consumer has; its settle then answers
         NOT_FOUND.
+
+        `operation_id`: see `move`. A repeat of a cancel is recognised while the topic remembers the id; else it raises
+        NotFound.
 
         Raise like `move`. Unknown is also raised if the message is gone after an answer was lost: it was cancelled, or
         delivered first.
         """
         self._start()
-        return await self._one(Operation.CANCEL, id, 0, _leased_flag(leased), if_version, timeout)
+        return await self._one(Operation.CANCEL, id, 0, _leased_flag(leased), if_version, operation_id, timeout)
 
     async def _one(
         self,
@@ -219,13 +232,23 @@ class MutationCalls(Closing):
         time_ms: int,
         flags: MutateFlag,
         if_version: int | None,
+        operation_id: int | None,
         timeout: Duration | None,
     ) -> Receipt:
         with about(id):
             encoded, version, patience_ms = encode_id(id), _version(if_version), self._context.patience_ms(timeout)
-        entry = (encoded, time_ms, int(flags), version, self._context.ids.number())
+            op = self._operation_id(operation_id)
+        entry = (encoded, time_ms, int(flags), version, op)
         answer = await self._queue(operation).single(entry, len(encoded) + ID_OVERHEAD_BYTES, patience_ms)
         return receipt_of(encoded, answer, operation)
+
+    def _operation_id(self, given: int | None) -> int:
+        """Return the id of a call. Raise Invalid for one that cannot be."""
+        if given is None:
+            return self._context.ids.number()
+        if not is_number(given):
+            raise Invalid(f"operation_id must be an int of 64 bits, not 0 or negative, not {given!r:.60}")
+        return int(given)
 
     async def move_many(
         self,
@@ -251,11 +274,15 @@ class MutationCalls(Closing):
         *,
         at: When | None = None,
         in_: Duration | None = None,
+        operation_ids: Sequence[int] | UInt64 | None = None,
         timeout: Duration | None = None,
     ) -> Receipts:
-        """Put dead letters back on the timeline. Their deliveries count from 0 again."""
+        """Put dead letters back on the timeline. Their deliveries count from 0 again.
+
+        `operation_ids`: one for each letter, by which a repeat is recognised; see `move`.
+        """
         listed = [ids] if isinstance(ids, str) else ids
-        return await self._many(Operation.REVIVE, listed, (at, in_), timeout=timeout)
+        return await self._many(Operation.REVIVE, listed, (at, in_), operation_ids=operation_ids, timeout=timeout)
 
     async def purge(self, ids: str | Iterable[str] | Iterable[bytes], *, timeout: Duration | None = None) -> Receipts:
         """Delete dead letters for good."""
@@ -268,6 +295,7 @@ class MutationCalls(Closing):
         when: tuple[Any, Any] | None = None,
         *,
         flags: MutateFlag = NO_FLAGS,
+        operation_ids: Sequence[int] | UInt64 | None = None,
         timeout: Duration | None,
     ) -> Receipts:
         """Change many messages. `when`: `at=` and `in_=`, if the operation has a time."""
@@ -279,6 +307,11 @@ class MutationCalls(Closing):
         if when is not None:
             times, relative = _times(*when, count, bad)
             flags |= _in_flag(relative)
+        ops = (
+            self._context.ids.numbers(count)
+            if operation_ids is None
+            else numbers_column(operation_ids, count, "operation_ids")
+        )
         queue = self._queue(operation)
         many = BatchCall(queue, count, self._context.patience_ms(timeout), bad)
         columns: Columns = {
@@ -286,7 +319,7 @@ class MutationCalls(Closing):
             "time_ms": times,
             "flags": np.full(count, int(flags), dtype=np.uint8),
             "if_version": np.zeros(count, dtype=np.int64),
-            "op": self._context.ids.numbers(count),
+            "op": ops,
         }
         many.send(columns, operation, encoded.sizes + ID_OVERHEAD_BYTES)
         answers = await many.finished()
@@ -303,6 +336,7 @@ class MutationCalls(Closing):
         dry_run: bool = False,
         progress: Callable[[TagProgress], object] | None = None,
         resume: TagProgress | str | None = None,
+        operation_id: int | None = None,
         timeout: Duration | None = None,
     ) -> TagProgress:
         """Move every message that has `tag` at the start: to one due time (`at`, `in_`), or by a shift (`by`), which
@@ -312,13 +346,13 @@ class MutationCalls(Closing):
         each chunk.
 
         If the call raises, `error.progress` says how far it came. The same call with `resume=error.progress`, or with
-        its token `error.progress.resume`, continues there. A new call would shift the same messages again. Raise
-        Unavailable if nothing was changed, and Unknown if a part was.
+        its token `error.progress.resume`, continues there. A new call would shift the same messages again, unless it
+        has the same `operation_id` (see `move`). Raise Unavailable if nothing was changed, and Unknown if a part was.
         """
         self._start()
         if sum(value is not None for value in (at, in_, by)) != 1:
             raise Invalid("say one of at= (a point in time), in_= (from now) or by= (a shift)")
-        frame = self._by_tag(Operation.MOVE, tag, dry_run)
+        frame = self._by_tag(Operation.MOVE, tag, dry_run, operation_id)
         if at is not None:
             frame = replace(frame, at_ms=instant_ms(at))
         elif in_ is not None:
@@ -335,6 +369,7 @@ class MutationCalls(Closing):
         dry_run: bool = False,
         progress: Callable[[TagProgress], object] | None = None,
         resume: TagProgress | str | None = None,
+        operation_id: int | None = None,
         timeout: Duration | None = None,
     ) -> TagProgress:
         """Cancel every message that has `tag` at the start. See `move_tag`.
@@ -344,15 +379,16 @@ class MutationCalls(Closing):
         """
         self._start()
         _check_bool(leased, "leased")
-        frame = replace(self._by_tag(Operation.CANCEL, tag, dry_run), leased=leased)
+        frame = replace(self._by_tag(Operation.CANCEL, tag, dry_run, operation_id), leased=leased)
         return await self._walk(frame, progress, resume, timeout)
 
-    def _by_tag(self, operation: Operation, tag: object, dry_run: bool) -> MutateTag:
+    def _by_tag(self, operation: Operation, tag: object, dry_run: bool, operation_id: int | None) -> MutateTag:
         encoded = encode_tag(tag)
         if not encoded:
             raise Invalid("a call by tag needs a tag: None or empty would mean everything")
         _check_bool(dry_run, "dry_run")
-        return MutateTag(self.topic, self.group, operation, encoded, self._context.ids.number(), dry_run=dry_run)
+        op = self._operation_id(operation_id)
+        return MutateTag(self.topic, self.group, operation, encoded, op, dry_run=dry_run)
 
     async def _walk(
         self,

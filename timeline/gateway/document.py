@@ -11,6 +11,8 @@ from litestar import Controller, Litestar
 from litestar.openapi import OpenAPIConfig
 
 from timeline.gateway import shapes as module
+from timeline.gateway.keys import KEYED
+from timeline.gateway.requests import MAX_KEY_BYTES
 
 ABOUT = """Put a message on a timeline. At its time, never before, it is leased to one consumer.
 
@@ -42,6 +44,13 @@ PUT_BODIES: dict[str, Any] = {
     },
 }
 """What a put takes. The call reads its body by its content type."""
+KEY_PARAMETER: dict[str, Any] = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": "Any text of your own for this request. Send it again with the same request if an answer was lost.",
+    "schema": {"type": "string", "maxLength": MAX_KEY_BYTES},
+}
 _RECEIPTS = ["AQdkZXBhcnR1cmVz"]
 EXAMPLES: dict[str, dict[str, Any]] = {
     "MoveMessage": {"in": "1h"},
@@ -61,7 +70,9 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 def openapi_config(version: str) -> OpenAPIConfig:
     """Return what the framework makes the document from."""
     pages: Any = _NoPages
-    return OpenAPIConfig(title="Timeline", version=version, description=ABOUT, openapi_controller=pages)
+    return OpenAPIConfig(
+        title="Timeline", version=version, description=ABOUT, openapi_controller=pages, use_handler_docstrings=True
+    )
 
 
 class _NoPages(Controller):
@@ -81,6 +92,9 @@ def document_of(app: Litestar) -> dict[str, Any]:
     for name, example in EXAMPLES.items():
         components[name]["examples"] = [example]
     document["components"]["schemas"] = components
+    for call in (call for calls in document["paths"].values() for call in calls.values()):
+        if isinstance(call, dict) and call.get("operationId") in KEYED:
+            call.setdefault("parameters", []).append(KEY_PARAMETER)
     document["paths"][PUT_PATH]["post"]["requestBody"] = {"required": True, "content": PUT_BODIES}
     document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{}, {"token": []}]

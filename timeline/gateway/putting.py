@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -17,6 +15,7 @@ from timeline.driver.message import move_flag
 from timeline.driver.receipts import Receipt, Receipts
 from timeline.errors import Invalid, TimelineError, TooLarge
 from timeline.gateway.clients import CallerClient
+from timeline.gateway.keys import RepeatKey
 from timeline.gateway.problems import sentence
 from timeline.gateway.requests import MAX_BODY_BYTES, ApiRequest
 from timeline.gateway.shapes import BulkAnswer, LineAnswer, NewMessage, PutAnswer
@@ -26,34 +25,8 @@ from timeline.model import Status
 LINES_AT_ONCE = 1_000
 BYTES_AT_ONCE = 4 * 1024 * 1024
 FAILED_SHOWN = 1_000
+TRACE = ("traceparent", "tracestate")
 LINE = msgspec.json.Decoder(NewMessage)
-
-
-@dataclass(frozen=True, slots=True)
-class RepeatKey:
-    """An Idempotency-Key. It fixes the birth of each message, and the id of one that has none. So the store recognises
-    a repeat of the same request."""
-
-    key: str
-    topic: str
-
-    def __bool__(self) -> bool:
-        return bool(self.key)
-
-    def _digest(self, use: str, place: int) -> bytes:
-        said = f"{use}\0{self.topic}\0{place}\0{self.key}".encode("utf-8", "surrogateescape")
-        return hashlib.blake2b(said, digest_size=16).digest()
-
-    def birth(self, place: int) -> int:
-        """Return the birth of the message at `place` of the request."""
-        return int.from_bytes(self._digest("birth", place)[:8]) or 1
-
-    def id(self, place: int) -> str | None:
-        """Return the id of the message at `place`, if it has none. None without a key: the driver makes one."""
-        if not self.key:
-            return None
-        made = self._digest("id", place).hex()
-        return f"{made[:8]}-{made[8:12]}-8{made[13:16]}-8{made[17:20]}-{made[20:]}"
 
 
 def answer_of_receipt(receipt: Receipt, again: bool = False) -> PutAnswer:
@@ -104,8 +77,16 @@ def _batch(puts: Sequence[ToPut], key: RepeatKey, places: Sequence[int]) -> Batc
     if any(put.if_exists is not None for put in puts):
         batch.flags = batch.flags | np.array([move_flag(put.if_exists) for put in puts], dtype=np.uint8)
     if key:
-        batch.births = [key.birth(place) for place in places]
+        batch.births = [_birth(put, key, place) for put, place in zip(puts, places, strict=True)]
     return batch
+
+
+def _birth(put: ToPut, key: RepeatKey, place: int) -> int:
+    """Return the birth of a message. Its trace has no part in it: a repeat may be of another one."""
+    message = put.message
+    headers = sorted((name, text) for name, text in (message.headers or {}).items() if name.lower() not in TRACE)
+    asked = (message.id, message.at, message.in_, message.tag, headers, message.expires, put.group, put.if_exists)
+    return key.birth(place, message.payload, *asked)
 
 
 async def put_list(

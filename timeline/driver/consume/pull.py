@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from timeline.clock import Clock
-from timeline.columns import Ragged
+from timeline.columns import Ragged, UInt64
+from timeline.driver.batch import numbers_column
 from timeline.driver.consume.broker_clock import BrokerClock
 from timeline.driver.consume.in_flight import DeliveredFrame, check_credit
 from timeline.driver.consume.receipt_tokens import LeaseToken
@@ -135,12 +136,13 @@ class BrokersMet:
 
 
 class SettleCalls(UnaryCalls):
-    """The settles of one call, which may be of several topics and holders. `leases`: of its messages, by place."""
+    """The settles of one call, which may be of several topics and holders. `leases`: of its messages, by place. `ops`:
+    their operation ids; None: random."""
 
     method = "Settle"
 
-    def __init__(self, context: ClientContext, leases: list[LeaseToken | None]) -> None:
-        self._leases = leases
+    def __init__(self, context: ClientContext, leases: list[LeaseToken | None], ops: UInt64 | None = None) -> None:
+        self._leases, self._ops = leases, ops
         queue = RequestQueue(calls_of(Settle, Operation.ACK), context.clock, context.random, context.trouble)
         super().__init__(context, queue, "settling", "a settle")
 
@@ -180,13 +182,16 @@ class SettleCalls(UnaryCalls):
             "operation": np.full(count, asked.operation, dtype=np.uint8),
             "time_ms": np.full(count, asked.time_ms, dtype=np.int64),
             "flags": np.full(count, asked.flags, dtype=np.uint8),
-            "op": self._context.ids.numbers(count) if asked.repeatable else np.zeros(count, np.uint64),
+            "op": self._operation_ids(places) if asked.repeatable else np.zeros(count, np.uint64),
             "reasons": Ragged.repeat(asked.reason, count) if asked.reason else None,
         }
         sizes = columns["ids"].sizes + SETTLE_BYTES + len(asked.reason)
         for part in cuts_of(sizes, AIM_BYTES, FRAME_MESSAGES):
             nbytes = int(sizes[part].sum())
             self.queue.add(RequestBatch(columns_at(columns, part), asked.operation, many, places[part], nbytes))
+
+    def _operation_ids(self, places: np.ndarray[Any, np.dtype[np.intp]]) -> UInt64:
+        return self._context.ids.numbers(len(places)) if self._ops is None else self._ops[places]
 
 
 class Pulling:
@@ -276,6 +281,7 @@ class Pulling:
         at: When | None = None,
         reason: str = "",
         lease: Duration | None = None,
+        operation_ids: Sequence[int] | UInt64 | None = None,
         timeout: Duration | None = None,
     ) -> Receipts:
         """Settle messages by their receipts, one or many. Return one answer each, in order.
@@ -291,15 +297,19 @@ class Pulling:
 
         A receipt that is damaged answers INVALID. One whose message was leased again since answers FENCED. Such a
         message fails alone (`.failed`, `.raise_failed()`). Raise only if the call itself failed.
+
+        `operation_ids` (64 bits each, not 0): one for each receipt, by which a repeat of a release is recognised.
+        Default: random.
         """
         self._context.check()
         asked = settle_request(verb, in_, at, reason, lease)
         listed = [receipts] if isinstance(receipts, str) else list(receipts)
         leases, bad = leases_of(listed)
+        ops = None if operation_ids is None else numbers_column(operation_ids, len(listed), "operation_ids")
         patience_ms = self._context.patience_ms(timeout)
         if len(bad) < len(listed) and not self._brokers.met:
             await self._meet(Deadline.after(self._context.clock, patience_ms))
-        answers, waits_ms = await SettleCalls(self._context, leases).settle(asked, patience_ms, bad)
+        answers, waits_ms = await SettleCalls(self._context, leases, ops).settle(asked, patience_ms, bad)
         ids = Ragged.of([b"" if lease is None else lease.id for lease in leases])
         return Receipts(ids, answers, waits_ms, asked.operation)
 

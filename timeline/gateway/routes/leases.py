@@ -8,6 +8,7 @@ from litestar import Response, get, post
 
 from timeline.driver.receipts import Receipt
 from timeline.gateway.clients import CallerClient
+from timeline.gateway.keys import RepeatKey
 from timeline.gateway.problems import documented
 from timeline.gateway.putting import why_failed
 from timeline.gateway.requests import ApiRequest, Streamed, while_connected
@@ -36,7 +37,8 @@ from timeline.model import Status
 )
 async def lease(request: ApiRequest, client: CallerClient, topic: str, data: Leasing) -> Leases:
     """Take up to `max` due messages. Wait for the first one, at most for `wait`. Each has a receipt, which settles it
-    at any gateway. A message that is not settled by `lease_until` is delivered again."""
+    at any gateway. A message that is not settled by `lease_until` is delivered again. It needs no `Idempotency-Key`:
+    messages of a lost answer come again, too."""
     gateway = gateway_of(request)
     name, wait = text_of(topic), length(data.wait, "wait")
     asked: dict[str, Any] = {} if data.max_bytes is None else {"max_bytes": data.max_bytes}
@@ -77,24 +79,29 @@ def settled_message(receipt: Receipt) -> SettledMessage:
 
 @post("/leases:ack", operation_id="ackLeases", summary="Acknowledge", status_code=207, responses=documented())
 async def ack(request: ApiRequest, client: CallerClient, data: AckLeases) -> Response[SettleAnswers]:
-    """The messages of these receipts are done, and are deleted. Each receipt has a status of its own."""
+    """The messages of these receipts are done, and are deleted. Each receipt has a status of its own. It needs no
+    `Idempotency-Key`: a receipt is of one delivery. A repeat of an ack that counted answers NOT_FOUND."""
     return await _settle(request, client, data.receipts, "ack")
 
 
 @post("/leases:extend", operation_id="extendLeases", summary="Extend", status_code=207, responses=documented())
 async def extend(request: ApiRequest, client: CallerClient, data: ExtendLeases) -> Response[SettleAnswers]:
-    """The messages of these receipts stay leased for `lease` from now."""
+    """The messages of these receipts stay leased for `lease` from now. It needs no `Idempotency-Key`: a repeat gets the
+    same answer."""
     return await _settle(request, client, data.receipts, "extend", lease=length(data.lease, "lease"))
 
 
 @post("/leases:release", operation_id="releaseLeases", summary="Release", status_code=207, responses=documented())
 async def release(request: ApiRequest, client: CallerClient, data: ReleaseLeases) -> Response[SettleAnswers]:
-    """The messages of these receipts are due again: at once, after `in`, or `at` a time."""
+    """The messages of these receipts are due again: at once, after `in`, or `at` a time. `Idempotency-Key`: a repeat of
+    the same request releases nothing again, and gets the same answer."""
     when = {} if data.at is None and data.in_ is None else due_of(data.at, data.in_)
-    return await _settle(request, client, data.receipts, "release", reason=data.reason, **when)
+    ops = RepeatKey(request.key).operations("release", data.receipts, data.at, data.in_)
+    return await _settle(request, client, data.receipts, "release", reason=data.reason, operation_ids=ops, **when)
 
 
 @post("/leases:bury", operation_id="buryLeases", summary="Bury", status_code=207, responses=documented())
 async def bury(request: ApiRequest, client: CallerClient, data: BuryLeases) -> Response[SettleAnswers]:
-    """The messages of these receipts become dead letters."""
+    """The messages of these receipts become dead letters. It needs no `Idempotency-Key`: a repeat gets the same
+    answer."""
     return await _settle(request, client, data.receipts, "bury", reason=data.reason)

@@ -14,8 +14,10 @@ from timeline.driver.receipts import Receipts
 from timeline.driver.times import shift_ms
 from timeline.errors import Invalid
 from timeline.gateway.clients import CallerClient
+from timeline.gateway.keys import RepeatKey
 from timeline.gateway.problems import documented
 from timeline.gateway.putting import FAILED_SHOWN, answer_of_receipt
+from timeline.gateway.requests import ApiRequest
 from timeline.gateway.shapes import DeadLetters, LettersAnswer, MoveTag, ReviveLetters, TagAnswer
 from timeline.gateway.values import due_of, text_of
 from timeline.model import DEFAULT_GROUP, Status
@@ -32,9 +34,12 @@ Resume = Annotated[str | None, Parameter(description="`resume` of a call that br
     summary="Move all messages of a tag",
     responses=documented(Status.NOT_FOUND),
 )
-async def move_tag(client: CallerClient, topic: str, tag: Tag, data: MoveTag, dry_run: DryRun = False) -> TagAnswer:
+async def move_tag(
+    request: ApiRequest, client: CallerClient, topic: str, tag: Tag, data: MoveTag, dry_run: DryRun = False
+) -> TagAnswer:
     """Move every message that has the tag at the start. A call that breaks off answers with `resume`; the same call
-    with it continues there."""
+    with it continues there. `Idempotency-Key`: a repeat of the same request moves no message twice, and counts those
+    that have moved like the first call."""
     if data.by is not None:
         if data.at is not None or data.in_ is not None:
             raise Invalid("by shifts each message, and goes without at and in")
@@ -42,8 +47,11 @@ async def move_tag(client: CallerClient, topic: str, tag: Tag, data: MoveTag, dr
         when: dict[str, Any] = {"by": data.by}
     else:
         when = due_of(data.at, data.in_)
-    async with client.producer(text_of(topic), data.group) as producer:
-        return tag_answer(await producer.move_tag(tag, dry_run=dry_run, resume=data.resume, **when), dry_run)
+    name = text_of(topic)
+    op = RepeatKey(request.key, name).operation("move tag", tag, data.at, data.in_, data.by, data.group)
+    async with client.producer(name, data.group) as producer:
+        told = await producer.move_tag(tag, dry_run=dry_run, resume=data.resume, operation_id=op, **when)
+    return tag_answer(told, dry_run)
 
 
 @delete(
@@ -57,7 +65,8 @@ async def cancel_tag(
     client: CallerClient, topic: str, tag: Tag, group: str = DEFAULT_GROUP, leased: bool = False,
     dry_run: DryRun = False, resume: Resume = None,
 ) -> TagAnswer:  # fmt: skip
-    """Cancel every message that has the tag at the start. See `moveTag`."""
+    """Cancel every message that has the tag at the start. See `moveTag`. It needs no `Idempotency-Key`: a repeat
+    cancels and counts what is left."""
     async with client.producer(text_of(topic), group) as producer:
         return tag_answer(await producer.cancel_tag(tag, leased=leased, dry_run=dry_run, resume=resume), dry_run)
 
@@ -81,11 +90,18 @@ def tag_answer(told: TagProgress, dry_run: bool) -> TagAnswer:
     status_code=207,
     responses=documented(Status.NOT_FOUND),
 )
-async def revive(client: CallerClient, topic: str, data: ReviveLetters) -> LettersAnswer:
-    """Their deliveries count from 0 again."""
+async def revive(request: ApiRequest, client: CallerClient, topic: str, data: ReviveLetters) -> LettersAnswer:
+    """Their deliveries count from 0 again. `Idempotency-Key`: a repeat of the same request revives no letter twice.
+    With `ids` it gets the same answer; by `tag`, or with `all`, it counts what is left."""
     when = {"in_": 0} if data.at is None and data.in_ is None else due_of(data.at, data.in_)
-    async with client.producer(text_of(topic), data.group) as producer:
-        return await _letters(client, text_of(topic), data, lambda ids: producer.revive(ids, **when))
+    name = text_of(topic)
+    key = RepeatKey(request.key, name)
+
+    def call(ids: list[str]) -> Awaitable[Receipts]:
+        return producer.revive(ids, operation_ids=key.operations("revive", ids, data.at, data.in_), **when)
+
+    async with client.producer(name, data.group) as producer:
+        return await _letters(client, name, data, call)
 
 
 @post(
@@ -96,7 +112,7 @@ async def revive(client: CallerClient, topic: str, data: ReviveLetters) -> Lette
     responses=documented(Status.NOT_FOUND),
 )
 async def purge(client: CallerClient, topic: str, data: DeadLetters) -> LettersAnswer:
-    """There is no way back."""
+    """There is no way back. It needs no `Idempotency-Key`: a repeat answers NOT_FOUND for letters that are gone."""
     async with client.producer(text_of(topic), data.group) as producer:
         return await _letters(client, text_of(topic), data, producer.purge)
 

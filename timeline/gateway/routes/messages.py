@@ -11,8 +11,9 @@ from litestar import Response, delete, get, patch, post
 from timeline.driver.message import Message, StoredMessage
 from timeline.errors import Invalid, NotFound
 from timeline.gateway.clients import CallerClient
+from timeline.gateway.keys import RepeatKey
 from timeline.gateway.problems import documented
-from timeline.gateway.putting import LineStream, RepeatKey, answer_of_receipt, put_list, put_one
+from timeline.gateway.putting import LineStream, answer_of_receipt, put_list, put_one
 from timeline.gateway.requests import ApiRequest, Streamed
 from timeline.gateway.shapes import MoveMessage, NewMessage, PutAnswer, PutAnswers, Stored
 from timeline.gateway.values import (
@@ -32,6 +33,10 @@ from timeline.model import DEFAULT_GROUP, Status
 ONE, MANY = msgspec.json.Decoder(NewMessage), msgspec.json.Decoder(list[NewMessage])
 ENCODER = msgspec.json.Encoder()
 JSON_LINES = "application/x-ndjson"
+GONE = (
+    "no message has this id. If this repeats a call whose answer was lost, that call cancelled it, or it was delivered "
+    "first"
+)
 RAW_PREFIX = "timeline-"
 RAW = ("at", "in", "id", "tag", "expires", "group", "if-exists")
 """Headers that describe a message whose payload is the body: `Timeline-At`, `Timeline-In`, …"""
@@ -138,11 +143,14 @@ def stored(entry: StoredMessage) -> Stored:
     summary="Move one message",
     responses=documented(Status.NOT_FOUND, Status.LEASED, Status.FENCED, Status.EXPIRED),
 )
-async def move(client: CallerClient, topic: str, id: str, data: MoveMessage) -> PutAnswer:
-    """Move a message to another due time."""
+async def move(request: ApiRequest, client: CallerClient, topic: str, id: str, data: MoveMessage) -> PutAnswer:
+    """Move a message to another due time. `Idempotency-Key`: a repeat of the same request moves nothing again, and gets
+    the same answer."""
     when = due_of(data.at, data.in_)
-    async with client.producer(text_of(topic), data.group) as producer:
-        return answer_of_receipt(await producer.move(text_of(id), if_version=data.if_version, **when))
+    name, named = text_of(topic), text_of(id)
+    op = RepeatKey(request.key, name).operation("move", named, data)
+    async with client.producer(name, data.group) as producer:
+        return answer_of_receipt(await producer.move(named, if_version=data.if_version, operation_id=op, **when))
 
 
 @delete(
@@ -153,6 +161,7 @@ async def move(client: CallerClient, topic: str, id: str, data: MoveMessage) -> 
     responses=documented(Status.NOT_FOUND, Status.LEASED, Status.FENCED),
 )
 async def cancel(
+    request: ApiRequest,
     client: CallerClient,
     topic: str,
     id: str,
@@ -160,6 +169,18 @@ async def cancel(
     leased: bool = False,
     if_version: int | None = None,
 ) -> PutAnswer:
-    """Delete a message that is not leased. `leased=true`: one that a consumer has, too."""
-    async with client.producer(text_of(topic), group) as producer:
-        return answer_of_receipt(await producer.cancel(text_of(id), leased=leased, if_version=if_version))
+    """Delete a message that is not leased. `leased=true`: one that a consumer has, too. `Idempotency-Key`: a repeat of
+    the same request gets the same answer while the topic remembers the id (`remember`). After that it answers 404."""
+    name, named = text_of(topic), text_of(id)
+    key = RepeatKey(request.key, name)
+    op = key.operation("cancel", named, group, leased, if_version)
+    async with client.producer(name, group) as producer:
+        try:
+            told = await producer.cancel(named, leased=leased, if_version=if_version, operation_id=op)
+        except NotFound as gone:
+            if key and not gone.reason:
+                raise NotFound(GONE, id=gone.id) from gone
+            raise
+    answer = answer_of_receipt(told)
+    answer.settled = False  # as a repeat has it, by which alone it would differ
+    return answer

@@ -46,7 +46,8 @@ async def show(client: CallerClient, topic: str) -> TopicAnswer:
     responses=documented(Status.EXISTS),
 )
 async def create(client: CallerClient, topic: str, data: NewTopic | None = None) -> Response[TopicAnswer]:
-    """Create a topic: 201. One with the same settings that is there already answers 200, other settings 409."""
+    """Create a topic: 201. One with the same settings that is there already answers 200, other settings 409.
+    So it needs no `Idempotency-Key`."""
     name = text_of(topic)
     stood = {each.uid for each in await client.timeline.topics()}
     made = await client.timeline.create_topic(name, **_settings(data or NewTopic()))
@@ -60,7 +61,8 @@ async def create(client: CallerClient, topic: str, data: NewTopic | None = None)
     responses=documented(Status.NOT_FOUND),
 )
 async def update(client: CallerClient, topic: str, data: NewTopic) -> TopicAnswer:
-    """Change settings while the topic is used. `buckets` and `kind` are fixed."""
+    """Change settings while the topic is used. `buckets` and `kind` are fixed. It needs no `Idempotency-Key`: a repeat
+    changes nothing, and gets the same answer."""
     return topic_answer(await client.timeline.update_topic(text_of(topic), **_settings(data)))
 
 
@@ -72,7 +74,7 @@ async def update(client: CallerClient, topic: str, data: NewTopic) -> TopicAnswe
     responses=documented(Status.NOT_FOUND),
 )
 async def drop(client: CallerClient, topic: str) -> None:
-    """Delete a topic and all its messages, for good."""
+    """Delete a topic and all its messages, for good. It needs no `Idempotency-Key`: a repeat answers 404."""
     await client.timeline.drop_topic(text_of(topic))
 
 
