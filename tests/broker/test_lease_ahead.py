@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timeline.broker.dispatch.rounds import FEWEST, MOST, REMEMBERED_MS, SHORT_MS, USUAL, LeaseAhead, LeaseTimes
+from timeline.broker.dispatch.rounds import FEWEST, MOST, REMEMBERED_MS, SHORT_MS, USUAL, LeaseAhead, LeaseTimes, Pace
 from timeline.broker.limits import Limits
 from timeline.model import TopicSettings
 
@@ -109,3 +109,15 @@ def test_a_store_that_stood_still_once_is_not_led_by_it():
     for at in range(100):
         usual.took(300.0 + at, 60_000.0 * at)
     assert usual.lead_ms == usual.p99_ms > 390.0
+
+
+def test_the_pace_of_messages_is_that_of_the_last_rounds():
+    pace = Pace()
+    assert pace.time_ms(3) == 0, "nothing is known"
+    for round_ in range(100):
+        pace.took(5, mono_ms=round_ * 10.0)
+    assert pace.time_ms(3) in (5, 6)
+    for round_ in range(100):
+        pace.took(1, mono_ms=1_000.0 + round_ * 20.0)
+    assert pace.time_ms(3) == pytest.approx(60, abs=1)
+    assert pace.time_ms(-0.5) == 0

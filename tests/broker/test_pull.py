@@ -348,3 +348,31 @@ async def test_consumers_and_takes_share_what_is_leased_ahead() -> None:
         await put(link, ["a", "b", "c", "d"], in_ms=300)
         streamed, taken = await pipe.down(Deliver), await taking
         assert (len(streamed.ids), len(taken.ids)) == (3, 1)
+
+
+@pytest.mark.parametrize(("takes", "first"), [(4, [b"a", b"b"]), (1, [b"a"])])
+async def test_a_late_round_takes_along_what_comes_due_for_the_other_takes(takes: int, first: list[bytes]) -> None:
+    """It leased only what was due. What came due during its call waited for the next one, which was late again."""
+    async with broker() as link:
+        await link.topic(TopicAction.UPDATE, lease_ahead_ms=60_000, paused=True)
+        await put(link, ["a", "b"], in_ms=[0, 20_000])
+        waits = [asyncio.ensure_future(take(link, 10, LONG)) for _ in range(takes)]
+        await waiting(link, takes)
+        (dealer,) = link.node.dealers
+        dealer._pace.took(0, mono_ms=0.0)
+        dealer._pace.took(10, mono_ms=200_000.0)  # one comes due each 20 s
+        lease, leased = dealer._lease, asyncio.Queue[Any]()
+
+        async def watched(*given: Any) -> Any:
+            answer = await lease(*given)
+            if len(answer[0].rows):
+                leased.put_nowait(answer[0].rows.ids.tolist())
+            return answer
+
+        dealer._lease = watched  # type: ignore[method-assign]
+        await link.topic(TopicAction.UPDATE, paused=False)
+        assert await leased.get() == first
+        assert (await next(asyncio.as_completed(waits))).ids.tolist() == [b"a"]
+        for one in waits:
+            one.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)

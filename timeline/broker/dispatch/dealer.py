@@ -23,7 +23,7 @@ from timeline.broker.dispatch.leased_batch import (
     unsound_rows,
 )
 from timeline.broker.dispatch.roster import ConnectedConsumer, Outboxes, Roster, grants_for
-from timeline.broker.dispatch.rounds import LeaseAhead, NextDue, RateLimit
+from timeline.broker.dispatch.rounds import LeaseAhead, NextDue, Pace, RateLimit
 from timeline.broker.lanes.group_commit import Settling
 from timeline.broker.lanes.metered_store import MeteredStore
 from timeline.broker.runtime import Runtime, Tasks, Underway, wait_within
@@ -110,7 +110,7 @@ class Dealer:
         self._store, self._clock, self._limits, self._metrics = store, runtime.clock, runtime.limits, runtime.metrics
         self._buckets, self._hosts, self.outboxes = buckets, hosts, outboxes
         self._held = LeaseAheadBuffer[ConnectedConsumer]()
-        self._rate = RateLimit()
+        self._rate, self._pace = RateLimit(), Pace()
         self._ahead = LeaseAhead(runtime.limits, store.store.capabilities.lease_ahead_ms)
         self._wake = asyncio.Event()
         self._next = NextDue()
@@ -334,9 +334,9 @@ class Dealer:
         for consumer in consumers:
             consumer.overdrawn = False
         try:
-            ahead = early or all(consumer.credit_ahead >= consumer.credit_messages for consumer in consumers)
-            leased, done_ms, swept = await self._lease(topic, grants, mono_ms, ahead)
+            leased, done_ms, swept = await self._lease(topic, grants, mono_ms, self._window_ms(consumers, early))
             self._rate.took(topic.settings.max_rate_per_s, len(leased.rows))
+            self._pace.took(len(leased.rows), mono_ms)
             self._ahead.took(sum(grant.count for grant in grants), len(leased.rows))
             self._account(leased, mono_ms)
             if len(leased.rows):
@@ -366,11 +366,23 @@ class Dealer:
         able = [consumer for consumer in consumers if consumer.credit_ahead > 0]
         return able or consumers, bool(able)
 
+    def _window_ms(self, consumers: list[ConnectedConsumer], early: bool) -> int:
+        """Return how far ahead of its due time a round may lease.
+
+        A round that is not early leases for all the credit of Takes, and a message ahead of its time needs a Take of
+        its own. So it goes as far as messages come due for half of the Takes that are left.
+        """
+        window_ms = self._ahead.window_ms(self.topic.settings, self._store.lease_lead_ms)
+        takes = [one.credit_ahead for one in consumers if one.credit_ahead < one.credit_messages]
+        if early or not takes or not window_ms:
+            return window_ms
+        return min(window_ms, self._pace.time_ms((min(takes) - 1) / 2))
+
     async def _lease(
-        self, topic: Topic, grants: list[Grant], mono_ms: float, ahead: bool
+        self, topic: Topic, grants: list[Grant], mono_ms: float, window_ms: int
     ) -> tuple[LeasedRows, int, bool]:
-        """Call the store once, for what is due, or will be soon if `ahead`. Return its answer, when it came, and
-        whether the call swept buckets of others. Note the next due time."""
+        """Call the store once, for what is due within `window_ms`. Return its answer, when it came, and whether the
+        call swept buckets of others. Note the next due time."""
         now_ms = self._clock.now_ms()
         buckets, overdue_ms = self._buckets(topic), 0
         self._swept = mono_ms >= self._sweep_at_ms and not self._swept
@@ -380,7 +392,7 @@ class Dealer:
                 # A sweep looks into every bucket, whatever membership believes: nothing is stranded.
                 buckets, overdue_ms = None, self._limits.stranded_after_ms
         self._next.ask()
-        until_ms = now_ms + (self._ahead.window_ms(topic.settings, self._store.lease_lead_ms) if ahead else 0)
+        until_ms = now_ms + window_ms
         leased = await self._store.lease_due(topic, buckets, now_ms, until_ms, grants, overdue_ms)
         done_ms = self._clock.now_ms()
         self._retry_ms = 0.0

@@ -40,6 +40,8 @@ FEWEST, MOST = 128, 4_096
 """Fewest leases that are remembered, however old, and most, however recent."""
 
 
+PACE_KEPT = 0.9
+"""How much the rounds before weigh in the pace of messages, for each later one."""
 BURST_MS = 100.0
 """A rate is a token bucket of a tenth of a second, so that it is even, not a burst each second."""
 
@@ -123,6 +125,25 @@ class RateLimit:
         """Note that `count` went."""
         if per_s:
             self._tokens -= count
+
+
+class Pace:
+    """How fast a topic's messages came due in the last rounds."""
+
+    def __init__(self) -> None:
+        self._count = self._ms = 0.0
+        self._at_ms: float | None = None
+
+    def took(self, count: int, mono_ms: float) -> None:
+        """Note that a round which began at `mono_ms` leased `count`."""
+        if self._at_ms is not None:
+            self._count = self._count * PACE_KEPT + count
+            self._ms = self._ms * PACE_KEPT + mono_ms - self._at_ms
+        self._at_ms = mono_ms
+
+    def time_ms(self, count: float) -> int:
+        """Return in which time about `count` messages come due. 0: not known."""
+        return int(count * self._ms / self._count) if self._count and count > 0 else 0
 
 
 class LeaseTimes:
