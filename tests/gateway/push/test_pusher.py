@@ -18,6 +18,7 @@ from tests.gateway.processes import TIMELINE, gateway
 from tests.gateway.processes import broker as served
 from tests.gateway.push.receiver import Receiver, always
 from timeline.gateway.metrics import GatewayMetrics
+from timeline.gateway.push import pusher as pusher_module
 from timeline.gateway.push.addresses import AddressGuard
 from timeline.gateway.push.pusher import Pusher
 
@@ -179,6 +180,24 @@ async def test_no_more_requests_at_a_time_than_the_topic_says(tl: timeline.Timel
         for id in range(9):
             await state_of(tl, str(id), "gone")
     assert receiver.most_at_once == 3
+
+
+async def test_several_takes_wait_while_messages_come_and_one_when_none_does(
+    tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One take at a time had one message leased ahead. The next one waited for its answer, and for a lease call."""
+    monkeypatch.setattr(pusher_module, "TAKE_WAIT", "50ms")
+    await tl.create_topic("t", push_url=receiver.url)
+    async with pushing(tl) as pusher:
+        topic_pusher, _ = pusher._running["t"]
+        sent = 0
+        while topic_pusher._takers < pusher_module.TAKES:
+            await produce(tl, str(sent))
+            sent += 1
+        while topic_pusher._takers > 1:
+            await asyncio.sleep(0)
+        await receiver.received(sent)
+        assert topic_pusher._asked <= topic_pusher.topic.settings.push_concurrency // pusher_module.TAKES
 
 
 async def test_a_dead_receiver_costs_few_deliveries_and_gets_all_when_it_is_back(

@@ -3,7 +3,8 @@
     Pusher ─ one TopicPusher per topic ─▶ take (as many as may be under way) ─▶ Sender ─▶ settlement ─▶ settle
 
 A message is taken only when its request can go at once. So nothing waits here, and a receiver that is down costs no
-deliveries: while its circuit is open, nothing is taken but the probe.
+deliveries: while its circuit is open, nothing is taken but the probe. While messages come, several takes wait at once:
+a broker leases ahead of the due time one message per take that waits.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ LEASE_MARGIN_MS = 10_000
 """How much longer a lease lasts than the receiver may take: for the settle, and one look-up."""
 TAKE_WAIT = "20s"
 TAKE_MOST = 1_000
+TAKES = 4
+"""Takes that wait at once while messages come. An idle topic has one."""
 LOOK_MS = 5_000.0
 """How often the topics and their secrets are read again. A former secret stays valid for a day."""
 PAUSE_MS = 1_000.0
@@ -102,43 +105,67 @@ class TopicPusher:
         self._clock = Clock()
         self._under_way: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
+        self._takers = self._asked = 0
+        """Takes that wait, and how many messages they ask for."""
         self._may_send_ms = 0.0
         """When the next request may go, by the topic's rate (monotonic)."""
 
     async def run(self) -> None:
         """Take and send until cancelled. Requests under way go on: see `finish`."""
         try:
+            async with asyncio.TaskGroup() as takers:
+                takers.create_task(self._take_all(takers), name=f"takes of {self.topic.name}")
+        finally:
+            self._changed.set()
+
+    async def _take_all(self, takers: asyncio.TaskGroup, lasting: bool = True) -> None:
+        """Take and send. `lasting`: while a little room is left, and when nothing comes for a while. The others leave
+        both to it. Many small takes would cost more than one."""
+        self._takers += 1
+        try:
             while True:
-                room = await self._room()
+                room = await self._room(1 if lasting else self._share)
                 try:
                     taken = await self._take(room)
                 except NotFound:
                     return
                 except TimelineError as error:
+                    if not lasting:
+                        return
                     log.warning("nothing can be taken of topic %r: %s", self.topic.name, error.reason)
                     await asyncio.sleep(PAUSE_MS / 1000.0)
                     continue
                 for delivery in taken:
                     self._start(delivery)
+                if taken and self._takers < TAKES:
+                    takers.create_task(self._take_all(takers, lasting=False), name=f"takes of {self.topic.name}")
+                if not (taken or lasting):
+                    return
         finally:
-            self._changed.set()
+            self._takers -= 1
 
-    async def _room(self) -> int:
-        """Wait until a request may go. Return how many may."""
+    @property
+    def _share(self) -> int:
+        """The most that one take asks for."""
+        return min(TAKE_MOST, -(-self.topic.settings.push_concurrency // TAKES))
+
+    async def _room(self, least: int) -> int:
+        """Wait until `least` requests may go. Return how many a take may ask for, beside the others."""
         settings = self.topic.settings
         while True:
             now_ms = self._clock.monotonic_ms()
-            free = settings.push_concurrency - len(self._under_way)
+            busy = len(self._under_way) + self._asked
+            free = min(settings.push_concurrency - busy, self._share)
             wait_ms = self._circuit.wait_ms(now_ms)
             if self._circuit.open:
-                free = min(free, 1) if not self._under_way else 0
+                free = min(free, 1) if not busy else 0
             if settings.push_rate:
                 step_ms = 1000.0 / settings.push_rate
-                behind_ms = now_ms - max(self._may_send_ms, now_ms - 1000.0)
+                behind_ms = now_ms - max(self._may_send_ms, now_ms - 1000.0) - self._asked * step_ms
                 free = min(free, int(behind_ms / step_ms) + (behind_ms >= 0))
-                wait_ms = max(wait_ms, self._may_send_ms - now_ms)
-            if free > 0 and wait_ms <= 0:
-                return min(free, TAKE_MOST)
+                wait_ms = max(wait_ms, -behind_ms)
+            if free >= least and wait_ms <= 0:
+                return free
             self._changed.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_ms / 1000.0 if 0 < wait_ms < float("inf") else None):
@@ -147,7 +174,12 @@ class TopicPusher:
     async def _take(self, room: int) -> list[PulledDelivery]:
         settings = self.topic.settings
         lease_ms = min(settings.max_lease_ms, settings.push_timeout_ms + LEASE_MARGIN_MS)
-        taken = await self._client.take(self.topic.name, room, TAKE_WAIT, lease=lease_ms / 1000.0)
+        self._asked += room
+        try:
+            taken = await self._client.take(self.topic.name, room, TAKE_WAIT, lease=lease_ms / 1000.0)
+        finally:
+            self._asked -= room
+            self._changed.set()
         if settings.push_rate and taken:
             now_ms = self._clock.monotonic_ms()
             since_ms = max(self._may_send_ms, now_ms - 1000.0)
