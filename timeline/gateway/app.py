@@ -16,6 +16,7 @@ from litestar.types import ASGIApp
 from timeline.errors import TimelineError
 from timeline.gateway import problems
 from timeline.gateway.clients import CallerClient
+from timeline.gateway.direct import DirectCalls
 from timeline.gateway.document import openapi_config
 from timeline.gateway.observing import Observed
 from timeline.gateway.requests import ApiRequest, check_query
@@ -29,6 +30,8 @@ CALLS: tuple[Any, ...] = (
     reading.list_, reading.dead, reading.why, reading.late, reading.forecast, reading.cluster,
     topics.list_, topics.show, topics.create, topics.update, topics.drop,
 )  # fmt: skip
+OFTEN: tuple[Any, ...] = (messages.put, leases.lease, leases.ack, leases.extend, leases.release, leases.bury)
+"""Calls that go past the framework."""
 PAGES: tuple[Any, ...] = (pages.healthz, pages.readyz, pages.metrics, pages.openapi, pages.docs)
 
 
@@ -68,4 +71,4 @@ def application(gateway: HttpGateway) -> ASGIApp:
         request_max_body_size=None,
         logging_config=None,
     )
-    return Observed(inside, gateway.metrics)
+    return Observed(DirectCalls(inside, gateway, OFTEN), gateway.metrics)

@@ -57,6 +57,8 @@ class CallerClient:
     async def check_admitted(self) -> None:
         """Ask a broker now and then whether it lets this token in. Raise Forbidden if it does not. Answers to messages
         do not say whether a token is unknown, or only lacks a right."""
+        if self._clock.monotonic_ms() < self._asked_ms + ADMITTED_MS:
+            return
         async with self._asking:
             now_ms = self._clock.monotonic_ms()
             if now_ms < self._asked_ms + ADMITTED_MS:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from litestar import Request, Response
@@ -80,7 +79,8 @@ class ApiRequest(Request[Any, Any, Any]):
         seen = 0
         while True:
             try:
-                event: Any = await asyncio.wait_for(self.receive(), SILENT_S)
+                async with asyncio.timeout(SILENT_S):
+                    event: Any = await self.receive()
             except TimeoutError:
                 raise Invalid(f"nothing came of the body for {SILENT_S:g} s: send it without pauses") from None
             if event["type"] == "http.disconnect":
@@ -176,32 +176,23 @@ class Streamed(Response[None]):
             await self._parts.aclose()
 
 
-async def while_connected(request: ApiRequest, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`. Cancel it when the caller disconnects, and raise ClientGone. The body must have been
-    read before."""
-    async with watched(request) as gone:
-        working = asyncio.ensure_future(work)
-        try:
-            both: set[asyncio.Future[Any]] = {working, gone}
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                return working.result()
-            raise ClientGone
-        finally:
-            if not working.done():
-                working.cancel()
-                await asyncio.gather(working, return_exceptions=True)
-
-
-@asynccontextmanager
-async def watched(request: ApiRequest) -> AsyncIterator[asyncio.Future[None]]:
-    """Within it, the future is done once the caller has disconnected."""
-    gone = asyncio.ensure_future(_disconnected(request))
+async def while_connected(request: ApiRequest, work: Coroutine[Any, Any, T], ending: asyncio.Future[Any]) -> T | None:
+    """Return the result of `work`. Cancel it when the caller disconnects, and raise ClientGone. Cancel it when `ending`
+    is done, and return None. The body must have been read before."""
+    working, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
     try:
-        yield gone
+        both: set[asyncio.Future[Any]] = {working, gone, ending}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        if gone.done():
+            raise ClientGone
+        return None
     finally:
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
+        ended = [task for task in (working, gone) if not task.done()]
+        for task in ended:
+            task.cancel()
+        await asyncio.gather(*ended, return_exceptions=True)
 
 
 async def _disconnected(request: ApiRequest) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from timeline import config
 from timeline.clock import Clock
@@ -16,8 +16,6 @@ from timeline.errors import Forbidden, Invalid, TimelineError, Unavailable, expl
 from timeline.gateway.clients import Caller, Clients
 from timeline.gateway.metrics import GatewayMetrics
 from timeline.gateway.requests import ApiRequest, BodyBudget
-
-T = TypeVar("T")
 
 LISTEN = "127.0.0.1:9080"
 OPEN_TO_ALL = (
@@ -88,6 +86,8 @@ class HttpGateway:
         self._looked_ms = -LOOK_MS
         self._not_ready = "no broker was asked yet"
         self._looking = asyncio.Lock()
+        self._guarded = settings.exposed and not settings.insecure
+        self._ending: asyncio.Future[Any] | None = None
 
     async def start(self) -> None:
         """Start the parts."""
@@ -96,19 +96,17 @@ class HttpGateway:
 
     async def stop(self) -> None:
         """Stop the parts, and close the clients."""
+        if self._ending is not None:
+            self._ending.cancel()
         await all_of(*(part.stop() for part in self.parts))
         await self.clients.aclose()
 
-    async def until_stopping(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Return the result of `work`. Cancel it, and return None, once the gateway is about to end."""
-        working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self.stopping.wait())
-        try:
-            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            return working.result() if working.done() else None
-        finally:
-            for task in (working, stopping):
-                task.cancel()
-            await asyncio.gather(working, stopping, return_exceptions=True)
+    @property
+    def ending(self) -> asyncio.Future[Any]:
+        """A future that is done once the gateway is about to end. All waits share it."""
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self.stopping.wait())
+        return self._ending
 
     async def not_ready(self) -> str:
         """Return why calls cannot be served now. Empty: they can. A broker that only wants a token is ready."""
@@ -129,10 +127,6 @@ class HttpGateway:
         except TimelineError as trouble:
             return explain(trouble)
         return OPEN_TO_ALL if self._guarded else ""
-
-    @property
-    def _guarded(self) -> bool:
-        return self.settings.exposed and not self.settings.insecure
 
     async def check_guarded(self) -> None:
         """Raise Unavailable while everybody on other machines could do everything: the broker asks for no tokens."""

@@ -82,7 +82,7 @@ async def events(
             begun = True
             while not gateway.stopping.is_set():
                 work = _next(client.timeline, topic, stream, lease)
-                part: bytes | None = await while_connected(request, gateway.until_stopping(work))
+                part: bytes | None = await while_connected(request, work, gateway.ending)
                 yield part or b""
         except ClientGone:
             return

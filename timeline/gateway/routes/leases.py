@@ -44,8 +44,8 @@ async def lease(request: ApiRequest, client: CallerClient, topic: str, data: Lea
     asked: dict[str, Any] = {} if data.max_bytes is None else {"max_bytes": data.max_bytes}
     if data.lease is not None:
         asked["lease"] = length(data.lease, "lease")
-    taking = gateway.until_stopping(client.timeline.take(name, data.max, wait, **asked))
-    return Leases([leased_message(one) for one in await while_connected(request, taking) or ()])
+    taking = client.timeline.take(name, data.max, wait, **asked)
+    return Leases([leased_message(one) for one in await while_connected(request, taking, gateway.ending) or ()])
 
 
 @get(

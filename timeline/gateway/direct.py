@@ -1,0 +1,161 @@
+"""Carries the calls that are made most often to their functions, past the framework.
+
+The framework finds the route, resolves what the function takes, and builds the answer. That costs more than these calls
+themselves. It still gets each request that is unusual in any way, so what it refuses has its own sentence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+import msgspec
+from litestar import Litestar, Response
+from litestar.handlers import HTTPRouteHandler
+from litestar.types import Message, Receive, Send
+
+from timeline.errors import TimelineError
+from timeline.gateway import problems
+from timeline.gateway.problems import ClientGone
+from timeline.gateway.requests import ApiRequest, Streamed
+from timeline.gateway.service import HttpGateway
+
+PREFIX = "/v1"
+TOPIC = "{topic:str}"
+HOST = re.compile(rb"[A-Za-z0-9.-]+(:[0-9]+)?")
+JSON_TYPE = b"application/json"
+JSON_HEADER = (b"content-type", JSON_TYPE)
+ENCODER = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """`template`: its path in metrics. `decoder`: of its body. None: the function reads the request itself."""
+
+    function: Callable[..., Awaitable[Any]]
+    template: str
+    status: int
+    decoder: msgspec.json.Decoder[Any] | None
+
+    @classmethod
+    def of(cls, handler: HTTPRouteHandler) -> _Call:
+        (path,) = handler.paths
+        body = get_type_hints(handler.fn).get("data")
+        decoder = None if body is None else msgspec.json.Decoder(body)
+        return cls(handler.fn, PREFIX + path.replace(TOPIC, "{topic}"), handler.status_code or 200, decoder)
+
+
+class DirectCalls:
+    """An ASGI application: POST to `handlers`, and all else to the application `inside`, which has them, too."""
+
+    def __init__(self, inside: Litestar, gateway: HttpGateway, handlers: Sequence[HTTPRouteHandler]) -> None:
+        self._inside, self._gateway = inside, gateway
+        calls = [_Call.of(handler) for handler in handlers]
+        self._whole = {call.template: call for call in calls if "{" not in call.template}
+        self._of_topic = {call.template.rpartition("/")[2]: call for call in calls if "{" in call.template}
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        call, given = self._found(scope)
+        if call is None:
+            await self._inside(scope, receive, send)
+            return
+        scope["app"] = scope["litestar_app"] = self._inside
+        scope["path_template"] = call.template
+        request = ApiRequest(scope, receive, send)
+        begun = False
+
+        async def sending(event: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(event)
+
+        try:
+            answer = await self._answer(call, request, given)
+            if isinstance(answer, Streamed):
+                await answer.to_asgi_response()(scope, receive, sending)
+                return
+        except _Undecoded as undecoded:
+            await self._inside(scope, undecoded.again(receive), send)
+            return
+        except Exception as error:
+            if begun:
+                raise
+            await _problem(request, error).to_asgi_response(self._inside, request)(scope, receive, send)
+            return
+        if isinstance(answer, Response):
+            await _send(send, answer.status_code or call.status, answer.content)
+        else:
+            await _send(send, call.status, answer)
+
+    def _found(self, scope: Any) -> tuple[_Call | None, dict[str, Any]]:
+        """Return the call of a request, and what its path gives to the function. None: the framework gets it."""
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["query_string"]:
+            return None, {}
+        path: str = scope["path"]
+        parts = path.split("/")
+        if len(parts) == 5 and parts[1] == PREFIX[1:] and parts[2] == "topics" and parts[3]:
+            call, given = self._of_topic.get(parts[4]), {"topic": parts[3]}
+        else:
+            call, given = self._whole.get(path), {}
+        return (call, given) if call is not None and _usual(scope["headers"], call) else (None, {})
+
+    async def _answer(self, call: _Call, request: ApiRequest, given: dict[str, Any]) -> Any:
+        """Return what the function of a call returns."""
+        if call.decoder is not None:
+            body = await request.body()
+            try:
+                given["data"] = call.decoder.decode(body)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                raise _Undecoded(body) from None
+        await self._gateway.check_guarded()
+        async with self._gateway.clients.serving(request.caller) as client:
+            return await call.function(request=request, client=client, **given)
+
+
+class _Undecoded(Exception):
+    """A body that the framework is to refuse in its own words."""
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__()
+        self._body: bytes | None = body
+
+    def again(self, receive: Receive) -> Receive:
+        """Return `receive` with the body before what comes."""
+
+        async def received() -> Any:
+            if self._body is None:
+                return await receive()
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        return received
+
+
+def _usual(headers: Sequence[tuple[bytes, bytes]], call: _Call) -> bool:
+    """Return whether a request with these headers is as most are: the framework need not see it."""
+    host = kind = b""
+    for name, value in headers:
+        if name == b"host":
+            host = value
+        elif name == b"content-type":
+            kind = value
+        elif name == b"origin":
+            return False
+    return (call.decoder is None or kind == JSON_TYPE) and HOST.fullmatch(host) is not None
+
+
+def _problem(request: ApiRequest, error: Exception) -> Response[bytes]:
+    if isinstance(error, TimelineError):
+        return problems.of_driver(request, error)
+    if isinstance(error, ClientGone):
+        return problems.gone(request, error)
+    return problems.of_anything(request, error)
+
+
+async def _send(send: Send, status: int, content: Any) -> None:
+    body = ENCODER.encode(content)
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [JSON_HEADER, length]})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
