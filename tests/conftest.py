@@ -42,7 +42,7 @@ def servers() -> Iterator[Running]:
     yield from running()
 
 
-LOGGERS = ("timeline", "asyncio", "grpc")
+LOGGERS = ("timeline", "asyncio", "grpc", "uvicorn")
 
 
 @pytest.fixture(autouse=True)

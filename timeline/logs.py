@@ -72,7 +72,8 @@ def set_up_logs(level: str, format: str, broker: str = "") -> None:
     if broker:
         handler.addFilter(_named(broker))
     handler.setFormatter(JsonLines() if format == "json" else TextLines())
-    for name, least in (("timeline", level.upper()), ("asyncio", "WARNING"), ("grpc", "WARNING")):
+    levels = {"timeline": level.upper(), "asyncio": "WARNING", "grpc": "WARNING", "uvicorn": "ERROR"}
+    for name, least in levels.items():
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
         logger.setLevel(least)

@@ -9,65 +9,20 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from timeline.config import joined, split_address
 from timeline.gateway.app import application
+from timeline.gateway.protocol import BoundedHttp, Connections, most_connections
 from timeline.gateway.service import GatewaySettings, HttpGateway, Part
 from timeline.logs import set_up_logs
 
 BACKLOG = 2048
-HEAD_S = 20.0
-"""How long the head of a request may take, and how long a new connection may say nothing."""
-MAX_HEAD_BYTES = 64 * 1024
 IDLE_S = 75
 """How long a connection may stay open between two requests."""
-
-
-class _BoundedHead(HttpToolsProtocol):
-    """HTTP whose head, request line and headers, is bounded in bytes and in time. A connection that says nothing ends,
-    too."""
-
-    def connection_made(self, transport: Any) -> None:
-        """Begin to wait for a first request."""
-        super().connection_made(transport)
-        self.head_bytes, self.head_done = 0, False
-        self.head_timer: asyncio.TimerHandle | None = self.loop.call_later(HEAD_S, transport.close)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no longer."""
-        self._head_came()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        """Take a part of a request, unless its head is too long already."""
-        if not self.head_done:
-            if self.head_bytes > MAX_HEAD_BYTES:
-                self.transport.close()
-                return
-            self.head_bytes += len(data)
-        super().data_received(data)
-
-    def on_message_begin(self) -> None:
-        """Begin to wait for the rest of a head."""
-        super().on_message_begin()
-        self.head_bytes, self.head_done = 0, False
-        if self.head_timer is None:
-            self.head_timer = self.loop.call_later(HEAD_S, self.transport.close)
-
-    def on_headers_complete(self) -> None:
-        """Serve the request."""
-        self._head_came()
-        self.head_done = True
-        super().on_headers_complete()
-
-    def _head_came(self) -> None:
-        if self.head_timer is not None:
-            self.head_timer.cancel()
-            self.head_timer = None
 
 
 class _Server(uvicorn.Server):
@@ -94,12 +49,13 @@ async def run(
     """
     set_up_logs(settings.log_level, settings.log_format)
     gateway = HttpGateway(settings, version, parts)
+    protocol: Any = partial(BoundedHttp, Connections(most_connections()))
     port = listening(settings.listen)
     host, _ = split_address(settings.listen)
     server = _Server(
         uvicorn.Config(
             application(gateway),
-            http=_BoundedHead,
+            http=protocol,
             loop="none",
             ws="none",
             lifespan="on",

@@ -13,7 +13,7 @@ import numpy as np
 from timeline.driver.batch import Batch
 from timeline.driver.message import move_flag
 from timeline.driver.receipts import Receipt, Receipts
-from timeline.errors import Invalid, TimelineError, TooLarge
+from timeline.errors import FIXED_LIMIT, Invalid, TimelineError, TooLarge
 from timeline.gateway.clients import CallerClient
 from timeline.gateway.keys import RepeatKey
 from timeline.gateway.problems import sentence
@@ -26,7 +26,15 @@ LINES_AT_ONCE = 1_000
 BYTES_AT_ONCE = 4 * 1024 * 1024
 FAILED_SHOWN = 1_000
 TRACE = ("traceparent", "tracestate")
-LINE = msgspec.json.Decoder(NewMessage)
+LINE, LIST = msgspec.json.Decoder(NewMessage), msgspec.json.Decoder(list[NewMessage])
+MAX_LIST = 10_000
+MAX_LIST_OBJECTS = 200_000
+"""In the JSON of a list, those inside payloads included. So its size in memory is known before it is read."""
+TOO_LONG = (
+    f"an array has at most {MAX_LIST} messages, and {MAX_LIST_OBJECTS} objects in all: send more as "
+    "application/x-ndjson, one message per line"
+)
+STOPPED = ". Neither this line nor any after it was put"
 
 
 def answer_of_receipt(receipt: Receipt, again: bool = False) -> PutAnswer:
@@ -89,6 +97,16 @@ def _birth(put: ToPut, key: RepeatKey, place: int) -> int:
     return key.birth(place, message.payload, *asked)
 
 
+def listed(body: bytes) -> list[NewMessage]:
+    """Return the messages of an array. Raise Invalid or TooLarge."""
+    if body.count(b"{") > MAX_LIST_OBJECTS:
+        raise TooLarge(TOO_LONG, advice=FIXED_LIMIT)
+    messages = decoded(LIST, body)
+    if len(messages) > MAX_LIST:
+        raise TooLarge(TOO_LONG, advice=FIXED_LIMIT)
+    return messages
+
+
 async def put_list(
     client: CallerClient,
     topic: str,
@@ -97,8 +115,28 @@ async def put_list(
     first: int = 0,
     trace: Mapping[str, str] = NO_TRACE,
 ) -> list[PutAnswer]:
-    """Put many messages. Return an answer for each, in order. An error among `asked` is its own answer. `first`: the
-    place of the first one in the request. Raise the error if the call as a whole failed."""
+    """Put many messages, `LINES_AT_ONCE` at a time. Return an answer for each, in order. An error among `asked` is its
+    own answer. `first`: the place of the first one in the request. Raise the error if the call as a whole failed."""
+    answers: list[PutAnswer] = []
+    for start in range(0, len(asked), LINES_AT_ONCE):
+        part = asked[start : start + LINES_AT_ONCE]
+        try:
+            answers += await _put_part(client, topic, part, key, first + start, trace)
+        except TimelineError as error:
+            if not first + start:  # nothing was put before: the call as a whole has this answer
+                raise
+            answers += [refused(error, one.id if isinstance(one, NewMessage) else None) for one in part]
+    return answers
+
+
+async def _put_part(
+    client: CallerClient,
+    topic: str,
+    asked: Sequence[NewMessage | TimelineError],
+    key: RepeatKey,
+    first: int,
+    trace: Mapping[str, str],
+) -> list[PutAnswer]:
     answers: dict[int, PutAnswer] = {}
     groups: dict[str, list[tuple[int, ToPut]]] = {}
     for place, one in enumerate(asked):
@@ -143,21 +181,31 @@ class LineStream:
 
     def __init__(self, request: ApiRequest, client: CallerClient, topic: str, key: RepeatKey) -> None:
         self._request, self._client, self._topic, self._key = request, client, topic, key
-        self._line = 0
+        self._line = self._rest_bytes = 0
+        self.stopped: LineAnswer | None = None
+        """At the end: where the body broke off, and why. None: it did not."""
 
     async def answers(self) -> AsyncIterator[list[LineAnswer]]:
-        """Yield the answers as they come, in order. Nothing is read before the answers so far were taken."""
+        """Yield the answers as they come, in order. Nothing is read before the answers so far were taken. If the body
+        breaks off after lines that were put, the last answer says where. Raise the error if none was put."""
         held: list[bytes] = []
         held_bytes = 0
-        async for lines in self._lines():
-            for line in lines:
-                held.append(line)
-                held_bytes += len(line)
-                if len(held) >= LINES_AT_ONCE or held_bytes >= BYTES_AT_ONCE:
-                    yield await self._put(held)
-                    held, held_bytes = [], 0
-        if held:
-            yield await self._put(held)
+        try:
+            async for lines in self._lines():
+                for line in lines:
+                    held.append(line)
+                    held_bytes += len(line)
+                    if len(held) >= LINES_AT_ONCE or held_bytes >= BYTES_AT_ONCE:
+                        yield await self._put(held)
+                        held, held_bytes = [], 0
+                self._request.room.keep(held_bytes + self._rest_bytes)
+            if held:
+                yield await self._put(held)
+        except TimelineError as error:
+            if not self._line:  # nothing was put: the call as a whole has this answer
+                raise
+            self.stopped = _of_line(refused(error), self._line + 1)
+            self.stopped.detail += STOPPED
 
     async def summary(self) -> BulkAnswer:
         """Put all, and return what became of them: the counts, and the first failures."""
@@ -169,7 +217,8 @@ class LineStream:
                 if one.detail and len(failed) < FAILED_SHOWN:
                     failed.append(one)
         good = counts[Status.OK] + counts[Status.DUPLICATE]
-        return BulkAnswer(counts=dict(counts), failed=failed, failed_omitted=counts.total() - good - len(failed))
+        omitted = counts.total() - good - len(failed)
+        return BulkAnswer(counts=dict(counts), failed=failed, failed_omitted=omitted, stopped=self.stopped)
 
     async def _lines(self) -> AsyncIterator[list[bytes]]:
         """Yield the lines that came at once, without empty ones. Raise TooLarge for one that is longer than a body may
@@ -180,6 +229,7 @@ class LineStream:
             if b"\n" in part:
                 whole, _, last = bytes(rest).rpartition(b"\n")
                 rest = bytearray(last)
+                self._rest_bytes = len(rest)
                 yield [line for line in whole.split(b"\n") if line.strip()]
             if len(rest) > MAX_BODY_BYTES:
                 raise TooLarge(f"line {self._line + 1} has more than {MAX_BODY_BYTES} bytes")
@@ -188,12 +238,7 @@ class LineStream:
 
     async def _put(self, lines: list[bytes]) -> list[LineAnswer]:
         asked = [_decoded(line) for line in lines]
-        try:
-            answers = await put_list(self._client, self._topic, asked, self._key, self._line, self._request.trace)
-        except TimelineError as error:
-            if not self._line:  # nothing was put yet: the call as a whole has this answer
-                raise
-            answers = [refused(error, one.id if isinstance(one, NewMessage) else None) for one in asked]
+        answers = await put_list(self._client, self._topic, asked, self._key, self._line, self._request.trace)
         told = [_of_line(answer, self._line + place) for place, answer in enumerate(answers, 1)]
         self._line += len(lines)
         return told

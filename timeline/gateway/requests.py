@@ -19,10 +19,23 @@ from timeline.model import MAX_PAYLOAD_BYTES
 
 MAX_BODY_BYTES = MAX_PAYLOAD_BYTES * 4 // 3 + 1024 * 1024
 """The largest payload in base64, and room for the rest of its message."""
-BODIES_BYTES = 2 * MAX_BODY_BYTES
-"""All bodies together that wait here for their end."""
+MAX_CALL_BYTES = 4 * 1024 * 1024
+"""The largest body of a call that puts nothing."""
+CALL_WEIGHT = 16
+"""How many bytes of memory a byte of such a body may take once it is read."""
+BODIES_BYTES = 160 * 1024 * 1024
+"""All bodies together."""
+SMALL_BYTES = 64 * 1024
+SMALL_ROOM_BYTES = 32 * 1024 * 1024
+"""Room on top, for bodies of up to `SMALL_BYTES` alone."""
+SLOW_BYTES_PER_S = 64 * 1024
+WINDOW_S = 2.0
+"""How long a body is watched before it counts as slow."""
+TOO_SLOW = "the body came too slowly while the gateway had no room for others"
 SILENT_S = 30.0
 """How long a caller may send nothing while its body is not complete."""
+BROKEN = "timeline.broken_body"
+"""Among the extensions of a request's scope: its body broke off in a way that is no HTTP."""
 BEARER = "bearer "
 AS_OPERATOR = "timeline-as-operator"
 KEY = "idempotency-key"
@@ -34,65 +47,146 @@ T = TypeVar("T")
 
 
 class BodyBudget:
-    """Bounds the bytes of all bodies that are in memory at once."""
+    """Bounds the bytes of all bodies that are in memory at once, from their first part to the end of their calls.
+
+    A caller that sends slowly gives way to others when there is no room left. So half a body cannot keep everybody out.
+    """
 
     def __init__(self, most: int = BODIES_BYTES) -> None:
-        self._left = most
+        self.left = most
+        self.rooms: dict[BodyRoom, None] = {}
+
+    def free_slow(self, wanted: int) -> None:
+        """Take the room of callers that send slowly, the largest first, until there is as much as is wanted."""
+        slow = sorted((room for room in self.rooms if room.slow), key=lambda room: room.held_bytes, reverse=True)
+        for room in slow:
+            if self.left >= wanted:
+                return
+            room.lose()
+
+
+class BodyRoom:
+    """The room of one body. `timer`: ends the wait for its next part; None while nobody waits."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self.held_bytes = 0
+        self.timer: asyncio.Timeout | None = None
+        self.lost = False
+        self._since_s = asyncio.get_running_loop().time()
+        self._recent_bytes = 0
+        self._was_slow = False
 
     def take(self, count: int) -> None:
         """Reserve bytes. Raise Throttled if they are not free."""
-        if count > self._left:
+        least = -SMALL_ROOM_BYTES if self.held_bytes + count <= SMALL_BYTES else 0
+        if self._budget.left - count < least:
+            self._budget.free_slow(count + least)
+        if self.lost or self._budget.left - count < least:
             raise Throttled("the gateway holds as many bodies as it may", retry_after_ms=1_000)
-        self._left -= count
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._since_s + WINDOW_S:
+            self._was_slow = self._falls_short(now_s)
+            self._since_s, self._recent_bytes = now_s, 0
+        self._recent_bytes += count
+        self._budget.left -= count
+        self.held_bytes += count
+        self._budget.rooms[self] = None
 
-    def give_back(self, count: int) -> None:
-        """Free bytes."""
-        self._left += count
+    def give_back(self, count: int | None = None) -> None:
+        """Free bytes that are no longer kept. Default: all."""
+        given = self.held_bytes if count is None else min(count, self.held_bytes)
+        self._budget.left += given
+        self.held_bytes -= given
+        if not self.held_bytes:
+            self._budget.rooms.pop(self, None)
+
+    def keep(self, count: int) -> None:
+        """Free all bytes but these."""
+        self.give_back(max(0, self.held_bytes - count))
+
+    @property
+    def slow(self) -> bool:
+        """Whether its caller sends slowly, and is waited for now."""
+        now_s = asyncio.get_running_loop().time()
+        watched = now_s >= self._since_s + WINDOW_S
+        return self.timer is not None and (self._falls_short(now_s) if watched else self._was_slow)
+
+    def _falls_short(self, now_s: float) -> bool:
+        return self._recent_bytes < SLOW_BYTES_PER_S * (now_s - self._since_s)
+
+    def lose(self) -> None:
+        """Give way: the wait for the next part ends."""
+        self.lost = True
+        self.give_back()
+        if self.timer is not None:
+            self.timer.reschedule(asyncio.get_running_loop().time())
 
 
 class ApiRequest(Request[Any, Any, Any]):
     """A request whose body is bounded in size, in time, and together with all others."""
 
     _whole: bytes | None = None
+    _room: BodyRoom | None = None
 
-    async def body(self) -> bytes:
-        """Return the whole body. Raise TooLarge, Throttled, Invalid for a caller that stops sending, or ClientGone."""
+    @property
+    def room(self) -> BodyRoom:
+        """The room of the body. The call that reads it gives it back: see `release`."""
+        if self._room is None:
+            self._room = BodyRoom(self.app.state.gateway.bodies)
+        return self._room
+
+    def release(self) -> None:
+        """Give back the room of the body, at the end of the call."""
+        if self._room is not None:
+            self._room.give_back()
+
+    async def body(self, most_bytes: int = MAX_CALL_BYTES, weight: int = CALL_WEIGHT) -> bytes:
+        """Return the whole body. Raise TooLarge, Throttled, Invalid for a caller that stops sending, or ClientGone.
+        `weight`: how much memory its contents may take, as a multiple of its own."""
         if self._whole is None:
-            budget: BodyBudget = self.app.state.gateway.bodies
-            parts: list[bytes] = []
-            taken = 0
-            try:
-                async for part in self.chunks(MAX_BODY_BYTES):
-                    budget.take(len(part))
-                    taken += len(part)
-                    parts.append(part)
-                self._whole = b"".join(parts)
-            finally:
-                budget.give_back(taken)
+            self._whole = b"".join([part async for part in self.chunks(most_bytes, weight)])
         return self._whole
 
-    async def chunks(self, most_bytes: int | None = None) -> AsyncIterator[bytes]:
-        """Yield the body as it comes. `most_bytes`: its bound. None: it has none, as its reader keeps nothing."""
+    async def chunks(self, most_bytes: int | None = None, weight: int = 1) -> AsyncIterator[bytes]:
+        """Yield the body as it comes. `most_bytes`: its bound. None: it has none; its reader gives back the room of
+        what it no longer keeps."""
+        encoding: str = self.headers.get("content-encoding", "identity")
+        if encoding.strip().lower() not in ("", "identity"):
+            raise Invalid(f"Content-Encoding {encoding!r:.40} is not read: send the body as it is, without that header")
         announced: str = self.headers.get("content-length", "")
         if most_bytes is not None and announced.isdigit() and len(announced) < 20 and int(announced) > most_bytes:
             raise _too_large(most_bytes)
         seen = 0
         while True:
-            try:
-                async with asyncio.timeout(SILENT_S):
-                    event: Any = await self.receive()
-            except TimeoutError:
-                raise Invalid(f"nothing came of the body for {SILENT_S:g} s: send it without pauses") from None
-            if event["type"] == "http.disconnect":
-                raise ClientGone
+            event = await self._next_event()
             part: bytes = event.get("body", b"")
             seen += len(part)
             if most_bytes is not None and seen > most_bytes:
                 raise _too_large(most_bytes)
             if part:
+                self.room.take(len(part) * weight)
                 yield part
             if not event.get("more_body", False):
                 return
+
+    async def _next_event(self) -> Any:
+        """Return the next part of the body. Raise what `body` does."""
+        try:
+            async with asyncio.timeout(SILENT_S) as timer:
+                self.room.timer = timer
+                event: Any = await self.receive()
+        except TimeoutError:
+            if self.room.lost:
+                raise Throttled(TOO_SLOW, retry_after_ms=1_000) from None
+            raise Invalid(f"nothing came of the body for {SILENT_S:g} s: send it without pauses") from None
+        finally:
+            self.room.timer = None
+        if event["type"] == "http.disconnect":
+            raise ClientGone
+        if BROKEN in (self.scope.get("extensions") or {}):
+            raise Invalid("the body breaks the rules of HTTP/1.1: its chunks do not fit, or have trailers too long")
+        return event
 
     @property
     def caller(self) -> Caller:
@@ -130,7 +224,7 @@ OURS = {"request", "client", "data"}
 """What a call gets that its caller does not name."""
 
 
-async def check_query(request: Request[Any, Any, Any]) -> None:
+def check_query(request: Request[Any, Any, Any]) -> None:
     """Raise Invalid for a parameter that the call has not."""
     fields = request.route_handler.parsed_fn_signature.parameters
     known = {getattr(field.kwarg_definition, "name", None) or name for name, field in fields.items()}
@@ -142,7 +236,7 @@ async def check_query(request: Request[Any, Any, Any]) -> None:
 
 
 class Streamed(Response[None]):
-    """An answer that is sent part by part. A caller that does not read within `SILENT_S` is disconnected.
+    """An answer that is sent part by part, each when the caller has room for it.
 
     The framework's own would read the request beside us, to notice a caller that has gone.
     """
@@ -167,8 +261,7 @@ class Streamed(Response[None]):
                 if first:
                     await send(begin)
                     first = False
-                async with asyncio.timeout(SILENT_S):
-                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                await send({"type": "http.response.body", "body": part, "more_body": True})
             if first:
                 await send(begin)
             await send({"type": "http.response.body", "body": b"", "more_body": False})

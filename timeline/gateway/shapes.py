@@ -20,6 +20,16 @@ Length = Annotated[
     Meta(description='A duration: "250ms", "30s", "15m", "2h", "10d", or seconds as a number.', examples=["15m"]),
 ]
 Lease = Annotated[str | int | float | None, Meta(description="How long the lease lasts from now.", examples=["30s"])]
+Headers = Annotated[
+    Raw | UnsetType,
+    Meta(
+        extra_json_schema={
+            "anyOf": [{"type": "object", "additionalProperties": {"type": "string"}}, {"type": "null"}],
+            "default": None,
+        }
+    ),
+]
+"""Read only if they are short: a body of nothing else would take much memory."""
 IfExists = Literal["move", "replace"]
 
 
@@ -39,7 +49,7 @@ class NewMessage(Asked):
     at: When = None
     in_: Length = field(default=None, name="in")
     tag: Annotated[str | None, Meta(description="At most 64 bytes. Bulk calls select by it.")] = None
-    headers: dict[str, str] | None = None
+    headers: Headers = UNSET
     expires: Annotated[
         str | int | None, Meta(description="A time, or a duration from now. The message is not delivered after it.")
     ] = None
@@ -71,12 +81,14 @@ class LineAnswer(PutAnswer, kw_only=True, omit_defaults=True):
     line: int = 0
 
 
-class BulkAnswer(Struct, kw_only=True):
-    """The end of a stream of messages: how many have each status, and the first failures, each with its line."""
+class BulkAnswer(Struct, kw_only=True, omit_defaults=True):
+    """The end of a stream of messages: how many have each status, and the first failures, each with its line.
+    `stopped`: the line at which the stream broke off, and why. Neither it nor any after it was put."""
 
     counts: dict[str, int]
     failed: list[LineAnswer]
     failed_omitted: int
+    stopped: LineAnswer | None = None
 
 
 class MoveMessage(Asked):

@@ -16,11 +16,14 @@ from msgspec import Raw, UnsetType
 from timeline.driver.consume.pull import PulledDelivery
 from timeline.driver.message import Message, about
 from timeline.driver.times import Duration, When, as_datetime, duration_ms, instant_ms, shown
-from timeline.errors import Invalid
+from timeline.errors import FIXED_LIMIT, Invalid, TooLarge
 from timeline.gateway.shapes import LeasedMessage, NewMessage
-from timeline.model import DEFAULT_GROUP
+from timeline.model import DEFAULT_GROUP, MAX_HEADERS_BYTES
 
 T = TypeVar("T")
+HEADERS = msgspec.json.Decoder(dict[str, str] | None)
+MAX_HEADERS_JSON_BYTES = 8 * MAX_HEADERS_BYTES
+"""A header's byte takes six in JSON at most, and some spaces."""
 NOT_JSON = "this is not JSON"
 NO_TRACE: Mapping[str, str] = {}
 TOO_DEEP = "this JSON is nested too deeply: give it as payload_text, which is not read"
@@ -121,17 +124,32 @@ def _payload_of(asked: NewMessage) -> tuple[bytes, dict[str, str] | None]:
     given = (bool(raw), asked.payload_text is not None, asked.payload_base64 is not None).count(True)
     if given != 1:
         raise Invalid("give one of payload (any JSON value), payload_text and payload_base64")
+    headers = _headers_of(asked)
     if raw:
-        headers = dict(asked.headers or {})
+        headers = headers or {}
         if not any(name.lower() == CONTENT_TYPE for name in headers):
             headers[CONTENT_TYPE] = JSON
         return raw, headers
     if asked.payload_text is not None:
-        return asked.payload_text.encode(), asked.headers
+        return asked.payload_text.encode(), headers
     try:
-        return base64.b64decode(asked.payload_base64 or "", validate=True), asked.headers
+        return base64.b64decode(asked.payload_base64 or "", validate=True), headers
     except (binascii.Error, ValueError):
         raise Invalid(f"payload_base64 must be base64 with padding, not {shown(asked.payload_base64)}") from None
+
+
+def _headers_of(asked: NewMessage) -> dict[str, str] | None:
+    """Return the headers. Raise Invalid or TooLarge."""
+    if isinstance(asked.headers, UnsetType):
+        return None
+    raw = bytes(asked.headers)
+    if len(raw) > MAX_HEADERS_JSON_BYTES:
+        raise TooLarge(f"headers may take {MAX_HEADERS_BYTES} bytes in all", advice=FIXED_LIMIT)
+    try:
+        headers: dict[str, str] | None = decoded(HEADERS, raw)
+        return headers
+    except Invalid as bad:
+        raise Invalid(f"headers: {bad.reason}") from None
 
 
 def payload_fields(payload: bytes, headers: dict[str, str] | None) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from timeline.errors import Invalid, NotFound
 from timeline.gateway.clients import CallerClient
 from timeline.gateway.keys import RepeatKey
 from timeline.gateway.problems import documented
-from timeline.gateway.putting import LineStream, answer_of_receipt, put_list, put_one
-from timeline.gateway.requests import ApiRequest, Streamed
+from timeline.gateway.putting import LineStream, answer_of_receipt, listed, put_list, put_one
+from timeline.gateway.requests import MAX_BODY_BYTES, ApiRequest, Streamed
+from timeline.gateway.service import gateway_of
 from timeline.gateway.shapes import MoveMessage, NewMessage, PutAnswer, PutAnswers, Stored
 from timeline.gateway.values import (
     CONTENT_TYPE,
@@ -30,7 +31,7 @@ from timeline.gateway.values import (
 )
 from timeline.model import DEFAULT_GROUP, Status
 
-ONE, MANY = msgspec.json.Decoder(NewMessage), msgspec.json.Decoder(list[NewMessage])
+ONE = msgspec.json.Decoder(NewMessage)
 ENCODER = msgspec.json.Encoder()
 JSON_LINES = "application/x-ndjson"
 GONE = (
@@ -57,27 +58,35 @@ async def put(request: ApiRequest, client: CallerClient, topic: str) -> Any:
     key = RepeatKey(request.key, name)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if "timeline-at" in request.headers or "timeline-in" in request.headers:
-        return _answered(*await put_one(client, name, raw_message(request, await request.body(), key), key))
+        return _answered(
+            *await put_one(client, name, raw_message(request, await request.body(MAX_BODY_BYTES, 1), key), key)
+        )
     if kind == JSON_LINES:
         lines = LineStream(request, client, name, key)
         if JSON_LINES in request.headers.get("accept", ""):
-            return Streamed(_encoded(lines), 207, JSON_LINES)
+            return Streamed(_encoded(request, lines), 207, JSON_LINES)
         return Response(await lines.summary(), status_code=207)
     if kind not in ("", JSON):
         raise Invalid(
             f"a body of type {kind!r:.80} is the payload itself: say when it is due in the header Timeline-In or "
             "Timeline-At. A message in JSON has the type application/json"
         )
-    body = await request.body()
+    body = await request.body(MAX_BODY_BYTES, 1)
     if body.lstrip()[:1] == b"[":
-        listed = decoded(MANY, body)
-        return Response(PutAnswers(await put_list(client, name, listed, key, trace=request.trace)), status_code=207)
+        answers = await put_list(client, name, listed(body), key, trace=request.trace)
+        return Response(PutAnswers(answers), status_code=207)
     return _answered(*await put_one(client, name, to_put(decoded(ONE, body), key.id(0), request.trace), key))
 
 
-async def _encoded(lines: LineStream) -> AsyncGenerator[bytes, None]:
-    async for answers in lines.answers():
-        yield ENCODER.encode_lines(answers)
+async def _encoded(request: ApiRequest, lines: LineStream) -> AsyncGenerator[bytes, None]:
+    try:
+        async with gateway_of(request).clients.serving(request.caller):  # the call's own loan ends before its answer
+            async for answers in lines.answers():
+                yield ENCODER.encode_lines(answers)
+        if lines.stopped is not None:
+            yield ENCODER.encode_lines([lines.stopped])
+    finally:
+        request.release()
 
 
 def raw_message(request: ApiRequest, body: bytes, key: RepeatKey) -> ToPut:

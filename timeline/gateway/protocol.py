@@ -1,0 +1,331 @@
+"""HTTP/1.1 of one connection, and its bounds: of each head, of requests that wait, of time, and of all together.
+
+A request that breaks the rules of HTTP ends its connection, after the requests before it have their answers. If its
+body breaks them, the call itself learns it (`BROKEN`): it alone knows what was done already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from timeline.gateway.requests import BROKEN, SILENT_S
+
+HEAD_S = 20.0
+"""How long the head of a request may take, and how long a new connection may say nothing."""
+MAX_HEAD_BYTES = 64 * 1024
+MAX_HEADERS = 256
+MAX_WAITING = 16
+"""Requests of one connection that may wait for the answer of the one before."""
+HEADS_BYTES = 32 * 1024 * 1024
+"""All heads together that have no end yet."""
+UNREAD_BYTES = 128 * 1024 * 1024
+"""All answers together that wait for their readers. Beyond it, those who read nothing are disconnected at once."""
+MOST_FILES = 65_536
+FILES_OF_OURS = 512
+"""Descriptors that connections never get: for brokers, receivers of webhooks and the log. If there are few, half."""
+
+
+class Connections:
+    """All connections of a process. `most`: how many there may be. One more closes the one that is idle longest."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._open, self._heads_bytes = most, 0, 0
+        self._idle: dict[BoundedHttp, None] = {}
+        self._unread: dict[BoundedHttp, None] = {}
+
+    def opened(self, one: BoundedHttp) -> None:
+        """Count a connection, which is idle."""
+        self._open += 1
+        self._idle[one] = None
+        if self._open > self._most:
+            next(iter(self._idle)).abort()
+
+    def closed(self, one: BoundedHttp) -> None:
+        """Forget a connection."""
+        self._open -= 1
+        self._idle.pop(one, None)
+        self._unread.pop(one, None)
+
+    def idle(self, one: BoundedHttp) -> None:
+        """Note that a connection has no request."""
+        self._idle[one] = None
+
+    def busy(self, one: BoundedHttp) -> None:
+        """Note that a connection has one."""
+        self._idle.pop(one, None)
+
+    def hold(self, count: int) -> bool:
+        """Count bytes of heads without an end; a negative count frees them. Return whether there is room."""
+        self._heads_bytes += count
+        return self._heads_bytes <= HEADS_BYTES
+
+    def read(self, one: BoundedHttp) -> None:
+        """Note that the answers of a connection were read."""
+        self._unread.pop(one, None)
+
+    def unread(self, one: BoundedHttp) -> None:
+        """Note that a connection has an answer whose reader is slow. If all are too large, those that read nothing
+        since the last look are disconnected, the oldest first."""
+        self._unread[one] = None
+        left = sum(each.unread_bytes for each in self._unread)
+        for each in list(self._unread) if left > UNREAD_BYTES else ():
+            if each is not one and left > UNREAD_BYTES and not each.has_read():
+                left -= each.unread_bytes
+                each.abort()
+
+
+class _Parser:
+    """The parser of one connection. It serves a request that asks for another protocol (`Upgrade`) as if it did not.
+
+    The library would take what follows such a head for the other protocol, and drop its body. Java's own client asks
+    for HTTP/2 in this way.
+    """
+
+    def __init__(self, http: BoundedHttp) -> None:
+        self._http = http
+        self._begin()
+
+    def _begin(self) -> None:
+        self._parser = httptools.HttpRequestParser(self._http)
+        self.get_http_version, self.get_method = self._parser.get_http_version, self._parser.get_method
+        self.should_keep_alive = self._parser.should_keep_alive
+
+    def should_upgrade(self) -> bool:
+        """Return False: no other protocol is spoken."""
+        return False
+
+    @property
+    def asked(self) -> bool:
+        """Whether the request asks for another protocol."""
+        return bool(self._parser.should_upgrade())
+
+    def feed_data(self, data: bytes) -> None:
+        """Parse. Raise HttpParserError."""
+        while True:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as asked:
+                data = data[asked.args[0] :]
+                self._begin()
+                if framing := self._http.framing():  # its body comes now, and so needs a head
+                    self._http.muted = True
+                    self._parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n")
+                    self._http.muted = False
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, connections: Connections, **given: Any) -> None:
+        super().__init__(**given)
+        self.parser: Any = _Parser(self)
+        self.muted = False
+        """Whether what the parser calls is no news."""
+        self._all = connections
+        self._timer: asyncio.TimerHandle | None = None
+        self._stalled: asyncio.TimerHandle | None = None
+        self._unread_bytes = 0
+        self._in_body = self._ended = self._last = False
+        self._head_bytes = self._held_bytes = 0
+        self._loose_bytes = 0
+        """Bytes that came since the last whole head, or the last part of a body."""
+        self._refusal = 400, "this is no request of HTTP/1.1"
+
+    def connection_made(self, transport: Any) -> None:
+        """Wait for a first request."""
+        super().connection_made(transport)
+        self._timer = self.loop.call_later(HEAD_S, transport.close)
+        self._all.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait for nothing."""
+        for timer in (self._timer, self._stalled):
+            if timer is not None:
+                timer.cancel()
+        self._hold(0)
+        self._all.closed(self)
+        super().connection_lost(exc)
+
+    def abort(self) -> None:
+        """Disconnect at once."""
+        self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Take a part of a request. After one that broke the rules, nothing more is read."""
+        if self._ended:
+            return
+        if self._loose_bytes > MAX_HEAD_BYTES:
+            self._too_long()
+            self.send_400_response("")
+            return
+        if self._timer is None and not self._in_body:
+            self._timer = self.loop.call_later(HEAD_S, self._head_is_late)
+        self._loose_bytes += len(data)
+        super().data_received(data)
+        if self.parser is not None and not self._ended and not self._hold(0 if self._in_body else self._loose_bytes):
+            self._refusal = 503, "the gateway holds as many unfinished requests as it may: try again"
+            self.send_400_response("")
+
+    def _hold(self, count: int) -> bool:
+        """Note how many bytes of an unfinished head are held. Return whether there is room for them."""
+        if count == self._held_bytes:
+            return True
+        more, self._held_bytes = count - self._held_bytes, count
+        return self._all.hold(more) or more < 0
+
+    def _wait_no_more(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _head_is_late(self) -> None:
+        self._timer = None
+        self._refusal = 408, f"the head of a request takes at most {HEAD_S:g} s"
+        self.send_400_response("")
+
+    def _too_long(self) -> None:
+        self._refusal = 431, f"a head has at most {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers"
+
+    def on_message_begin(self) -> None:
+        """Begin a head."""
+        if self.muted:
+            return
+        if len(self.pipeline) >= MAX_WAITING:
+            raise ValueError("too many requests wait")
+        super().on_message_begin()
+        self._head_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        """Take a part of the request line."""
+        if not self.muted:
+            self._count(len(url))
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header. Those after a body are dropped."""
+        if not self.muted and not self._in_body:
+            self._count(len(name) + len(value))
+            super().on_header(name, value)
+
+    def _count(self, count: int) -> None:
+        self._head_bytes += count
+        if self._head_bytes > MAX_HEAD_BYTES or len(self.headers) >= MAX_HEADERS:
+            self._too_long()
+            raise ValueError("the head is too long")
+
+    def framing(self) -> bytes:
+        """Return the headers that say how long the body is. Empty: there is none."""
+        found = (one for one in self.headers if one[0] in (b"content-length", b"transfer-encoding"))
+        return b"".join(name + b": " + value + b"\r\n" for name, value in found)
+
+    def on_headers_complete(self) -> None:
+        """Serve the request."""
+        if self.muted:
+            return
+        if sum(name == b"host" for name, _ in self.headers) > 1:
+            raise ValueError("two hosts")
+        super().on_headers_complete()
+        self._wait_no_more()
+        self._in_body, self._loose_bytes = True, 0
+        self._last = not self.cycle.keep_alive
+        self.cycle.keep_alive = True
+        self._all.busy(self)
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of a body."""
+        self._loose_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a request."""
+        if self.parser.asked and self.framing():
+            return
+        self._wait_no_more()
+        self._in_body, self._loose_bytes = False, 0
+        self.cycle.keep_alive = not self._last
+        if self._last and self.cycle.response_complete:
+            self.transport.close()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request. A body whose answer came before its end may go on for a while: if the connection
+        was closed at once, its sender would never read the answer."""
+        super().on_response_complete()
+        if self.cycle.response_complete:
+            self._all.idle(self)
+            if self._in_body and self._timer is None:
+                self._timer = self.loop.call_later(SILENT_S, self.transport.close)
+                if self._last and self.transport.can_write_eof():
+                    self.transport.write_eof()
+
+    def send_400_response(self, msg: str) -> None:
+        """End the connection after the requests before, which were good. No answer of theirs can be taken for this
+        one."""
+        self._ended = True
+        self._wait_no_more()
+        if self.cycle is None or self.cycle.response_complete:
+            if not self._in_body:
+                self.transport.write(_refused(*self._refusal))
+            self.transport.close()
+            return
+        self.cycle.keep_alive = False
+        if self._in_body:
+            self.scope.setdefault("extensions", {})[BROKEN] = {}
+            self.cycle.more_body = False
+            self.cycle.message_event.set()
+
+    @property
+    def unread_bytes(self) -> int:
+        """How much of the answers waits for its reader."""
+        return int(self.transport.get_write_buffer_size())
+
+    def has_read(self) -> bool:
+        """Return whether the reader has taken anything since the last look."""
+        before, self._unread_bytes = self._unread_bytes, self.unread_bytes
+        return self._unread_bytes < before
+
+    def pause_writing(self) -> None:
+        """Wait for a reader that is slow."""
+        super().pause_writing()
+        self._unread_bytes = self.unread_bytes
+        self._all.unread(self)
+        self._stalled = self.loop.call_later(SILENT_S, self._still_reading)
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        super().resume_writing()
+        self._all.read(self)
+        if self._stalled is not None:
+            self._stalled.cancel()
+
+    def _still_reading(self) -> None:
+        if self.has_read():
+            self._stalled = self.loop.call_later(SILENT_S, self._still_reading)
+        else:
+            self.abort()
+
+
+def _refused(status: int, said: str) -> bytes:
+    """Return the answer to what is no request."""
+    titles = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
+    title = titles.get(status, "Service Unavailable")
+    code = "UNAVAILABLE" if status == 503 else "INVALID"
+    problem = {"type": f"urn:timeline:{code.lower()}", "title": title, "status": status, "code": code, "detail": said}
+    body = json.dumps(problem).encode()
+    head = f"HTTP/1.1 {status} {title}\r\ncontent-type: application/problem+json\r\ncontent-length: {len(body)}\r\n"
+    return head.encode() + b"connection: close\r\n\r\n" + body
+
+
+def most_connections() -> int:
+    """Permit this process all the descriptors that it may have. Return how many connections that is."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = MOST_FILES if most == resource.RLIM_INFINITY else min(most, MOST_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+    return max(1, files - min(FILES_OF_OURS, files // 2))
