@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from contextlib import aclosing
 from typing import Annotated, Any
 
 from litestar import Response, get
@@ -29,6 +30,8 @@ from timeline.gateway.values import instant, iso, length, text_of
 from timeline.model import MAX_BATCH, Status
 
 MAX_LIMIT = 1_000
+PAGE_BYTES = 4 * 1024 * 1024
+"""Payloads of one page. It ends with the message that reaches them, or soon after."""
 NO_CURSOR = "this is no cursor: give it as the page before had it"
 Limit = Annotated[int, Parameter(ge=1, le=MAX_LIMIT, description="The most messages of one page.")]
 Cursor = Annotated[str | None, Parameter(description="Of the page before, which this one continues.")]
@@ -43,10 +46,16 @@ async def _page(client: CallerClient, topic: str, limit: int, cursor: str | None
         after = base64.urlsafe_b64decode(cursor or "")
     except (binascii.Error, ValueError):
         raise Invalid(NO_CURSOR) from None
-    found = StoredMessages([], None)
-    async for page in client.timeline.scan_pages(text_of(topic), limit=limit, cursor=after, **asked):
-        found.messages += [stored(entry) for entry in messages_of(page)]
-        found.cursor = base64.urlsafe_b64encode(page.cursor).decode() if page.cursor else None
+    found, seen_bytes = StoredMessages([], None), 0
+    pages: Any = client.timeline.scan_pages(text_of(topic), limit=limit, cursor=after, **asked)
+    async with aclosing(pages):
+        async for page in pages:
+            for entry in messages_of(page):
+                found.messages.append(stored(entry))
+                seen_bytes += len(entry.payload or b"")
+            found.cursor = base64.urlsafe_b64encode(page.cursor).decode() if page.cursor else None
+            if seen_bytes >= PAGE_BYTES:
+                break
     return found
 
 
@@ -60,7 +69,8 @@ async def list_(
     client: CallerClient, topic: str, states: States = None, tag: str | None = None, due_from: str | None = None,
     due_to: str | None = None, payload: bool = False, limit: Limit = 100, cursor: Cursor = None,
 ) -> StoredMessages:  # fmt: skip
-    """Return a page of messages, in no order. A message that moves meanwhile is seen at least once."""
+    """Return a page of messages, in no order. A message that moves meanwhile is seen at least once. With large
+    payloads, a page has fewer messages than `limit`. Only a null cursor is the end."""
     due: tuple[When | None, When | None] | None = None
     if due_from is not None or due_to is not None:
         low = None if due_from is None else instant(due_from, "due_from")
