@@ -168,7 +168,9 @@ class ApiRequest(Request[Any, Any, Any]):
                 self.room.take(len(part) * weight)
                 yield part
             if not event.get("more_body", False):
-                return
+                break
+        if BROKEN in (self.scope.get("extensions") or {}):
+            raise Invalid("the body breaks the rules of HTTP/1.1: its chunks do not fit, or have trailers too long")
 
     async def _next_event(self) -> Any:
         """Return the next part of the body. Raise what `body` does."""
@@ -184,8 +186,6 @@ class ApiRequest(Request[Any, Any, Any]):
             self.room.timer = None
         if event["type"] == "http.disconnect":
             raise ClientGone
-        if BROKEN in (self.scope.get("extensions") or {}):
-            raise Invalid("the body breaks the rules of HTTP/1.1: its chunks do not fit, or have trailers too long")
         return event
 
     @property
