@@ -20,7 +20,7 @@ class Answer(NamedTuple):
 
 
 class Connection:
-    """One connection to a URL. `room`: of what arrives and nobody reads; 0: as the system has it."""
+    """One connection to a URL. `room`: bytes that arrive before they are read."""
 
     def __init__(self, url: str, room: int = 2**16) -> None:
         host, _, port = url.removeprefix("http://").rstrip("/").partition(":")

@@ -1,4 +1,4 @@
-"""Requests that break the rules of HTTP, are cut, or follow one another: each has one meaning, and its own answer."""
+"""Requests that break the rules of HTTP, are cut, or follow one another. Each has one meaning, and its own answer."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_what_two_servers_could_read_in_two_ways_is_refused(
     ids=["chunk extension", "trailers", "upgrade to HTTP/2", "the same in chunks", "upgrade to a socket", "no JSON"],
 )  # fmt: skip
 async def test_odd_requests_are_served_and_so_is_the_next_one(site: Site, request_: bytes, status: int) -> None:
-    """Java's own client asks for HTTP/2 with its first request. Whatever is asked, the answer is one of HTTP/1.1."""
+    """Java's own client asks for HTTP/2 with its first request. The answer is one of HTTP/1.1."""
     for parts in ([request_ + ALIVE], [request_[at : at + 1] for at in range(len(request_))] + [ALIVE]):
         async with Connection(site.url) as connection:
             for part in parts:
@@ -105,7 +105,7 @@ async def test_odd_requests_are_served_and_so_is_the_next_one(site: Site, reques
 
 
 async def test_an_error_of_http_is_not_the_answer_to_the_request_before(site: Site) -> None:
-    """A put whose Content-Length is too small is put, and its answer says so. What is left over is its own request."""
+    """A put whose Content-Length is too small is put, and its answer says so. The rest of the body is a request of its own."""
     async with Connection(site.url) as connection:
         await connection.send(posted(MESSAGES, b"ABC", "Timeline-In: 1h") + b"DEF\r\n\r\n")
         first, *others = await connection.answers()

@@ -31,7 +31,7 @@ CHANGING = {"right": "consume"}
 TAKING = {"right": "produce"}
 GOVERNING = {"right": "operator"}
 SEEING = {"right": "broker"}
-"""What every client's right permits."""
+"""Every right of a client permits it."""
 RULES: dict[str, dict[str, Any]] = {
     "putMessages": CHANGING | {"body": {"payload": 1, "in": "1h"}},
     "showMessage": SEEING,

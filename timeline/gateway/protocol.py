@@ -1,4 +1,4 @@
-"""HTTP/1.1 of one connection, and its bounds: of each head, of requests that wait, of time, and of all together.
+"""HTTP/1.1 of one connection. Heads, waiting requests and times are bounded, and so are all connections together.
 
 A request that breaks the rules of HTTP ends its connection, after the requests before it have their answers. If its
 body breaks them, the call itself learns it (`BROKEN`): it alone knows what was done already.
@@ -255,8 +255,8 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request. A body whose answer came before its end may go on for a while: if the connection
-        was closed at once, its sender would never read the answer."""
+        """Wait for the next request. A body whose answer came before its end may go on for a while. Its sender could
+        not read the answer if the connection closed at once."""
         super().on_response_complete()
         if self.cycle.response_complete:
             self._all.idle(self)

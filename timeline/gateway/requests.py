@@ -66,7 +66,7 @@ class BodyBudget:
 
 
 class BodyRoom:
-    """The room of one body. `timer`: ends the wait for its next part; None while nobody waits."""
+    """The room of one body. `timer`: ends the wait for its next part; None while no part is awaited."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
