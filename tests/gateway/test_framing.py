@@ -105,7 +105,7 @@ async def test_odd_requests_are_served_and_so_is_the_next_one(site: Site, reques
 
 
 async def test_an_error_of_http_is_not_the_answer_to_the_request_before(site: Site) -> None:
-    """A put whose Content-Length is too small is put, and its answer says so. The rest of the body is a request of its own."""
+    """A put whose Content-Length is too small is put, and its answer says so."""
     async with Connection(site.url) as connection:
         await connection.send(posted(MESSAGES, b"ABC", "Timeline-In: 1h") + b"DEF\r\n\r\n")
         first, *others = await connection.answers()
