@@ -102,16 +102,19 @@ class DirectCalls:
         return (call, given) if call is not None and _usual(scope["headers"], call) else (None, {})
 
     async def _answer(self, call: _Call, request: ApiRequest, given: dict[str, Any]) -> Any:
-        """Return what the function of a call returns."""
-        if call.decoder is not None:
-            body = await request.body()
-            try:
-                given["data"] = call.decoder.decode(body)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                raise _Undecoded(body) from None
+        """Return what the function of a call returns. Nothing of a stranger's body is read."""
         await self._gateway.check_guarded()
-        async with self._gateway.clients.serving(request.caller) as client:
-            return await call.function(request=request, client=client, **given)
+        try:
+            async with self._gateway.clients.serving(request.caller) as client:
+                if call.decoder is not None:
+                    body = await request.body()
+                    try:
+                        given["data"] = call.decoder.decode(body)
+                    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                        raise _Undecoded(body) from None
+                return await call.function(request=request, client=client, **given)
+        finally:
+            request.release()
 
 
 class _Undecoded(Exception):
