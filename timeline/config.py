@@ -97,6 +97,8 @@ class ServeConfig:
     http: str = _setting(
         "", "HOST:PORT|off", "Address of HTTP, by a gateway beside the broker.", shown=f"{HTTP} beside the default port"
     )
+    push_allow: str = _setting("", "CIDR", "Private networks that its webhooks may reach, with commas.", shown="none")
+    push_token_file: str = _setting("", "FILE", "Token for its webhooks: rights admin and consume.", shown="none")
     journal: str = _setting("", URL, "Event journal: what happens to each message.", shown="nowhere")
 
     def check(self) -> ServeConfig:
@@ -115,6 +117,8 @@ class ServeConfig:
             self._check_ports()
         if self.http not in ("", "off"):
             check_address("http", self.http, free_port=True, otherwise='or "off"')
+        for network in filter(None, self.push_allow.split(",")):
+            check_network("push_allow", network)
         self._check_security()
         for setting in dataclasses.fields(self):
             value, (low, high) = getattr(self, setting.name), setting.metadata["range"]
@@ -203,6 +207,14 @@ def check_address(field: str, address: object, *, free_port: bool = False, other
 
 
 _EXAMPLES = {"store": "sqlite:///timeline.db", "sync": "local://", "journal": "file:///var/lib/timeline/journal"}
+
+
+def check_network(field: str, text: str) -> None:
+    """Raise Invalid, naming `field`, for anything but a network in CIDR notation."""
+    try:
+        ipaddress.ip_network(text.strip())
+    except ValueError as bad:
+        raise Invalid(f"{field} takes networks such as 10.1.0.0/16, not {text!r:.60}: {bad}") from bad
 
 
 def _check_url(field: str, value: object) -> None:

@@ -15,11 +15,14 @@ from typing import Any
 import httpx
 import pytest
 
+import timeline
 from tests.broker.journalled import until
 from tests.gateway.processes import TIMELINE, broker
-from timeline.broker.server.gateway_process import gateway_for
+from tests.gateway.push.receiver import Receiver, always
+from timeline.broker.server.gateway_process import command_of, gateway_for
 from timeline.child import free_ports
 from timeline.config import HTTP, ServeConfig, split_address
+from timeline.errors import Invalid
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -69,6 +72,30 @@ async def test_it_is_started_again_and_ends_with_the_broker(tmp_path: Path) -> N
             assert put.status_code == 201
     last = gateway_pids(served["log"])[-1]
     assert not alive(first) and not alive(last)
+
+
+async def test_it_sends_webhooks_to_the_networks_that_the_broker_permits(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    receiver = Receiver(always(204))
+    await receiver.start()
+    try:
+        with serve(tmp_path, port, "--push-allow", "10.1.0.0/16, 127.0.0.0/8") as served:
+            async with timeline.connect(served["listen"], timeout="30s") as tl:
+                await tl.create_topic("pushed", push_url=receiver.url)
+                async with tl.producer("pushed") as p:
+                    await p.produce(b"hello", in_=0)
+                ((_, body),) = await receiver.received(1)
+                assert body == b"hello"
+    finally:
+        await receiver.stop()
+
+
+def test_its_webhooks_have_the_token_and_the_networks_of_the_broker() -> None:
+    config = ServeConfig(http="127.0.0.1:9080", push_allow="10.1.0.0/16,fd00::/8", push_token_file="push.token")
+    command = " ".join(command_of(config.check()))
+    assert "--push-allow 10.1.0.0/16 --push-allow fd00::/8 --push-token-file push.token" in command
+    with pytest.raises(Invalid, match="push_allow takes networks"):
+        ServeConfig(push_allow="10.1.0.0/33").check()
 
 
 async def test_it_ends_when_the_broker_is_killed(tmp_path: Path) -> None:

@@ -303,6 +303,13 @@ async def test_push_test_sends_one_signed_example(receiver: Receiver, tmp_path: 
             assert code != 0 and "has no push_url" in error
             receiver.answer = always(500)
             assert (await _told(*asked, "--push-allow", "127.0.0.0/8"))[0] == 1
+            assert refused[0] == 4 and refused[2].startswith(f"timeline: {receiver.url} did not answer: webhooks must")
+            # A receiver that is away is not a broker that is away, and is not told as one.
+            await tl.update_topic("u", push_url="http://name.invalid/hook")
+            code, _, error = await _told("push", "test", "u", "--address", broker["listen"])
+            assert (code, error.partition(": the name name.invalid is not known here")[0]) == (
+                3, "timeline: http://name.invalid/hook did not answer"
+            )  # fmt: skip
 
 
 async def _told(*arguments: str) -> tuple[int, str, str]:

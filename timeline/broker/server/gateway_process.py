@@ -45,6 +45,9 @@ def command_of(config: ServeConfig) -> tuple[str, ...]:
     if config.tls_cert:
         options += ["--tls-cert", config.tls_cert, "--tls-key", config.tls_key, "--broker-tls"]
         options += ["--broker-ca", config.tls_ca] if config.tls_ca else []
+    for network in filter(None, config.push_allow.split(",")):
+        options += ["--push-allow", network.strip()]
+    options += ["--push-token-file", config.push_token_file] if config.push_token_file else []
     if config.client_ca:
         options += ["--broker-cert", config.tls_cert, "--broker-key", config.tls_key]
     return (*COMMAND, *options, *(["--insecure"] if config.insecure else []))

@@ -8,12 +8,12 @@ import secrets
 import click
 
 import timeline
-from timeline.cli.app import Suggesting, needing, say
+from timeline.cli.app import REFUSED, UNREACHABLE, Failed, Suggesting, needing, say
 from timeline.cli.options import ClientOptions, check_topic, client_command, topic_names
 from timeline.cli.output import print_fields, print_json
 from timeline.clock import Clock
 from timeline.driver.times import as_datetime
-from timeline.errors import Invalid, Unavailable
+from timeline.errors import Invalid
 
 SHOWN_BYTES = 1_024
 
@@ -70,7 +70,8 @@ async def send_example(tl: timeline.Timeline, options: ClientOptions, name: str,
     try:
         answer = await sender.post(sent, example.payload, settings.push_timeout_ms)
     except Unanswered as why:
-        raise Unavailable(f"{url} did not answer. {why}") from why
+        # Not an error of the client: the broker answers.
+        raise Failed(REFUSED if why.refused else UNREACHABLE, f"{url} did not answer: {why}") from why
     finally:
         await sender.close()
         await asyncio.sleep(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -68,6 +69,8 @@ class Sender:
             raise Unanswered(f"no answer within {shown_duration(round(timeout_ms))}") from None
         except Invalid as bad:
             raise Unanswered(bad.reason, refused=True) from bad
+        except socket.gaierror as unknown:
+            raise Unanswered(f"the name {self._host} is not known here: {unknown.strerror}") from unknown
         except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as bad:
             raise Unanswered(f"{type(bad).__name__}: {bad}") from bad
 
