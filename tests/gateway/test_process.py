@@ -97,7 +97,7 @@ async def test_the_broker_decides_about_tokens(tmp_path: Path) -> None:
                 return await http.post(path, json=body, headers={"Authorization": f"Bearer {token}"})
 
             none = await http.post(path, json=body)
-            assert "token" in problem(none, 401, "UNAUTHENTICATED")
+            assert "send the header 'Authorization: Bearer'" in problem(none, 401, "UNAUTHENTICATED")
             assert none.headers["www-authenticate"] == "Bearer"
             problem(await ask("nonsense"), 401, "UNAUTHENTICATED")
             problem(await ask(admin[:-1] + ("0" if admin[-1] != "0" else "1")), 401, "UNAUTHENTICATED")

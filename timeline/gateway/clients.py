@@ -29,6 +29,13 @@ UNAUTHENTICATED = "UNAUTHENTICATED"
 """In `found` of an error: the token is missing, unknown or has expired."""
 
 
+def no_token() -> Forbidden:
+    """Return the refusal of a caller that shows no token, where brokers ask for one."""
+    denied = Forbidden("no token was given: send the header 'Authorization: Bearer' with a token")
+    denied.found = (UNAUTHENTICATED,)
+    return denied
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who calls, as far as the gateway knows: the token that is shown. Empty: none."""
@@ -119,6 +126,8 @@ class Clients:
             if UNAUTHENTICATED in denied.found and self._clients.get(caller) is client and client.users == 1:
                 del self._clients[caller]  # unknown tokens cost nothing for long
                 await client.timeline.aclose()
+            if UNAUTHENTICATED in denied.found and not caller.token:  # the broker's sentence is for its own clients
+                raise no_token() from denied
             raise
         finally:
             client.users -= 1

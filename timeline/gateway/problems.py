@@ -17,7 +17,7 @@ from litestar.routes import HTTPRoute
 from timeline import errors
 from timeline.credentials import BadCredentials
 from timeline.errors import Forbidden, Invalid, TimelineError, Unavailable, explain
-from timeline.gateway.clients import UNAUTHENTICATED
+from timeline.gateway.clients import UNAUTHENTICATED, no_token
 from timeline.gateway.shapes import Problem
 from timeline.gateway.values import NOT_JSON, TOO_DEEP
 from timeline.model import Status
@@ -174,8 +174,6 @@ def documented(*codes: str) -> dict[int, ResponseSpec]:
 def _example(code: str) -> Problem:
     """Return a problem of `code` that says what the code means."""
     if code == UNAUTHENTICATED:
-        denied = Forbidden("no token was given: send Authorization: Bearer and a token")
-        denied.found = (UNAUTHENTICATED,)
-        return problem_of(denied)
+        return problem_of(no_token())
     (kind,) = (kind for kind in vars(errors).values() if isinstance(kind, type) and vars(kind).get("code") == code)
     return problem_of(kind())
