@@ -116,8 +116,8 @@ class AddressGuard:
         if not permitted:
             why = "; ".join(judged.values()) or "it has no address"
             raise AddressRefused(
-                f"webhooks must not go to {host}. {why}. If they should, start the gateway with --push-allow and the "
-                "network"
+                f"webhooks must not go to {host}. {why}. If they should, give --push-allow and the network "
+                "to the gateway, or to serve, which keeps one"
             )
         return permitted
 
