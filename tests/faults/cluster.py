@@ -156,10 +156,10 @@ class ClusterMachine(Machine):
         for task in waiting:
             task.cancel()
 
-    async def enough(self) -> None:
-        """Once enough was put, producers end, and all that was put is settled."""
+    async def enough(self, puts: int = PUTS) -> None:
+        """Once `puts` messages were put, producers end, and all that was put is settled."""
         async with asyncio.timeout(PATIENCE_S):
-            while self._told(self.producers, "put") < PUTS:
+            while self._told(self.producers, "put") < puts:
                 await self._told_more()
         for producer in self.producers.values():
             producer.tell()

@@ -122,11 +122,14 @@ class Machine:
         async with timeline.connect(self.address, timeout="30s") as client:
             await client.create_topic(TOPIC, lease=LEASE_MS / 1_000, **settings)
 
-    async def _worker(self, what: str, name: str, *flags: str, address: str = "") -> Child:
+    async def _worker(
+        self, what: str, name: str, *flags: str, address: str = "", module: str = "tests.faults.worker"
+    ) -> Child:
+        """A process of `module`, which does `what`."""
         self.sessions += 1
         common = ["--address", address or self.address, "--name", name, "--session", str(self.sessions)]
         history = str(self.folder / f"{name}.{self.sessions}.jsonl")
-        command = ["-m", "tests.faults.worker", what, *common, "--history", history, *flags]
+        command = ["-m", module, *filter(None, [what]), *common, "--history", history, *flags]
         child = await Child.start(name, self.folder / f"{name}.log", *command)
         self.children.append(child)
         await child.until(lambda told: "started" in told)
@@ -150,14 +153,18 @@ class Machine:
 
     async def drained(self) -> None:
         """Every producer is done and every message settled: consumers are told to hold nothing back, and each time one
-        has something to tell the store is looked at."""
+        has something to tell the store is looked at. Patience begins anew with each message that is received."""
         for producer in self.producers.values():
             if producer.process.returncode is None:
                 await producer.until(lambda told: "done" in told)
         for consumer in self.consumers.values():
             consumer.tell()
-        async with asyncio.timeout(PATIENCE_S), timeline.connect(self.address, timeout="30s") as client:
+        loop, received = asyncio.get_running_loop(), 0
+        async with asyncio.timeout(PATIENCE_S) as patience, timeline.connect(self.address, timeout="30s") as client:
             while True:
+                if (so_far := sum(child.told.get("received", 0) for child in self.consumers.values())) > received:
+                    received = so_far
+                    patience.reschedule(loop.time() + PATIENCE_S)
                 # Before the look at the store: what is told during it may be the last there is to tell.
                 for child in self.consumers.values():
                     child.news.clear()

@@ -17,7 +17,7 @@ import asyncio
 import json
 import random
 import sys
-from typing import Any
+from typing import Any, Protocol
 
 import timeline
 from timeline.clock import Clock
@@ -52,8 +52,11 @@ class Produce:
         self.sent = 0
         self.enough = asyncio.Event()
 
-    async def run(self, client: Any) -> None:
-        async with client.producer(TOPIC, group=self.asked.name) as producer:
+    async def work(self) -> None:
+        async with (
+            timeline.connect(self.asked.address, timeout="30s") as client,
+            client.producer(TOPIC, group=self.asked.name) as producer,
+        ):
             under_way: set[asyncio.Task[None]] = set()
             loop = asyncio.get_running_loop()
             due_s, enough = loop.time(), loop.create_task(self.enough.wait())
@@ -128,12 +131,15 @@ class Consume:
         self.window = self.asked.handle_ms = 0
         self._settle_oldest()
 
-    async def run(self, client: Any) -> None:
+    async def work(self) -> None:
         mine = {"topic": TOPIC, "consumer": self.asked.name, "session": self.asked.session}
         credit = self.asked.window * 2 + 50
         credit_bytes = credit * CREDIT_BYTES
         self.history.note("consume", {**mine, "credit": credit, "credit_bytes": credit_bytes})
-        async with client.consumer(TOPIC, id=self.asked.name, credit=credit, credit_bytes=credit_bytes) as consumer:
+        async with (
+            timeline.connect(self.asked.address, timeout="30s") as client,
+            client.consumer(TOPIC, id=self.asked.name, credit=credit, credit_bytes=credit_bytes) as consumer,
+        ):
             self.consumer = consumer
             async for delivery in consumer:
                 self._receive(delivery)
@@ -225,15 +231,22 @@ class Consume:
         self.history.answer(started, "ok", {"status": "OK", **until})
 
 
-async def work(asked: argparse.Namespace) -> None:
+class Worker(Protocol):
+    """What a process does until it is done. `finish`: it should hold nothing back, or do no more."""
+
+    def __init__(self, asked: argparse.Namespace, history: HistoryFile) -> None: ...
+    async def work(self) -> None: ...
+    def finish(self) -> None: ...
+
+
+async def run(made: type[Worker], asked: argparse.Namespace) -> None:
     """Works until done, or until standard input ends."""
     history = HistoryFile(asked.history, f"{asked.name}.{asked.session}", Clock())
-    worker = Produce(asked, history) if asked.what == "produce" else Consume(asked, history)
+    worker = made(asked, history)
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    client = timeline.connect(asked.address, timeout="30s")
-    running = loop.create_task(worker.run(client))
+    running = loop.create_task(worker.work())
     say(started=True)
     listening = loop.create_task(_listen(reader, worker))
     await asyncio.wait({running, listening}, return_when=asyncio.FIRST_COMPLETED)
@@ -242,27 +255,33 @@ async def work(asked: argparse.Namespace) -> None:
     running.cancel()
     listening.cancel()
     await asyncio.gather(running, listening, return_exceptions=True)
-    await client.aclose()
     history.close()
 
 
-async def _listen(reader: asyncio.StreamReader, worker: Produce | Consume) -> None:
+async def _listen(reader: asyncio.StreamReader, worker: Worker) -> None:
     while await reader.readline():
         worker.finish()
 
 
-def main() -> None:
+def options() -> argparse.ArgumentParser:
+    """What every worker is told."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("produce", "consume"))
     parser.add_argument("--address", required=True)
     parser.add_argument("--history", required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--session", type=int, default=1)
-    parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--window", type=int, default=100)
     parser.add_argument("--handle-ms", type=int, default=0)
+    return parser
+
+
+def main() -> None:
+    parser = options()
+    parser.add_argument("what", choices=("produce", "consume"))
+    parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--rate", type=int, default=0)
-    asyncio.run(work(parser.parse_args()))
+    asked = parser.parse_args()
+    asyncio.run(run(Produce if asked.what == "produce" else Consume, asked))
 
 
 __all__ = ["FAIL", "TOPIC"]

@@ -33,7 +33,7 @@ FAULTS = (
     "consumer ended: SUPERSEDED", "wrong membership", "put throttled", "settle throttled", "call throttled",
     "bad events", "etcd down", "etcd cut", "etcd emptied", "ghost", "deaf peers", "event lost", "hint lost",
     "broker's lease ran out", "expired id put again", "message replaced", "message taken", "settled elsewhere",
-    "crash puller",
+    "crash puller", "crash between take and settle",
 )  # fmt: skip
 
 

@@ -128,9 +128,14 @@ class Faults:
         world.start_consumer(id)
 
     async def _crash_puller(self) -> None:
-        """Between take and settle, most likely."""
+        """Between take and settle, if it takes something within three seconds."""
         world, id = self.world, self.rng.choice(list(self.world.pullers))
+        for _ in range(150):
+            if world.pullers[id].handling:
+                break
+            await world.timer.wait(0.02)
         self._note("crash puller", process=id)
+        world.occurred["crash between take and settle"] += bool(world.pullers[id].handling)
         world.kill(world.pullers[id])
         await world.timer.wait(self.rng.choice((0.05, 0.7, 2.5)))
         world.start_puller(id)
