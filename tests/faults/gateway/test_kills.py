@@ -46,7 +46,7 @@ async def _killed_in_turn(
 
 @pytest.mark.parametrize("way", WAYS, ids=NAMES)
 async def test_everything_is_killed_once(servers: Running, tmp_path: Path, way: Way, record_property: Record) -> None:
-    await _killed_in_turn(servers, tmp_path, way, record_property, FEW, rate=120, more=150)
+    await _killed_in_turn(servers, tmp_path, way, record_property, FEW, rate=60, more=100)
 
 
 @pytest.mark.prove
