@@ -17,7 +17,7 @@ import timeline
 from tests.faults.cluster import EVERYTHING, ClusterMachine
 from tests.faults.gateway import witness
 from tests.faults.gateway.receiver import TIMEOUT_MS
-from tests.faults.machine import Child
+from tests.faults.machine import PATIENCE_S, Child
 from tests.faults.worker import TOPIC
 from tests.servers.postgresql import PostgresqlServer
 from tests.servers.process import free_port
@@ -144,9 +144,10 @@ class GatewayMachine(ClusterMachine):
         self.note("start", process=EVERYTHING)
         await self.work_on(more)
 
-    async def kill_in_turn(self, puts: int, more: int, numbers: Sequence[int]) -> None:
-        """Kills everything with one of these numbers, one after the other, and the store after each number. After each
-        kill, `more` messages are received. Returns once all were killed and `puts` messages were put."""
+    async def kill_in_turn(self, puts: int, more: int, out: int, numbers: Sequence[int]) -> None:
+        """Kills everything with one of these numbers, one after the other, and the store after each number. Each kill
+        finds `out` leases. After it, `more` messages are received. Returns once all were killed and `puts` messages
+        were put."""
         kills: list[Callable[[int], Awaitable[None]]] = []
         for number in numbers:
             pushing = RECEIVER in self.consumers
@@ -159,6 +160,9 @@ class GatewayMachine(ClusterMachine):
         for turn, kill in enumerate(cycle(kills)):
             if turn >= len(kills) and self.put >= puts:
                 return
+            async with asyncio.timeout(PATIENCE_S):
+                while self._told(self.consumers, "held") < 1.2 * out:  # still `out` when the kill has come
+                    await self._told_more()
             await kill(more)
 
     # ── the end ──
@@ -262,5 +266,6 @@ async def judged(made: GatewayMachine, puts: int, out: int) -> dict[str, Any]:
     assert counts["redelivered"] == sum(why.values())
     kills = [fault for fault in made.faults_noted() if fault.arguments["what"] == "crash"]
     hit = min(made.leases_out(fault.invoked) for fault in kills)
-    assert hit >= out
-    return {**counts, **why, "leases hit at least": hit, "kills": made.kills}
+    counted = {**counts, **why, "leases hit at least": hit, "kills": made.kills}
+    assert hit >= out, counted
+    return counted

@@ -26,20 +26,22 @@ Way = Callable[[GatewayMachine, int], Coroutine[Any, Any, None]]
 
 WAYS = (GatewayMachine.begin_pushing, GatewayMachine.begin_polling)
 NAMES = ("webhooks", "long polls")
-FEW, MANY = 2_000, 100_000
+FEW, MANY = 2_000, 106_000
+"""So many messages are put. A twentieth of them is cancelled."""
 
 
 async def _killed_in_turn(
     servers: Running, folder: Path, way: Way, record: Record, puts: int, rate: int, more: int
 ) -> None:
     require_service("postgresql")
+    out = 20 if puts == FEW else 100
     sync = f"{servers.url(EtcdServer)}/{way.__name__}-{puts}"
     with open_folder() as made_in, store_of_its_own(made_in / "postgresql") as server:
         async with gateway_machine(folder, server, sync) as made:
             await way(made, rate)
             await made.work_on(more)
-            await made.kill_in_turn(puts, more, (1,) if puts == FEW else (1, 2))
-            counted = await judged(made, puts, out=20 if puts == FEW else 100)
+            await made.kill_in_turn(puts, more, out, (1,) if puts == FEW else (1, 2))
+            counted = await judged(made, puts, out)
     record("counted", json.dumps(counted))
     print("", json.dumps(counted), sep="\n")
 
