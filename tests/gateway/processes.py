@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,17 @@ def _environment() -> dict[str, str]:
 
 
 @contextmanager
-def process(folder: Path, *arguments: str) -> Iterator[dict[str, Any]]:
-    """What a process of the command line announces; it must end in order on SIGTERM."""
+def process(folder: Path, *arguments: str, before: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """What a process of the command line announces; it must end in order on SIGTERM. `before`: a command that runs
+    it."""
     log = folder / f"{arguments[0]}.log"
     with log.open("ab") as errors:
         started = subprocess.Popen(
-            [*TIMELINE, *arguments, "--json"], stdout=subprocess.PIPE, stderr=errors, cwd=folder, env=_environment()
+            [*before, *TIMELINE, *arguments, "--json"],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            cwd=folder,
+            env=_environment(),
         )
     assert started.stdout is not None
     try:
@@ -45,6 +50,6 @@ def broker(folder: Path, *more: str) -> Any:
     return process(folder, "serve", "--listen", "127.0.0.1:0", "--metrics", "off", "--log-level", "warning", *more)
 
 
-def gateway(folder: Path, brokers: str, *more: str) -> Any:
+def gateway(folder: Path, brokers: str, *more: str, before: Sequence[str] = ()) -> Any:
     """A gateway on a free port."""
-    return process(folder, "gateway", "--broker", brokers, "--listen", "127.0.0.1:0", *more)
+    return process(folder, "gateway", "--broker", brokers, "--listen", "127.0.0.1:0", *more, before=before)

@@ -21,12 +21,20 @@ from timeline.gateway.service import GatewaySettings, HttpGateway, Part
 from timeline.logs import set_up_logs
 
 BACKLOG = 2048
+ACCEPTED_AT_ONCE = 64
 IDLE_S = 75
 """How long a connection may stay open between two requests."""
 
 
 class _Server(uvicorn.Server):
-    """A server whose signals are ours."""
+    """A server whose signals are ours, and that accepts few connections at a time. So each is counted before more take
+    descriptors."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin. As many connections as ever may wait to be accepted."""
+        await super().startup(sockets)
+        for port in sockets or ():
+            port.listen(BACKLOG)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -56,6 +64,7 @@ async def run(
         uvicorn.Config(
             application(gateway),
             http=protocol,
+            backlog=ACCEPTED_AT_ONCE,
             loop="none",
             ws="none",
             lifespan="on",

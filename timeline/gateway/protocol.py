@@ -44,7 +44,9 @@ class Connections:
         self._open += 1
         self._idle[one] = None
         if self._open > self._most:
-            next(iter(self._idle)).abort()
+            longest = next(iter(self._idle))
+            self.busy(longest)  # its end comes later, and the next one more takes another
+            longest.abort()
 
     def closed(self, one: BoundedHttp) -> None:
         """Forget a connection."""
