@@ -170,6 +170,44 @@ async def test_pages_of_other_origins_are_let_in_only_if_listed(tmp_path: Path, 
             assert other.headers.get("access-control-allow-origin") != "https://evil.example.org"
 
 
+@pytest.mark.parametrize(
+    ("page", "let_in"),
+    [
+        ({"Origin": "https://evil.example.org"}, False),
+        ({"Origin": "null"}, False),
+        ({"Origin": "http://127.0.0.1:1"}, False),
+        ({"Origin": "https://evil.example.org", "Sec-Fetch-Site": "same-origin"}, False),
+        ({"Sec-Fetch-Site": "cross-site"}, False),
+        ({"Sec-Fetch-Site": "same-site"}, False),
+        ({"Sec-Fetch-Site": "same-origin"}, True),
+        ({"Sec-Fetch-Site": "none"}, True),
+        ({"Origin": "the gateway's own"}, True),
+    ],
+)
+async def test_a_page_of_another_site_changes_and_takes_nothing(
+    http: httpx.AsyncClient, site: Site, page: dict[str, str], let_in: bool
+) -> None:
+    """A browser sends such requests without asking: a form's, one without a content type, an image."""
+    headers = {name: site.url if text.startswith("the") else text for name, text in page.items()}
+    topic = "/v1/topics/departures"
+    made = await http.post(f"{topic}/messages", json={"payload": 1, "in": 0})
+    calls = [
+        ("POST", f"{topic}/messages", b'{"payload":1,"in":"1h"}'),
+        ("POST", "/v1/leases:ack", b'{"receipts":["none"]}'),
+        ("POST", f"{topic}/leases", b'{"wait":0}'),
+        ("POST", f"{topic}/dead:purge", b'{"all":true}'),
+        ("GET", f"{topic}/stream", b""),
+    ]
+    for method, path, body in calls:
+        async with http.stream(method, path, content=body, headers=headers) as answer:
+            assert (answer.status_code == 403) is not let_in
+            if not let_in:
+                await answer.aread()
+                assert "--origin" in problem(answer, 403, "FORBIDDEN")
+    found = await http.get(f"{topic}/messages/{made.json()['id']}", headers=headers)
+    assert found.json()["deliveries"] == 0 or let_in
+
+
 async def test_beyond_this_machine_its_broker_must_ask_for_tokens(tmp_path: Path, site: Site) -> None:
     pair = Authority(tmp_path, "authority").issue("gateway")
     secure = ("--listen", "0.0.0.0:0", "--tls-cert", pair.cert, "--tls-key", pair.key)

@@ -49,6 +49,8 @@ async def check_call(request: Request[Any, Any, Any]) -> None:
     """Check what needs no body: the parameters, and whether brokers let the caller in. The framework reads bodies
     before it lends the client."""
     assert isinstance(request, ApiRequest)
+    if request.method != "GET" or request.scope["path_template"].endswith("/stream"):  # a stream takes messages
+        request.check_origin(gateway_of(request).settings.origins)
     check_query(request)
     if "data" in request.route_handler.parsed_fn_signature.parameters:
         await gateway_of(request).check_guarded()

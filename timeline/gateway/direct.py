@@ -144,7 +144,7 @@ def _usual(headers: Sequence[tuple[bytes, bytes]], call: _Call) -> bool:
             host = value
         elif name == b"content-type":
             kind = value
-        elif name == b"origin":
+        elif name in (b"origin", b"sec-fetch-site"):
             return False
     return (call.decoder is None or kind == JSON_TYPE) and HOST.fullmatch(host) is not None
 

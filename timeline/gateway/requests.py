@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from litestar import Request, Response
@@ -197,6 +197,18 @@ class ApiRequest(Request[Any, Any, Any]):
             denied.found = (UNAUTHENTICATED,)
             raise denied
         return Caller(said[len(BEARER) :].strip(), AS_OPERATOR in self.headers)
+
+    def check_origin(self, listed: Sequence[str]) -> None:
+        """Raise Forbidden for a page of another site that is not listed. A browser sends what such a page asks for, and
+        keeps only the answer from it."""
+        origin: str = self.headers.get("origin", "")
+        own = origin.partition("://")[2] == self.headers.get("host")
+        foreign = bool(origin) or self.headers.get("sec-fetch-site") in ("cross-site", "same-site")
+        if foreign and not own and origin not in listed:
+            raise Forbidden(
+                f"pages of {origin or 'another site'!r:.100} may not call. If they should, start the gateway with "
+                "--origin and their origin"
+            )
 
     @property
     def trace(self) -> dict[str, str]:

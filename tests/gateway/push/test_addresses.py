@@ -7,8 +7,10 @@ from ipaddress import ip_network
 
 import pytest
 
+from tests.gateway.push.receiver import Receiver, always
 from timeline.errors import Invalid
 from timeline.gateway.push.addresses import REFUSED, AddressGuard, AddressRefused, host_of
+from timeline.gateway.push.sender import Sender
 
 INSIDE = [
     # Plain, and as this machine's look-up reads them: decimal, octal, hexadecimal, short, with a trailing dot.
@@ -93,6 +95,27 @@ async def test_a_name_that_changes_its_address_is_judged_anew_and_pinned_to_what
     assert await guard.addresses(url) == ("1.1.1.1",)
     with pytest.raises(AddressRefused, match="it has no address"):
         await guard.addresses(url)
+
+
+async def test_the_connection_goes_to_the_address_that_was_judged() -> None:
+    """The name is looked up once, by the guard. A second look-up of this one would fail."""
+    receiver = Receiver(always(204))
+    await receiver.start()
+    asked: list[str] = []
+
+    async def rebinding(host: str, port: int) -> Sequence[str]:
+        asked.append(host)
+        return ["127.0.0.1"] if len(asked) == 1 else ["169.254.169.254"]
+
+    sender = Sender(f"http://hook.invalid:{receiver.port}/", AddressGuard(["127.0.0.0/8"], rebinding), 1)
+    try:
+        for _ in range(2):
+            assert (await sender.post([("webhook-id", "a")], b"payload", 10_000)).status == 204
+    finally:
+        await sender.close()
+        await receiver.stop()
+    assert asked == ["hook.invalid"]
+    assert {request.headers["Host"] for request, _ in receiver.requests} == {f"hook.invalid:{receiver.port}"}
 
 
 async def test_allowed_networks_are_reached_and_no_others() -> None:
