@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -107,6 +108,49 @@ def listed(body: bytes) -> list[NewMessage]:
     return messages
 
 
+@dataclass(frozen=True, slots=True)
+class PutOutcome:
+    """What became of the messages of one call, by their places.
+
+    `refused`: answers to those that were not sent, or whose call failed. `told`: the receipts of the others.
+    `repeatable`: the call has an Idempotency-Key.
+    """
+
+    refused: dict[int, PutAnswer]
+    told: list[tuple[Sequence[int], Receipts]]
+    repeatable: bool = False
+
+    def answers(self) -> list[PutAnswer]:
+        """Return an answer for each message, in order."""
+        return [answer for _, answer in self._sorted(failed_alone=False)]
+
+    def failed(self) -> list[tuple[int, PutAnswer]]:
+        """Return the places and answers of those that failed, in order. No object is made for the others."""
+        return self._sorted(failed_alone=True)
+
+    def counts(self) -> Counter[str]:
+        """Return the number of messages by status."""
+        counts: Counter[str] = Counter(answer.status for answer in self.refused.values())
+        for _, receipts in self.told:
+            codes = receipts.status_codes
+            if self.repeatable:  # a repeat has the first answer
+                again = receipts.repeats & ~receipts.settled & (codes == Status.DUPLICATE.code)
+                codes = np.where(again, Status.OK.code, codes)
+            for code, many in zip(*np.unique(codes, return_counts=True), strict=True):
+                counts[Status.of(int(code))] += int(many)
+        return counts
+
+    def _sorted(self, failed_alone: bool) -> list[tuple[int, PutAnswer]]:
+        answers = dict(self.refused)
+        for places, receipts in self.told:
+            again = receipts.repeats if self.repeatable else np.zeros(len(receipts), dtype=np.bool_)
+            codes = receipts.status_codes
+            failed = (codes != Status.OK.code) & (codes != Status.DUPLICATE.code)
+            asked = np.flatnonzero(failed).tolist() if failed_alone else range(len(receipts))
+            answers.update((places[at], answer_of_receipt(receipts[at], bool(again[at]))) for at in asked)
+        return sorted(answers.items())
+
+
 async def put_list(
     client: CallerClient,
     topic: str,
@@ -120,45 +164,58 @@ async def put_list(
     answers: list[PutAnswer] = []
     for start in range(0, len(asked), LINES_AT_ONCE):
         part = asked[start : start + LINES_AT_ONCE]
-        try:
-            answers += await _put_part(client, topic, part, key, first + start, trace)
-        except TimelineError as error:
-            if not first + start:  # nothing was put before: the call as a whole has this answer
-                raise
-            answers += [refused(error, one.id if isinstance(one, NewMessage) else None) for one in part]
+        answers += (await put_part(client, topic, part, key, first + start, trace)).answers()
     return answers
 
 
-async def _put_part(
+async def put_part(
     client: CallerClient,
     topic: str,
     asked: Sequence[NewMessage | TimelineError],
     key: RepeatKey,
     first: int,
     trace: Mapping[str, str],
-) -> list[PutAnswer]:
-    answers: dict[int, PutAnswer] = {}
+) -> PutOutcome:
+    """Put some messages of a request, which stand at `first` and after it. Raise the error of a call that failed as a
+    whole if nothing was put before."""
+    try:
+        return await _put_groups(client, topic, asked, key, first, trace)
+    except TimelineError as error:
+        if not first:  # the request as a whole has this answer
+            raise
+        ids = (one.id if isinstance(one, NewMessage) else None for one in asked)
+        return PutOutcome({place: refused(error, id) for place, id in enumerate(ids)}, [])
+
+
+async def _put_groups(
+    client: CallerClient,
+    topic: str,
+    asked: Sequence[NewMessage | TimelineError],
+    key: RepeatKey,
+    first: int,
+    trace: Mapping[str, str],
+) -> PutOutcome:
+    wrong: dict[int, PutAnswer] = {}
     groups: dict[str, list[tuple[int, ToPut]]] = {}
     for place, one in enumerate(asked):
         try:
             if isinstance(one, TimelineError):
                 raise one
             put = to_put(one, key.id(first + place), trace)
-        except (Invalid, TooLarge) as wrong:
-            answers[place] = refused(wrong)
+        except (Invalid, TooLarge) as bad:
+            wrong[place] = refused(bad)
         else:
             groups.setdefault(put.group, []).append((place, put))
     work = (_put_group(client, topic, group, listed, key, first) for group, listed in groups.items())
+    outcome = PutOutcome(wrong, [], bool(key))
     for listed, told in zip(groups.values(), await asyncio.gather(*work, return_exceptions=True), strict=True):
         if isinstance(told, Receipts):
-            again = told.repeats if key else np.zeros(len(told), dtype=np.bool_)
-            for (place, _), receipt, repeated in zip(listed, told, again, strict=True):
-                answers[place] = answer_of_receipt(receipt, bool(repeated))
+            outcome.told.append(([place for place, _ in listed], told))
         elif not isinstance(told, TimelineError) or len(groups) == 1:
             raise told
         else:
-            answers.update((place, refused(told, put.message.id)) for place, put in listed)
-    return [answers[place] for place in range(len(asked))]
+            wrong.update((place, refused(told, put.message.id)) for place, put in listed)
+    return outcome
 
 
 async def _put_group(
@@ -188,6 +245,24 @@ class LineStream:
     async def answers(self) -> AsyncIterator[list[LineAnswer]]:
         """Yield the answers as they come, in order. Nothing is read before the answers so far were taken. If the body
         breaks off after lines that were put, the last answer says where. Raise the error if none was put."""
+        async for line, outcome in self._outcomes():
+            yield [_of_line(answer, line + place) for place, answer in enumerate(outcome.answers())]
+
+    async def summary(self) -> BulkAnswer:
+        """Put all, and return what became of them: the counts, and the first failures."""
+        counts: Counter[str] = Counter()
+        failed: list[LineAnswer] = []
+        async for line, outcome in self._outcomes():
+            counts += outcome.counts()
+            if len(failed) < FAILED_SHOWN:
+                failed += [_of_line(answer, line + place) for place, answer in outcome.failed()]
+        del failed[FAILED_SHOWN:]
+        good = counts[Status.OK] + counts[Status.DUPLICATE]
+        omitted = counts.total() - good - len(failed)
+        return BulkAnswer(counts=dict(counts), failed=failed, failed_omitted=omitted, stopped=self.stopped)
+
+    async def _outcomes(self) -> AsyncIterator[tuple[int, PutOutcome]]:
+        """Yield the first line of each part, and what became of its lines. See `answers`."""
         held: list[bytes] = []
         held_bytes = 0
         try:
@@ -207,19 +282,6 @@ class LineStream:
             self.stopped = _of_line(refused(error), self._line + 1)
             self.stopped.detail += STOPPED
 
-    async def summary(self) -> BulkAnswer:
-        """Put all, and return what became of them: the counts, and the first failures."""
-        counts: Counter[str] = Counter()
-        failed: list[LineAnswer] = []
-        async for answers in self.answers():
-            for one in answers:
-                counts[one.status] += 1
-                if one.detail and len(failed) < FAILED_SHOWN:
-                    failed.append(one)
-        good = counts[Status.OK] + counts[Status.DUPLICATE]
-        omitted = counts.total() - good - len(failed)
-        return BulkAnswer(counts=dict(counts), failed=failed, failed_omitted=omitted, stopped=self.stopped)
-
     async def _lines(self) -> AsyncIterator[list[bytes]]:
         """Yield the lines that came at once, without empty ones. Raise TooLarge for one that is longer than a body may
         be."""
@@ -236,12 +298,11 @@ class LineStream:
         if rest.strip():
             yield [bytes(rest)]
 
-    async def _put(self, lines: list[bytes]) -> list[LineAnswer]:
-        asked = [_decoded(line) for line in lines]
-        answers = await put_list(self._client, self._topic, asked, self._key, self._line, self._request.trace)
-        told = [_of_line(answer, self._line + place) for place, answer in enumerate(answers, 1)]
+    async def _put(self, lines: list[bytes]) -> tuple[int, PutOutcome]:
+        asked, first = [_decoded(line) for line in lines], self._line
+        outcome = await put_part(self._client, self._topic, asked, self._key, first, self._request.trace)
         self._line += len(lines)
-        return told
+        return first + 1, outcome
 
 
 def _decoded(line: bytes) -> NewMessage | Invalid:

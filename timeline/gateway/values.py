@@ -5,16 +5,15 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 from msgspec import Raw, UnsetType
 
 from timeline.driver.consume.pull import PulledDelivery
-from timeline.driver.message import Message, about
+from timeline.driver.message import Message, of_message
 from timeline.driver.times import Duration, When, as_datetime, duration_ms, instant_ms, shown
 from timeline.errors import FIXED_LIMIT, Invalid, TooLarge
 from timeline.gateway.shapes import LeasedMessage, NewMessage
@@ -52,13 +51,13 @@ def text_of(part: str) -> str:
         raise Invalid(f"a path is UTF-8 with percent signs, not {part!r:.80}") from None
 
 
-def instant(value: str | int, name: str) -> When:
-    """Return a time for the driver. Raise Invalid, which names the field."""
+def instant(value: str | int, name: str) -> int:
+    """Return a time for the driver, in milliseconds UTC. Raise Invalid, which names the field."""
     if isinstance(value, int):
-        return as_datetime(instant_ms(value, name))
+        return instant_ms(value, name)
     said = value.strip()
     if said.isascii() and said.isdigit() and len(said) <= 30:
-        return as_datetime(instant_ms(int(said), name))
+        return instant_ms(int(said), name)
     try:
         when = datetime.fromisoformat(said)
     except ValueError:
@@ -66,8 +65,7 @@ def instant(value: str | int, name: str) -> When:
     if when.tzinfo is None:
         meant = said if ":" in said else f"{said}T00:00"
         raise Invalid(f"{name} {value!r:.60} does not say in which time zone: add the offset ({meant}Z is UTC)")
-    instant_ms(when, name)
-    return when
+    return instant_ms(when, name)
 
 
 def length(value: str | int | float, name: str) -> Duration:
@@ -94,8 +92,7 @@ def expiry(value: str | int) -> When | timedelta:
     return instant(value, "expires")
 
 
-@dataclass(frozen=True, slots=True)
-class ToPut:
+class ToPut(NamedTuple):
     """One message to put, checked, with its group and what to do if its id is taken."""
 
     message: Message
@@ -107,7 +104,7 @@ def to_put(asked: NewMessage, id: str | None = None, trace: Mapping[str, str] = 
     """Return the message of a body. `id`: for one that has none. `trace`: headers of the caller's trace, for a message
     without an id of its own; another one may be put again in another trace, and must then be the same message. Raise
     Invalid or TooLarge."""
-    with about(asked.id):
+    try:
         payload, headers = _payload_of(asked)
         if trace and asked.id is None:
             headers = {**trace, **(headers or {})}
@@ -115,6 +112,8 @@ def to_put(asked: NewMessage, id: str | None = None, trace: Mapping[str, str] = 
         expires = None if asked.expires is None else expiry(asked.expires)
         own = asked.id if asked.id is not None else id
         message = Message(payload, id=own, tag=asked.tag, headers=headers, expires=expires, **when)
+    except (Invalid, TooLarge) as wrong:
+        raise of_message(wrong, asked.id) from None
     return ToPut(message, asked.group, asked.if_exists)
 
 
