@@ -80,7 +80,8 @@ class Producer(MutationCalls):
         """End the stream of a producer that was never closed. No call is under way: it would hold the producer."""
         if not self.closed and self._epoch == self._context.epoch and self._context.here:
             for runner in self._runners:
-                runner.cancel()
+                if runner.started:
+                    self._context.part(runner)
 
     def _start(self) -> None:
         """Prepare each call. A child process and a new event loop start with a new stream."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, overload
@@ -366,14 +367,15 @@ class Queries:
         deadline, left = self._context.deadline(timeout), limit
         while True:
             try:
-                async for data in self._context.channel.pages("Scan", encode(frame), deadline):
-                    page = decode_as(data, ScanPage)
-                    deadline = self._context.deadline(timeout)
-                    left -= len(page.rows)
-                    yield page
-                    if not page.cursor or (limit and left <= 0):
-                        return
-                    frame = replace(frame, cursor=page.cursor, limit=max(0, left))
+                async with aclosing(self._context.channel.pages("Scan", encode(frame), deadline)) as pages:
+                    async for data in pages:
+                        page = decode_as(data, ScanPage)
+                        deadline = self._context.deadline(timeout)
+                        left -= len(page.rows)
+                        yield page
+                        if not page.cursor or (limit and left <= 0):
+                            return
+                        frame = replace(frame, cursor=page.cursor, limit=max(0, left))
             except TransportError as fault:
                 if deadline.left_ms <= 0:
                     why = self._context.trouble()

@@ -9,6 +9,10 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Self, TypeAlias
 
+PARTING_S = 0.5
+"""For so long a call that has done its work may end by itself. Then it is cancelled. gRPC reports the end of a call to
+its event loop even if nobody waits for it, and complains in another loop when that one is closed."""
+
 Handler: TypeAlias = Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None
 
 _kept: dict[asyncio.AbstractEventLoop, set[asyncio.Task[None]]] = {}
@@ -16,7 +20,7 @@ _kept: dict[asyncio.AbstractEventLoop, set[asyncio.Task[None]]] = {}
 
 
 def keep(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-    """Start a task that lives until it is done. Its owner ends it (`end`, `cancel`).
+    """Start a task that lives until it is done. Its owner ends it (`end`).
 
     A loop does not hold a waiting task. If only its owner did, the garbage collector could find both, and destroy the
     pending task with a complaint of asyncio.
@@ -82,16 +86,6 @@ async def end(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         if not task.cancelled() and (failure := task.exception()) is not None:
             raise failure
-
-
-def cancel(*tasks: asyncio.Task[Any] | None) -> None:
-    """Cancel tasks without waiting. Any thread may call; the loop may have ended."""
-    for task in tasks:
-        if task is not None and not task.done():
-            try:
-                task.get_loop().call_soon_threadsafe(task.cancel)
-            except RuntimeError:
-                pass  # the loop is closed
 
 
 async def all_of(*works: Coroutine[Any, Any, None]) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from timeline import tracing
 from timeline.driver.delivery import Delivered, Deliveries, Delivery, DeliveryBatch
+from timeline.driver.tasks import PARTING_S
 from timeline.driver.transport.client_context import CLIENT_CLOSED
 from timeline.errors import Closed, Invalid
 
@@ -91,6 +92,8 @@ class Background:
             loop.call_soon(loop.stop)
             loop.run_forever()
             rest = asyncio.all_tasks(loop)
+            if rest:
+                loop.run_until_complete(asyncio.wait(rest, timeout=PARTING_S))
             for task in rest:
                 task.cancel()
             loop.run_until_complete(asyncio.gather(*rest, return_exceptions=True))

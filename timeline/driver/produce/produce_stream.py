@@ -18,7 +18,7 @@ from timeline.driver.produce.request_queue import (
     calls_of,
     wait_until_set,
 )
-from timeline.driver.tasks import end
+from timeline.driver.tasks import PARTING_S, end
 from timeline.driver.transport.channel import DENIALS, NOTHING_HAPPENED, Deadline, OpenedStream
 from timeline.driver.transport.client_context import ClientContext
 from timeline.errors import Closed, Forbidden, Invalid, TimelineError
@@ -106,9 +106,16 @@ class ProduceStream(QueueRunner):
         except TransportError as fault:
             state.fault = state.fault or fault
         finally:
+            if not state.over and not self.queue.outstanding:
+                await self._part(opened, reader)
             opened.stream.cancel()
             await end(reader)
         return state
+
+    async def _part(self, opened: OpenedStream, reader: asyncio.Task[None]) -> None:
+        """Say that no more comes, and give the broker a moment to end the stream."""
+        await opened.stream.close()
+        await asyncio.wait({reader}, timeout=PARTING_S)
 
     async def _send_all(self, opened: OpenedStream, state: _Conversation) -> None:
         queue = self.queue

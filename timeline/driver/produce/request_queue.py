@@ -35,7 +35,7 @@ from timeline.driver.receipts import (
     MessageAnswer,
     error_of,
 )
-from timeline.driver.tasks import cancel, end, keep
+from timeline.driver.tasks import end, keep
 from timeline.errors import Invalid, TimelineError, Unavailable
 from timeline.model import Answers, Operation, Status
 from timeline.wire import Judgement
@@ -690,7 +690,7 @@ class QueueRunner(ABC):
         """Send the queue's batches, for ever."""
 
     def start(self) -> None:
-        """Run the queue from now on, in a task that only `stop` and `cancel` end."""
+        """Run the queue from now on, in a task that only `stop` ends."""
         if self._task is None:
             self._task = keep(self._run(), self._name)
 
@@ -703,12 +703,13 @@ class QueueRunner(ABC):
             self.queue.broke()
             self.queue.refuse_all(Status.UNAVAILABLE, f"the producer failed: {error!r}")
 
-    def cancel(self) -> None:
-        """Have it end by itself, once no caller is left."""
-        cancel(self._task, *self._under_way)
+    @property
+    def started(self) -> bool:
+        """Whether it runs."""
+        return self._task is not None
 
-    async def stop(self) -> None:
-        """End at once. Callers that still wait get what is known."""
-        task, self._task = self._task, None
-        await end(*self._under_way, *([] if task is None else [task]))
+    async def stop(self, within_ms: float = 0.0) -> None:
+        """End at once, whatever `within_ms` allows. Callers that still wait get what is known."""
+        await end(*self._under_way, *([] if self._task is None else [self._task]))
+        self._task = None
         self.queue.drop()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
@@ -326,7 +326,7 @@ class Channel:
             raise Unknown("the answer was lost: it may or may not have happened")
         raise self.unreached()
 
-    async def pages(self, method: str, frame: bytes, deadline: Deadline) -> AsyncIterator[bytes]:
+    async def pages(self, method: str, frame: bytes, deadline: Deadline) -> AsyncGenerator[bytes, None]:
         """Send one frame to one broker and yield its pages. Each may take as long as is left until `deadline` now. The
         caller stops after the last page, which only it can recognise.
 

@@ -81,14 +81,14 @@ class ClientContext:
         return os.getpid() == self._pid
 
     def part(self, session: Leaver) -> None:
-        """Have `session` leave in order, though its consumer is not used any more. Closing the client waits for it. Any
-        thread may call."""
+        """Have `session` leave in order, though its producer or consumer is not used any more. Closing the client waits
+        for it. Any thread may call."""
         loop = self._loop
         if loop is None or loop.is_closed():
             return
         self._parting.add(session)
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(lambda: keep(self._leave(session), "an abandoned consumer leaves"))
+            loop.call_soon_threadsafe(lambda: keep(self._leave(session), "an abandoned producer or consumer leaves"))
 
     async def _leave(self, session: Leaver) -> None:
         try:

@@ -17,6 +17,7 @@ import grpc.aio
 
 from timeline.config import is_loopback, split_address
 from timeline.credentials import PLAIN, CallMetadata, Credentials
+from timeline.driver.tasks import PARTING_S
 from timeline.driver.transport.probe import NoConnection, ProbeResult, why_not
 from timeline.errors import Invalid
 from timeline.wire.frames import MAJOR, MAX_FRAME_BYTES, SERVICE
@@ -217,10 +218,16 @@ class GrpcTransport:
         """Send one frame and yield the answers."""
         await self.ready(timeout_s if timeout_s is not None else 10.0)
         call = self._method("unary_stream", method)(frame, timeout=timeout_s, metadata=self._shown.metadata())
+        pages = aiter(call)
         try:
             with self._met.faults():
-                async for page in call:
+                async for page in pages:
                     yield self._met.frame(page)
+        except GeneratorExit:  # mostly after the last page: the end is on its way
+            with suppress(TimeoutError, grpc.aio.AioRpcError):
+                async with asyncio.timeout(PARTING_S):
+                    await anext(pages, None)
+            raise
         finally:
             call.cancel()
 
