@@ -21,6 +21,7 @@ from tests.gateway.processes import TIMELINE, broker
 from tests.gateway.push.receiver import Receiver, always
 from timeline.broker.server.gateway_process import command_of, gateway_for
 from timeline.child import free_ports
+from timeline.cli.run.gateway import BESIDE_NICENESS
 from timeline.config import HTTP, ServeConfig, split_address
 from timeline.errors import Invalid
 
@@ -96,6 +97,17 @@ def test_its_webhooks_have_the_token_and_the_networks_of_the_broker() -> None:
     assert "--push-allow 10.1.0.0/16 --push-allow fd00::/8 --push-token-file push.token" in command
     with pytest.raises(Invalid, match="push_allow takes networks"):
         ServeConfig(push_allow="10.1.0.0/33").check()
+
+
+async def test_it_is_nicer_than_its_broker(tmp_path: Path) -> None:
+    """A busy gateway delays the broker's deliveries where both have too few processors."""
+    (port,) = free_ports(1)
+    with serve(tmp_path, port) as served:
+        assert (await answers(f"http://127.0.0.1:{port}")).status_code == 200
+        (pid,) = gateway_pids(served["log"])
+        brokers = os.getpriority(os.PRIO_PROCESS, served["process"].pid)
+        most = 19  # as nice as a process may be
+        assert os.getpriority(os.PRIO_PROCESS, pid) == min(most, brokers + BESIDE_NICENESS)
 
 
 async def test_it_ends_when_the_broker_is_killed(tmp_path: Path) -> None:

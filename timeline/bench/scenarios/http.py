@@ -26,7 +26,8 @@ LOAD = 1_000_000
 
 @asynccontextmanager
 async def gateway(folder: Path, broker: str, *options: str) -> AsyncIterator[tuple[Measured, str]]:
-    """Run a gateway in front of `broker`; yield the process and its address."""
+    """Run a gateway in front of `broker`; yield the process and its address. With `--until-input-ends` it runs as
+    `timeline serve` starts it beside a broker."""
     command = ("gateway", "--broker", broker, "--listen", "127.0.0.1:0", "--json", "--log-level", "warning", *options)
     async with started("gateway", folder, sys.executable, "-m", "timeline", *command) as child:
         yield child, str(json.loads(await child.line())["listen"])
@@ -110,9 +111,10 @@ class HttpScenario(Scenario):
                 wrong.append(f"{there} of {put} messages are there")
             late, loaded = [await _another(setup, f"{setup.topic}-{use}") for use in ("late", "load")]
             figures |= await self._polled(late, folder, address)
-            alone, beside = await self._grpc_beside(late, loaded.topic, folder, address, wrong)
-            figures |= {"grpc_p99_ms": alone, "grpc_p99_ms_beside_gateway": beside, "grpc_p99_ratio": beside / alone}
             figures["gateway_resident_mib"] = child.resident_bytes() / 2**20
+            async with gateway(folder, setup.address, "--no-push", "--until-input-ends") as (_, address):
+                alone, beside = await self._grpc_beside(late, loaded.topic, folder, address, wrong)
+            figures |= {"grpc_p99_ms": alone, "grpc_p99_ms_beside_gateway": beside, "grpc_p99_ratio": beside / alone}
         return self.report(setup.own, figures, wrong)
 
     async def _polled(self, setup: Setup, folder: Path, address: str) -> dict[str, float]:

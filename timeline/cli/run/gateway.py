@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import os
 
 import click
 
@@ -16,6 +17,8 @@ from timeline.driver.times import duration_ms
 from timeline.driver.transport.addresses import DEFAULT_ADDRESS
 
 LISTEN = "127.0.0.1:9080"
+BESIDE_NICENESS = 10
+"""How much nicer a gateway is than the broker that started it. A busy gateway would delay that broker's deliveries."""
 LEVELS, FORMATS = ("debug", "info", "warning", "error"), ("json", "text")
 
 
@@ -62,6 +65,8 @@ def gateway(
         -H 'Content-Type: application/json' \\
         http://127.0.0.1:9080/v1/topics/departures/messages
     """
+    if until_input_ends:
+        os.nice(BESIDE_NICENESS)  # of this thread, and of those that it starts
     check_addresses(broker)
     with needing("gateway", "the gateway needs"):
         from timeline.gateway.process import run
