@@ -146,6 +146,19 @@ async def test_one_key_with_another_request_is_another_change(http: httpx.AsyncC
     assert [one["version"] for one in told] == [2, 3, 2]
 
 
+async def test_a_repeat_after_another_move_is_a_new_one_unless_it_names_a_version(
+    http: httpx.AsyncClient, topic: str
+) -> None:
+    """As the document says: a message remembers its last change alone."""
+    await put(http, topic, "moved")
+    path = f"{topic}/messages/moved"
+    bare = {"json": {"in": "2h"}, "headers": {"Idempotency-Key": "bare"}}
+    sure = {"json": {"in": "2h", "if_version": 2}, "headers": {"Idempotency-Key": "sure"}}
+    told = [(await http.patch(path, **asked)).json().get("version") for asked in (bare, sure, bare)]
+    assert told == [2, 3, 4]
+    problem(await http.patch(path, **sure), 412, "FENCED")
+
+
 async def test_a_move_without_a_key_is_done_again(http: httpx.AsyncClient, topic: str) -> None:
     await put(http, topic, "moved")
     told = [(await http.patch(f"{topic}/messages/moved", json={"in": "2h"})).json()["version"] for _ in range(2)]

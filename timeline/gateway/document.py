@@ -16,7 +16,10 @@ from timeline.gateway.requests import MAX_KEY_BYTES
 
 ABOUT = """Put a message on a timeline. At its time, never before, it is leased to one consumer.
 
-Errors are `application/problem+json`: `code` is for programs, `detail` says what to do."""
+Errors are `application/problem+json`: `code` is for programs, `detail` says what to do.
+
+If an answer was lost, send the request again under the same `Idempotency-Key`. Each call says what a repeat does. A
+message remembers its last move, release or revival alone: a repeat that comes after another one is a new change."""
 
 STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
 code,pre{font:14px/1.4 ui-monospace,monospace}pre{overflow-x:auto;padding:.5rem;border:1px solid #8884}
