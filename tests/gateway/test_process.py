@@ -43,6 +43,8 @@ async def test_probes_metrics_and_the_document(http: httpx.AsyncClient) -> None:
     page = await http.get("/docs")
     assert page.headers["content-type"].startswith("text/html")
     assert "/v1/leases:ack" in page.text and "://" not in page.text
+    assert "<p>Return a message with its state, its headers and its payload.</p>" in page.text
+    assert "<code>Idempotency-Key</code>: a repeat of the same request moves nothing again" in page.text
 
 
 def test_every_body_of_a_call_has_an_example_that_is_taken() -> None:

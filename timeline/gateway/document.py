@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -106,7 +107,7 @@ def document_of(app: Litestar) -> dict[str, Any]:
 
 def docs_page(document: dict[str, Any]) -> bytes:
     """Return the document as a page."""
-    parts = [f"<h1>Timeline over HTTP</h1><p>{_text(ABOUT)}</p><p><a href=openapi.json>openapi.json</a></p>"]
+    parts = [f"<h1>Timeline over HTTP</h1>{_prose(ABOUT)}<p><a href=openapi.json>openapi.json</a></p>"]
     for path, calls in document["paths"].items():
         for method, call in calls.items():
             if isinstance(call, dict) and "responses" in call:
@@ -121,11 +122,17 @@ def docs_page(document: dict[str, Any]) -> bytes:
 
 def _call(method: str, path: str, call: dict[str, Any]) -> str:
     lines = [f"<details><summary><b>{method.upper()}</b> <code>{_text(path)}</code> {_text(call['summary'])}</summary>"]
-    lines.append(f"<p>{_text(call.get('description', ''))}</p>")
+    lines.append(_prose(call.get("description", "")))
     for part in ("parameters", "requestBody", "responses"):
         if part in call:
             lines.append(f"<p>{part}</p><pre>{_json(call[part])}</pre>")
     return "".join([*lines, "</details>"])
+
+
+def _prose(text: str) -> str:
+    """Return paragraphs, in which `words` are code."""
+    paragraphs = (re.sub(r"`([^`]+)`", r"<code>\1</code>", _text(part)) for part in text.split("\n\n"))
+    return "".join(f"<p>{part}</p>" for part in paragraphs)
 
 
 def _text(text: str) -> str:
