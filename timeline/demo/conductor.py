@@ -58,8 +58,9 @@ SCANNED = ("id", "birth", "version", "due_ms", "scheduled_ms", "deliveries", "gr
 """Fields of a message on the timeline that the checker takes."""
 BROKERS = 2
 """Of a cluster; the last of them is killed when half of the departures are out."""
-PUSH_TIMEOUT_MS = LEASE_MS - 500
-"""How long the webhook gate may take to answer; its lease is that of the others."""
+PUSH_TIMEOUT_MS = 5 * LEASE_MS
+"""How long the webhook gate may take to answer. If it stalls, it loses its lease first, like the others. The gateway's
+release would come too late to give the departure another time."""
 REMEMBER = "1h"
 """A cluster's topic remembers settled ids. So what a driver asked of the killed broker gets a definite answer."""
 
