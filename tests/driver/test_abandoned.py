@@ -6,6 +6,7 @@ import asyncio
 import gc
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
@@ -131,3 +132,36 @@ async def test_a_delivery_in_hand_keeps_its_consumer(tl: timeline.Timeline) -> N
     await d.extend("1m")
     await d.ack()
     assert await tl.get("t", "m") is None
+
+
+@pytest.mark.slow
+def test_grpc_has_nothing_left_to_report_to_the_loop_of_a_closed_client(
+    served: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """gRPC hands its events to whichever loop of the process is awake: here often to the broker's, since two threads
+    keep the client's from running."""
+
+    async def use() -> None:
+        async with timeline.connect(served, timeout="10s") as tl:
+            await tl.producer("t").produce(b"", in_="1h", id="m")
+            assert [m.id async for m in tl.scan("t")] == ["m"]
+
+    with timeline.connect_sync(served, timeout="10s") as tl:
+        tl.create_topic("t")
+    done = threading.Event()
+
+    def spin() -> None:
+        while not done.is_set():
+            pass
+
+    busy = [threading.Thread(target=spin) for _ in range(2)]
+    for thread in busy:
+        thread.start()
+    try:
+        for _ in range(20):
+            asyncio.run(use())
+    finally:
+        done.set()
+        for thread in busy:
+            thread.join()
+    assert _complaints(caplog) == []
