@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from tests.faults.gateway.witness import Witness
+from tests.faults.worker import TOPIC
+from timeline.history import OK, Event, check
 
 HOLDER = "'\\x" + b"pull:b1:1234".hex() + "'"
 NOBODY = "'\\x'"
@@ -57,3 +59,24 @@ def test_what_producers_did_is_no_settle() -> None:
     assert _told(LEASED + _lines("DELETE"), cancelled="a").settles == []
     again = LEASED + _lines("UPDATE", version=3, due_ms=9_000, holder=HOLDER)
     assert _told(again).settles == [] and _told(again).lease_ends["a", BIRTH, 3] == 9_000
+
+
+def _repeated(version: int, at: float, told: Witness) -> Event:
+    """A delivery `at` ms after the lease began. Its lease ends when the log says."""
+    token = {"topic": TOPIC, "id": "a", "birth": BIRTH, "version": version}
+    times = {"due_ms": 0, "scheduled_ms": 0, "lease_until_ms": told.lease_ends["a", BIRTH, version]}
+    seen = {**token, **times, "consumer": "pull:b1:1234", "sum": 1}
+    return Event("receiver", "receive", seen, at, at, WALL_MS - 500.0 + at, OK)
+
+
+def test_a_repeat_holds_only_if_the_log_explains_it() -> None:
+    put = Event("p1", "put", {"topic": TOPIC, "id": "a", "due_ms": 0, "sum": 1}, 0.0, 1.0, 0.0, OK, {"status": "OK"})
+    ends_ms = round(WALL_MS) + 3_000
+    lease = _lines("INSERT") + _lines("UPDATE", version=2, due_ms=ends_ms, holder=HOLDER)
+    release = _lines("UPDATE", version=3, due_ms=0, scheduled_ms=0)
+    explained = _told(lease + release + _lines("UPDATE", version=4, due_ms=ends_ms, holder=HOLDER) + _lines("DELETE"))
+    again = _told(lease + _lines("UPDATE", version=4, due_ms=ends_ms, holder=HOLDER) + _lines("DELETE"))
+    for told, broken in ((explained, set()), (again, {"S10"})):
+        receives = [_repeated(2, 450.0, told), _repeated(4, 600.0, told)]
+        verdict = check([put, *receives, *told.settles], [], clock_bound_ms=0.2)
+        assert {one.invariant for one in verdict.violations} == broken, verdict.summary()
