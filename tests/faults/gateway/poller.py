@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -54,8 +55,17 @@ class Poll:
                 tasks.create_task(self._poll(session))
 
     async def _post(self, session: aiohttp.ClientSession, path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        """The status and the body of an answer. Raises aiohttp.ClientError or TimeoutError when none came."""
-        door = self.rng.choice(self.doors)
+        """The status and the body of an answer. Raises aiohttp.ClientError or TimeoutError when none came. A gateway
+        that is not there is passed over."""
+        *others, last = self.rng.sample(self.doors, len(self.doors))
+        for door in others:
+            with suppress(aiohttp.ClientConnectorError):
+                return await self._post_to(door, session, path, body)
+        return await self._post_to(last, session, path, body)
+
+    async def _post_to(
+        self, door: str, session: aiohttp.ClientSession, path: str, body: dict[str, Any]
+    ) -> tuple[int, Any]:
         async with session.post(f"http://{door}/v1/{path}", json=body) as answer:
             return answer.status, await answer.json(content_type=None)
 
