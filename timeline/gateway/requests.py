@@ -73,7 +73,7 @@ class BodyRoom:
         self.held_bytes = 0
         self.timer: asyncio.Timeout | None = None
         self.lost = False
-        self._since_s = asyncio.get_running_loop().time()
+        self._since_s = self._last_s = asyncio.get_running_loop().time()
         self._recent_bytes = 0
         self._was_slow = False
 
@@ -88,6 +88,7 @@ class BodyRoom:
         if now_s >= self._since_s + WINDOW_S:
             self._was_slow = self._falls_short(now_s)
             self._since_s, self._recent_bytes = now_s, 0
+        self._last_s = now_s
         self._recent_bytes += count
         self._budget.left -= count
         self.held_bytes += count
@@ -107,10 +108,9 @@ class BodyRoom:
 
     @property
     def slow(self) -> bool:
-        """Whether its caller sends slowly, and is waited for now."""
-        now_s = asyncio.get_running_loop().time()
-        watched = now_s >= self._since_s + WINDOW_S
-        return self.timer is not None and (self._falls_short(now_s) if watched else self._was_slow)
+        """Whether its caller sends slowly, or nothing, and is waited for now."""
+        silent = asyncio.get_running_loop().time() >= self._last_s + WINDOW_S
+        return self.timer is not None and (silent or self._was_slow)
 
     def _falls_short(self, now_s: float) -> bool:
         return self._recent_bytes < SLOW_BYTES_PER_S * (now_s - self._since_s)
