@@ -18,7 +18,7 @@ from tests.gateway.test_messages import problem
 from tests.security.certificates import Authority
 from tests.security.guarded import Tokens
 from timeline.gateway import shapes
-from timeline.gateway.document import EXAMPLES
+from timeline.gateway.document.openapi import EXAMPLES
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -49,9 +49,9 @@ async def test_probes_metrics_and_the_document(http: httpx.AsyncClient) -> None:
 
 def test_every_body_of_a_call_has_an_example_that_is_taken() -> None:
     asked = {name for name, kind in vars(shapes).items() if isinstance(kind, type) and issubclass(kind, shapes.Asked)}
-    assert set(EXAMPLES) == asked - {"Asked", "NewMessage"}
+    assert set(EXAMPLES) == asked - {"Asked"}
     for name, example in EXAMPLES.items():
-        msgspec.convert(example, getattr(shapes, name))
+        msgspec.json.decode(msgspec.json.encode(example), type=getattr(shapes, name))
 
 
 async def logged(site: Site, text: str) -> str:

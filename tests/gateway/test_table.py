@@ -152,3 +152,47 @@ async def test_every_setting_of_a_topic_can_be_set(http: httpx.AsyncClient) -> N
     assert (found["retry_first_ms"], found["retry_factor_percent"], found["push_timeout_ms"]) == (2_000, 150, 5_000)
     assert (await http.patch(path, json={"push_url": ""})).json()["settings"]["push_url"] == ""
     assert "push_url begins with https" in problem(await http.patch(path, json={"push_url": "ftp://x"}), 400, "INVALID")
+
+
+async def test_options_names_all_methods_of_a_path(http: httpx.AsyncClient) -> None:
+    told = await http.request("OPTIONS", "/v1/topics/departures/messages")
+    assert (told.status_code, told.headers["Allow"]) == (204, "DELETE, GET, OPTIONS, PATCH, POST")
+
+
+async def test_an_empty_duration_is_no_duration(http: httpx.AsyncClient) -> None:
+    path = await made(http, "empty")
+    for name in ("in", "at"):
+        answer = await http.post(f"{path}/messages", json={"payload": 1, name: ""})
+        assert name in problem(answer, 400, "INVALID")
+    assert "in must be" in problem(await http.post(f"{path}/dead:revive", json={"all": True, "in": ""}), 400, "INVALID")
+
+
+async def test_a_number_is_a_number_however_it_is_written(http: httpx.AsyncClient) -> None:
+    """JSON has one kind of number. A text is none, and a number is no truth value."""
+    path = await made(http, "numbers")
+    assert (await http.post(f"{path}/leases", json={"max": 3.0, "wait": 0})).status_code == 200
+    put = await http.post(f"{path}/messages", json={"id": "a", "payload": 1.0, "at": 1_900_000_000_000.0})
+    assert put.json()["due"] == "2030-03-17T17:46:40.000Z"
+    assert '"payload":1.0' in (await http.get(f"{path}/messages/a")).text
+    for body in ({"max": "3"}, {"max": 3.5}):
+        problem(await http.post(f"{path}/leases", json=body), 400, "INVALID")
+    assert "paused" in problem(await http.patch(path, json={"paused": 1}), 400, "INVALID")
+
+
+async def test_a_time_may_be_written_in_small_letters(http: httpx.AsyncClient) -> None:
+    """RFC 3339 allows it."""
+    path = await made(http, "letters")
+    put = await http.post(f"{path}/messages", json={"payload": 1, "at": "2030-01-01t09:00:00z"})
+    assert put.json()["due"] == "2030-01-01T09:00:00.000Z"
+
+
+async def test_a_payload_says_when_it_is_due(http: httpx.AsyncClient) -> None:
+    path = await made(http, "bodies")
+    answer = await http.post(f"{path}/messages", json={"any": "thing"}, headers={"Timeline-Id": "a"})
+    assert "Timeline-In or Timeline-At" in problem(answer, 400, "INVALID")
+
+
+async def test_a_state_may_be_named_twice(http: httpx.AsyncClient) -> None:
+    path = await made(http, "states")
+    asked = [("state", "waiting"), ("state", "dead")] * 4
+    assert (await http.get(f"{path}/messages", params=asked)).json()["messages"] == []

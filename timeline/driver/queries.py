@@ -52,6 +52,7 @@ from timeline.wire import (
     decode_as,
     encode,
 )
+from timeline.wording import shown_duration
 
 DURATIONS = {name.removesuffix("_ms"): name for name in SETTING_RANGES if name.endswith("_ms")}
 """Settings that are durations, by their argument: `lease="30s"` is `lease_ms`."""
@@ -125,7 +126,7 @@ def wanted_states(state: str | Iterable[str] | None) -> tuple[State, ...]:
     for one in wanted:
         if not isinstance(one, str) or one not in allowed:
             raise Invalid(f"state must be one of {', '.join(allowed)}, not {one!r:.60}")
-    return tuple(allowed[one] for one in wanted)
+    return tuple(dict.fromkeys(allowed[one] for one in wanted))
 
 
 def wanted_due(due: tuple[When | None, When | None] | None) -> tuple[int, int]:
@@ -434,7 +435,10 @@ class Queries:
         self._context.check()
         window_ms, step_ms = duration_ms(window, "window", least_ms=1), duration_ms(step, "step", least_ms=1)
         if -(-window_ms // step_ms) > MAX_STEPS:
-            raise Invalid(f"a window of {window!r} has more than {MAX_STEPS} steps of {step!r}: make the step longer")
+            raise Invalid(
+                f"a window of {shown_duration(window_ms)} has more than {MAX_STEPS} steps of "
+                f"{shown_duration(step_ms)}: make the step longer"
+            )
         frame = encode(Forecast(check_topic_name(topic), window_ms, step_ms))
         data = await self._context.channel.unary("Forecast", frame, self._context.deadline(timeout))
         told = decode_as(data, Forecasted)

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from litestar import Litestar, Request, Router
+from litestar import Litestar, Request, Response, Router
 from litestar.config.cors import CORSConfig
 from litestar.datastructures import State
 from litestar.di import Provide
@@ -17,7 +17,7 @@ from timeline.errors import TimelineError
 from timeline.gateway import problems
 from timeline.gateway.clients import CallerClient
 from timeline.gateway.direct import DirectCalls
-from timeline.gateway.document import openapi_config
+from timeline.gateway.document.openapi import openapi_config
 from timeline.gateway.observing import Observed
 from timeline.gateway.requests import ApiRequest, check_query
 from timeline.gateway.routes import leases, many, messages, pages, reading, topics
@@ -45,10 +45,12 @@ async def client_of(request: ApiRequest) -> AsyncGenerator[CallerClient, None]:
         request.release()
 
 
-async def check_call(request: Request[Any, Any, Any]) -> None:
+async def check_call(request: Request[Any, Any, Any]) -> Response[None] | None:
     """Check what needs no body: the parameters, and whether brokers let the caller in. The framework reads bodies
-    before it lends the client."""
+    before it lends the client. Answer OPTIONS: the framework's own answer names the methods of one call of a path."""
     assert isinstance(request, ApiRequest)
+    if request.method == "OPTIONS":
+        return Response(None, status_code=204, headers={"Allow": problems.allowed(request)})
     if request.method != "GET" or request.scope["path_template"].endswith("/stream"):  # a stream takes messages
         request.check_origin(gateway_of(request).settings.origins)
     check_query(request)
@@ -56,6 +58,7 @@ async def check_call(request: Request[Any, Any, Any]) -> None:
         await gateway_of(request).check_guarded()
         async with gateway_of(request).clients.serving(request.caller):
             pass
+    return None
 
 
 def application(gateway: HttpGateway) -> ASGIApp:

@@ -110,13 +110,13 @@ def of_framework(request: Request[Any, Any, Any], error: HTTPException) -> Respo
         said = f"there is no {path!r:.200} here: /docs shows all calls"
         return answer(_plain(404, Status.NOT_FOUND, "Not found", said))
     if error.status_code == 405:
-        allowed = _allowed(request)
-        said = f"{request.method} does not go with {path!r:.200}: it takes {allowed}"
-        return answer(_plain(405, Status.INVALID, "The method is wrong", said), {"Allow": allowed})
+        methods = allowed(request)
+        said = f"{request.method} does not go with {path!r:.200}: it takes {methods}"
+        return answer(_plain(405, Status.INVALID, "The method is wrong", said), {"Allow": methods})
     return answer(_plain(error.status_code, Status.INVALID, "The request is wrong", error.detail))
 
 
-def _allowed(request: Request[Any, Any, Any]) -> str:
+def allowed(request: Request[Any, Any, Any]) -> str:
     """Return the methods that the request's path takes."""
     for route in request.app.routes:
         pattern = re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(route.path_format))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from typing import Any, TypeVar
 
+import msgspec
 from litestar import Request, Response
 from litestar.types import Receive, Scope, Send
 from litestar.types.asgi_types import HTTPResponseStartEvent
@@ -15,6 +17,7 @@ from timeline.credentials import AUTHORIZATION
 from timeline.errors import FIXED_LIMIT, Forbidden, Invalid, Throttled, TooLarge
 from timeline.gateway.clients import UNAUTHENTICATED, Caller
 from timeline.gateway.problems import ClientGone
+from timeline.gateway.values import decoded
 from timeline.model import MAX_PAYLOAD_BYTES
 
 MAX_BODY_BYTES = MAX_PAYLOAD_BYTES * 4 // 3 + 1024 * 1024
@@ -128,6 +131,7 @@ class ApiRequest(Request[Any, Any, Any]):
 
     _whole: bytes | None = None
     _room: BodyRoom | None = None
+    _shaped: Any = None
 
     @property
     def room(self) -> BodyRoom:
@@ -147,6 +151,14 @@ class ApiRequest(Request[Any, Any, Any]):
         if self._whole is None:
             self._whole = b"".join([part async for part in self.chunks(most_bytes, weight)])
         return self._whole
+
+    async def json(self) -> Any:
+        """Return the body in the shape that the call declares. Raise Invalid. The framework would take a text for a
+        number, and a number for a truth value."""
+        if self._shaped is None:
+            shape = self.route_handler.parsed_data_field
+            self._shaped = decoded(_decoder(shape.annotation if shape else Any), await self.body())
+        return self._shaped
 
     async def chunks(self, most_bytes: int | None = None, weight: int = 1) -> AsyncIterator[bytes]:
         """Yield the body as it comes. `most_bytes`: its bound. None: it has none; its reader gives back the room of
@@ -228,6 +240,11 @@ class ApiRequest(Request[Any, Any, Any]):
         return key
 
 
+@functools.cache
+def _decoder(shape: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(shape)
+
+
 def _too_large(most_bytes: int) -> TooLarge:
     return TooLarge(f"the body has more than {most_bytes} bytes", advice=FIXED_LIMIT)
 
@@ -245,6 +262,7 @@ def check_query(request: Request[Any, Any, Any]) -> None:
         if name not in known:
             takes = f"this call takes {', '.join(sorted(known))}" if known else "this call takes none"
             raise Invalid(f"there is no parameter {name!r:.80}: {takes}")
+    return None
 
 
 class Streamed(Response[None]):

@@ -12,7 +12,8 @@ from timeline.model import DEFAULT_GROUP, Status, TopicSettings
 When = Annotated[
     str | int | None,
     Meta(
-        description="A time: RFC 3339 with an offset, or milliseconds since 1970 UTC.", examples=["2030-01-01T09:00Z"]
+        description="A time: RFC 3339 with an offset, or milliseconds since 1970 UTC.",
+        examples=["2030-01-01T09:00:00Z"],
     ),
 ]
 Length = Annotated[
@@ -179,7 +180,7 @@ class BuryLeases(Asked):
     """The receipts of messages that become dead letters, with a reason."""
 
     receipts: list[str]
-    reason: str = ""
+    reason: str
 
 
 class SettledMessage(Struct, kw_only=True, omit_defaults=True):

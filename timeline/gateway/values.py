@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
@@ -28,19 +29,37 @@ NO_TRACE: Mapping[str, str] = {}
 TOO_DEEP = "this JSON is nested too deeply: give it as payload_text, which is not read"
 CONTENT_TYPE = "content-type"
 JSON = "application/json"
+MAX_REREAD_BYTES = 64 * 1024
+"""A larger body is not read a second time: it could be one of very many fields."""
+WHOLE = re.compile(rb"(-?[0-9]+)\.0+")
 TIMES = "a time is RFC 3339 with its offset (2030-03-29T09:00+02:00, …Z), or milliseconds since 1970 UTC"
 
 
 def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     """Return what a body says. Raise Invalid."""
     try:
-        return decoder.decode(body)
+        try:
+            return decoder.decode(body)
+        except msgspec.ValidationError as bad:
+            if "got `float`" not in str(bad) or len(body) > MAX_REREAD_BYTES:
+                raise
+            return decoder.decode(_with_whole_numbers(body))
     except msgspec.ValidationError as bad:
         raise Invalid(str(bad).replace("`", "'")) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as bad:
         raise Invalid(f"{NOT_JSON}: {bad}") from None
     except RecursionError:
         raise Invalid(TOO_DEEP) from None
+
+
+def _with_whole_numbers(body: bytes) -> bytes:
+    """Return a body whose fields have 643 in the place of 643.0: JSON has one kind of number. Payloads stay."""
+    read = msgspec.json.decode(body, type=dict[str, Raw] | list[dict[str, Raw]])
+    for fields in read if isinstance(read, list) else [read]:
+        for name, value in fields.items():
+            if name != "payload" and (whole := WHOLE.fullmatch(value)):
+                fields[name] = Raw(whole[1])
+    return msgspec.json.encode(read)
 
 
 def text_of(part: str) -> str:
@@ -59,7 +78,7 @@ def instant(value: str | int, name: str) -> int:
     if said.isascii() and said.isdigit() and len(said) <= 30:
         return instant_ms(int(said), name)
     try:
-        when = datetime.fromisoformat(said)
+        when = datetime.fromisoformat(said.upper())  # RFC 3339 allows t and z
     except ValueError:
         raise Invalid(f"{name} {value!r:.60} is no time: {TIMES}") from None
     if when.tzinfo is None:
@@ -68,21 +87,23 @@ def instant(value: str | int, name: str) -> int:
     return instant_ms(when, name)
 
 
-def length(value: str | int | float, name: str) -> Duration:
+def length(value: str | int | float, name: str, *, least_ms: int = 0) -> Duration:
     """Return a duration for the driver. A number, in JSON or as text, is seconds. Raise Invalid naming the field."""
     if isinstance(value, str):
         try:
             value = float(value) if not value.strip().isdigit() else int(value)
         except ValueError:
             pass  # it has a unit, or is refused below
-    return timedelta(milliseconds=duration_ms(value, name))
+    return timedelta(milliseconds=duration_ms(value, name, least_ms=least_ms))
 
 
 def due_of(at: str | int | None, in_: str | int | float | None) -> dict[str, Any]:
     """Return `at=` or `in_=` for the driver. Raise Invalid unless exactly one is given."""
-    if (at is None) == (in_ is None):
+    if at is not None and in_ is None:
+        return {"at": instant(at, "at")}
+    if in_ is None or at is not None:
         raise Invalid("give either at (a time) or in (how long from now), one of the two")
-    return {"at": instant(at, "at")} if at is not None else {"in_": length(in_ or 0, "in")}
+    return {"in_": length(in_, "in")}
 
 
 def expiry(value: str | int) -> When | timedelta:

@@ -43,7 +43,7 @@ async def lease(request: ApiRequest, client: CallerClient, topic: str, data: Lea
     name, wait = text_of(topic), length(data.wait, "wait")
     asked: dict[str, Any] = {} if data.max_bytes is None else {"max_bytes": data.max_bytes}
     if data.lease is not None:
-        asked["lease"] = length(data.lease, "lease")
+        asked["lease"] = length(data.lease, "lease", least_ms=1)
     taking = client.timeline.take(name, data.max, wait, **asked)
     return Leases([leased_message(one) for one in await while_connected(request, taking, gateway.ending) or ()])
 
@@ -58,7 +58,7 @@ async def lease(request: ApiRequest, client: CallerClient, topic: str, data: Lea
 async def stream(request: ApiRequest, topic: str, credit: int = 10, lease: str | None = None) -> Streamed:
     """Lease messages when they come due, and send each as an event whose data is a LeasedMessage, while the connection
     lives. `credit`: how many the reader may have at once. A receipt that is settled here gives its credit back."""
-    lasts = None if lease is None else length(lease, "lease")
+    lasts = None if lease is None else length(lease, "lease", least_ms=1)
     return Streamed(events(request, gateway_of(request), text_of(topic), credit, lasts), 200, EVENT_STREAM)
 
 
@@ -88,7 +88,7 @@ async def ack(request: ApiRequest, client: CallerClient, data: AckLeases) -> Res
 async def extend(request: ApiRequest, client: CallerClient, data: ExtendLeases) -> Response[SettleAnswers]:
     """The messages of these receipts stay leased for `lease` from now. It needs no `Idempotency-Key`: a repeat gets the
     same answer."""
-    return await _settle(request, client, data.receipts, "extend", lease=length(data.lease, "lease"))
+    return await _settle(request, client, data.receipts, "extend", lease=length(data.lease, "lease", least_ms=1))
 
 
 @post("/leases:release", operation_id="releaseLeases", summary="Release", status_code=207, responses=documented())

@@ -57,7 +57,7 @@ async def put(request: ApiRequest, client: CallerClient, topic: str) -> Any:
     name = text_of(topic)
     key = RepeatKey(request.key, name)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if "timeline-at" in request.headers or "timeline-in" in request.headers:
+    if any(f"{RAW_PREFIX}{name}" in request.headers for name in RAW):
         return _answered(
             *await put_one(client, name, raw_message(request, await request.body(MAX_BODY_BYTES, 1), key), key)
         )
@@ -92,6 +92,8 @@ async def _encoded(request: ApiRequest, lines: LineStream) -> AsyncGenerator[byt
 def raw_message(request: ApiRequest, body: bytes, key: RepeatKey) -> ToPut:
     """Return the message whose payload is the whole body. Raise Invalid for headers that do not go together."""
     given = {name: request.headers.get(f"{RAW_PREFIX}{name}") for name in RAW}
+    if given["at"] is None and given["in"] is None:
+        raise Invalid("a body with headers Timeline-… is a payload: say when it is due, in Timeline-In or Timeline-At")
     when = due_of(given["at"], given["in"])
     expires = given["expires"]
     kind = request.headers.get("content-type")

@@ -6,7 +6,8 @@ import json
 
 from litestar import MediaType, Response, get
 
-from timeline.gateway.document import docs_page, document_of
+from timeline.gateway.document.openapi import document_of
+from timeline.gateway.document.page import docs_page
 from timeline.gateway.requests import ApiRequest
 from timeline.gateway.service import gateway_of
 

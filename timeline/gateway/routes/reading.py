@@ -135,7 +135,7 @@ def late_message(one: LateDelivery) -> LateMessage:
 )
 async def late(client: CallerClient, topic: str, since: str = "1h", limit: Limit = 100) -> LateMessages:
     """Return the newest deliveries that were more than 50 ms late. Causes are counted over all of them."""
-    report = await client.timeline.late(length(since, "since"), topic=text_of(topic), limit=MAX_BATCH)
+    report = await client.timeline.late(length(since, "since", least_ms=1), topic=text_of(topic), limit=MAX_BATCH)
     shown = [late_message(one) for one in report.deliveries[-limit:]]
     causes = {str(cause): count for cause, count in report.causes.items()}
     return LateMessages(shown, causes, report.dropped, list(report.unreachable))
@@ -150,7 +150,9 @@ async def late(client: CallerClient, topic: str, since: str = "1h", limit: Limit
 async def forecast(client: CallerClient, topic: str, window: str = "1h", step: str = "1m") -> ForecastAnswer:
     """Return how many messages come due in each step of the next window."""
     name = text_of(topic)
-    outlook = await client.timeline.forecast(name, length(window, "window"), length(step, "step"))
+    outlook = await client.timeline.forecast(
+        name, length(window, "window", least_ms=1), length(step, "step", least_ms=1)
+    )
     steps = [ForecastStep(iso(one.start_ms), iso(one.end_ms), one.count) for one in outlook]
     total = int(outlook.counts.sum())
     return ForecastAnswer(topic=name, total=total, overdue=outlook.overdue, exact=outlook.exact, steps=steps)

@@ -1,0 +1,53 @@
+"""The page that shows the OpenAPI document. It needs nothing from any other address."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from typing import Any
+
+from timeline.gateway.document.openapi import ABOUT
+
+STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
+code,pre{font:14px/1.4 ui-monospace,monospace}pre{overflow-x:auto;padding:.5rem;border:1px solid #8884}
+summary{cursor:pointer}summary b{display:inline-block;min-width:4rem}
+@media(prefers-color-scheme:dark){body{background:#111;color:#ddd}a{color:#8bf}}"""
+
+
+def docs_page(document: dict[str, Any]) -> bytes:
+    """Return the document as a page."""
+    parts = [f"<h1>Timeline over HTTP</h1>{_prose(ABOUT)}<p><a href=openapi.json>openapi.json</a></p>"]
+    for path, calls in document["paths"].items():
+        for method, call in calls.items():
+            if isinstance(call, dict) and "responses" in call:
+                parts.append(_call(method, path, call))
+    parts.append("<h2>Shapes</h2>")
+    for name, shape in document["components"]["schemas"].items():
+        parts.append(f"<details id='{name}'><summary><b>{name}</b></summary><pre>{_json(shape)}</pre></details>")
+    title = "<title>Timeline over HTTP</title>"
+    head = f"<!doctype html><html lang=en><meta charset=utf-8>{title}<style>{STYLE}</style>"
+    return (head + "".join(parts) + "</html>").encode()
+
+
+def _call(method: str, path: str, call: dict[str, Any]) -> str:
+    lines = [f"<details><summary><b>{method.upper()}</b> <code>{_text(path)}</code> {_text(call['summary'])}</summary>"]
+    lines.append(_prose(call.get("description", "")))
+    for part in ("parameters", "requestBody", "responses"):
+        if part in call:
+            lines.append(f"<p>{part}</p><pre>{_json(call[part])}</pre>")
+    return "".join([*lines, "</details>"])
+
+
+def _prose(text: str) -> str:
+    """Return paragraphs, in which `words` are code."""
+    paragraphs = (re.sub(r"`([^`]+)`", r"<code>\1</code>", _text(part)) for part in text.split("\n\n"))
+    return "".join(f"<p>{part}</p>" for part in paragraphs)
+
+
+def _text(text: str) -> str:
+    return html.escape(text)
+
+
+def _json(value: Any) -> str:
+    return html.escape(json.dumps(value, indent=1, ensure_ascii=False))
