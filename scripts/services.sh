@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Install what the tests with real servers need, once: Debian's packages, if root runs this, and Cassandra's jars from
-# Maven. Nothing is started: tests start and end their own servers. Missing servers are named. Tests that need them are
+# Install what the tests with real servers need, once: Debian's packages, if root runs this, Cassandra's jars from Maven,
+# and generators of clients in Go and TypeScript. Nothing is started: tests start and end their own servers. Missing servers are named. Tests that need them are
 # skipped, or fail if TIMELINE_REQUIRE_SERVICES asks for them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -24,6 +24,7 @@ iptables iptables
 openssl openssl
 go golang-go
 node nodejs
+npm npm
 socat socat
 xxd xxd
 prometheus prometheus
@@ -70,5 +71,27 @@ if [[ ! -d $lib ]]; then
         fi
     else
         echo "services: the tests with Cassandra need Maven, then: make services"
+    fi
+fi
+
+# Generators of HTTP clients and what the clients need, at the versions of go.sum and package-lock.json.
+clients=build/clients
+go=tests/gateway/clients/go
+if [[ ! -x $clients/go/oapi-codegen || $go/go.sum -nt $clients/go/oapi-codegen ]] && command -v go >/dev/null; then
+    echo "services: building a generator of Go clients into $clients/go"
+    mkdir -p "$clients/go"
+    if ! (cd $go && go mod download && go build -o "$OLDPWD/$clients/go/" tool); then
+        echo "services: Go could not build it (it needs Go 1.26); the tests that need it are skipped"
+    fi
+fi
+node=tests/gateway/clients/typescript
+if [[ ! -e $clients/typescript/done || $node/package-lock.json -nt $clients/typescript/done ]] && command -v npm >/dev/null; then
+    echo "services: fetching a generator of TypeScript clients into $clients/typescript"
+    mkdir -p "$clients/typescript"
+    cp $node/package.json $node/package-lock.json $node/.npmrc "$clients/typescript/"
+    if npm ci --prefix "$clients/typescript" --silent --no-audit --no-fund --ignore-scripts </dev/null; then
+        touch "$clients/typescript/done"
+    else
+        echo "services: npm could not fetch it; the tests that need it are skipped"
     fi
 fi

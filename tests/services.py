@@ -20,6 +20,8 @@ import pytest
 VARIABLE = "TIMELINE_REQUIRE_SERVICES"
 CASSANDRA_JARS = Path(__file__).parents[1] / "build" / "cassandra" / "5.0.9" / "lib"
 """Where scripts/services.sh puts them."""
+CLIENTS = Path(__file__).parents[1] / "build" / "clients"
+"""Where it puts generators of HTTP clients."""
 
 
 def _missing_program(name: str, package: str) -> str | None:
@@ -76,6 +78,20 @@ def _missing_cassandra() -> str | None:
     return None
 
 
+def _missing_go_client() -> str | None:
+    absent = _missing_program("go", "golang-go")
+    if absent is None and not (CLIENTS / "go" / "oapi-codegen").exists():
+        return f"there is no generator of Go clients in {CLIENTS}: run make services (it needs Go 1.26)"
+    return absent
+
+
+def _missing_typescript_client() -> str | None:
+    absent = _missing_program("node", "nodejs")
+    if absent is None and not (CLIENTS / "typescript" / "done").exists():
+        return f"there is no generator of TypeScript clients in {CLIENTS}: run make services (it needs npm)"
+    return absent
+
+
 def _missing_compose_spec() -> str | None:
     if importlib.util.find_spec("compose_spec"):
         return None
@@ -121,6 +137,7 @@ _WHY_MISSING: dict[str, Callable[[], str | None]] = {
     "faketime": _missing_faketime,
     "flatc": lambda: _missing_program("flatc", "flatbuffers-compiler"),
     "go": lambda: _missing_program("go", "golang-go"),
+    "go_client": _missing_go_client,
     "netns": _missing_netns,
     "node": lambda: _missing_program("node", "nodejs"),
     "openssl": lambda: _missing_program("openssl", "openssl"),
@@ -135,6 +152,7 @@ _WHY_MISSING: dict[str, Callable[[], str | None]] = {
     "socat": lambda: _missing_program("socat", "socat") or _missing_program("xxd", "xxd"),
     "spark": _missing_spark,
     "tmpfs": _missing_tmpfs,
+    "typescript_client": _missing_typescript_client,
 }
 KNOWN = frozenset(_WHY_MISSING)
 

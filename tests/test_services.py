@@ -37,7 +37,8 @@ def test_requiring_one_service_leaves_the_others_optional(monkeypatch: pytest.Mo
 def test_mistyped_services_are_refused() -> None:
     known = (
         "atheris, beanstalkd, cassandra, chromium, cockroachdb, compose_spec, etcd, etcd_cluster, faketime, flatc, "
-        "go, mysql, netns, node, openssl, postgresql, prlimit, prometheus, redis, redis_cluster, socat, spark, tmpfs"
+        "go, go_client, mysql, netns, node, openssl, postgresql, prlimit, prometheus, redis, redis_cluster, socat, "
+        "spark, tmpfs, typescript_client"
     )
     with pytest.raises(ValueError, match=f"flatcc: allowed are all, or any of {known}"):
         services.required("flatcc")
