@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from timeline.metrics import REST, TOPICS_SHOWN, Declaration, counter, counters, gauge, histogram
 
@@ -27,8 +27,12 @@ class GatewayMetrics:
         self.registry = CollectorRegistry()
         self._topics: set[str] = set()
         made = counters(CATALOG, self.registry)
-        self.requests, self._webhooks = made["timeline_gateway_requests_total"], made["timeline_gateway_webhooks_total"]
-        self.seconds = self._histogram("timeline_gateway_request_seconds")
+        self._requests, self._webhooks = (
+            made["timeline_gateway_requests_total"],
+            made["timeline_gateway_webhooks_total"],
+        )
+        self._seconds = self._histogram("timeline_gateway_request_seconds")
+        self._requests_of: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._webhook_seconds = self._histogram("timeline_gateway_webhook_seconds")
         self.in_flight = self._gauge("timeline_gateway_requests_in_flight")
         self.streams = self._gauge("timeline_gateway_streams")
@@ -40,6 +44,15 @@ class GatewayMetrics:
 
     def _gauge(self, name: str) -> Gauge:
         return Gauge(name, CATALOG[name].help, registry=self.registry)
+
+    def request(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Note a request. `route`: a template, of which there are few."""
+        key = method, route, status
+        if (made := self._requests_of.get(key)) is None:
+            made = self._requests.labels(method, route, str(status)), self._seconds.labels(method, route)
+            self._requests_of[key] = made
+        made[0].inc()
+        made[1].observe(seconds)
 
     def webhook(self, topic: str, effect: str, seconds: float) -> None:
         """Note a webhook. Topics beyond `TOPICS_SHOWN` are summed."""

@@ -53,9 +53,8 @@ class Observed:
         method, route = scope["method"], scope.get("path_template") or UNMATCHED
         if method not in ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"):
             method = "OTHER"
-        self._metrics.requests.labels(method, route, str(status)).inc()
-        self._metrics.seconds.labels(method, route).observe(took_ms / 1000.0)
-        if route in QUIET and status < 400:
+        self._metrics.request(method, route, status, took_ms / 1000.0)
+        if not log.isEnabledFor(logging.INFO) or (route in QUIET and status < 400):
             return
         peer = scope.get("client")
         fields: dict[str, Any] = {

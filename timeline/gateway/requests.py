@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from litestar import Request, Response
+from litestar.datastructures import Headers
 from litestar.types import Receive, Scope, Send
 from litestar.types.asgi_types import HTTPResponseStartEvent
 
@@ -130,8 +131,16 @@ class ApiRequest(Request[Any, Any, Any]):
     """A request whose body is bounded in size, in time, and together with all others."""
 
     _whole: bytes | None = None
+    _read_headers: Headers | None = None
     _room: BodyRoom | None = None
     _shaped: Any = None
+
+    @property
+    def headers(self) -> Headers:
+        """The headers, read once. The framework's own makes them at each look."""
+        if self._read_headers is None:
+            self._read_headers = super().headers
+        return self._read_headers
 
     @property
     def room(self) -> BodyRoom:
