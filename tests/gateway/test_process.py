@@ -18,7 +18,9 @@ from tests.gateway.test_messages import problem
 from tests.security.certificates import Authority
 from tests.security.guarded import Tokens
 from timeline.gateway import shapes
+from timeline.gateway.document import rules
 from timeline.gateway.document.openapi import EXAMPLES
+from timeline.wire import MAX_TAKE_BYTES, MAX_TAKE_MESSAGES
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -52,6 +54,10 @@ def test_every_body_of_a_call_has_an_example_that_is_taken() -> None:
     assert set(EXAMPLES) == asked - {"Asked"}
     for name, example in EXAMPLES.items():
         msgspec.json.decode(msgspec.json.encode(example), type=getattr(shapes, name))
+
+
+def test_the_documents_bounds_of_a_lease_are_the_wires() -> None:
+    assert (rules.MAX_LEASED, rules.MAX_LEASED_BYTES) == (MAX_TAKE_MESSAGES, MAX_TAKE_BYTES)
 
 
 async def logged(site: Site, text: str) -> str:

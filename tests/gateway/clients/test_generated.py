@@ -30,7 +30,7 @@ revive 1
 lease letter hi 1
 ack OK
 """
-"""What every client prints: produce, move, cancel, lease, ack, dead letter, revive."""
+"""Every client prints this."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What schemathesis must know beyond the document: `SCHEMATHESIS_HOOKS=tests.gateway.clients.unsaid`.
+"""Facts for schemathesis that the document cannot say: `SCHEMATHESIS_HOOKS=tests.gateway.clients.unsaid`.
 
 No call and no check is left out. JSON Schema cannot say what depends on the time, on a topic, or on another field's
 value. So some values come from here, and a refusal in `UNSAYABLE` is no failure.

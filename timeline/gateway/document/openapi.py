@@ -47,7 +47,7 @@ NAMED: dict[str, Any] = {
     "NewMessages": {"type": "array", "items": _ref("NewMessage"), "description": "Messages to put, each on its own."},
     "PutBody": {"anyOf": [_ref("NewMessage"), _ref("NewMessages")], "description": "One message, or many."},
 }
-"""What has a name, as generators of clients make usable types of it."""
+"""Schemas with names, of which generators of clients make usable types."""
 PUT_BODIES: dict[str, Any] = {
     _JSON: {
         "schema": _ref("PutBody"),
@@ -66,7 +66,7 @@ PUT_BODIES: dict[str, Any] = {
         }
     },
 }
-"""What a put takes. The call reads its body by its content type."""
+"""Bodies of a put. The call reads its body by its content type."""
 PUT_ANSWERS: dict[str, Any] = {
     "200": {"description": "The message was there already", "content": {_JSON: {"schema": _ref("PutAnswer")}}},
     "201": {"description": "The message was created", "content": {_JSON: {"schema": _ref("PutAnswer")}}},

@@ -1,7 +1,7 @@
 """The values that parameters and bodies take, as far as JSON Schema can say it.
 
-The calls check values themselves, so that a refusal has the command line's sentence. What depends on the time, on the
-topic, or on what is stored cannot be said here: a due time beyond the topic's horizon, say.
+The calls check values themselves, so that a refusal has the command line's sentence. A schema cannot say what depends
+on the time, on the topic, or on stored messages, such as a due time beyond the topic's horizon.
 """
 
 from __future__ import annotations
