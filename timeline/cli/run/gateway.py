@@ -104,7 +104,12 @@ def gateway(
     except OSError as refused:
         if refused.filename != listen:
             raise
-        if refused.errno == errno.EADDRINUSE:
-            raise Failed(REFUSED, f"{listen} is taken: give another: --listen HOST:PORT.") from refused
-        raise Failed(REFUSED, f"cannot listen on {listen}: {(refused.strerror or '').lower()}.") from refused
+        raise _not_listening(refused) from refused
     return DONE
+
+
+def _not_listening(refused: OSError) -> Failed:
+    """Return the error for an address that cannot be had."""
+    if refused.errno == errno.EADDRINUSE:
+        return Failed(REFUSED, f"{refused.filename} is taken: give another: --listen HOST:PORT.")
+    return Failed(REFUSED, f"cannot listen on {refused.filename}: {(refused.strerror or '').lower()}.")
