@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.broker.link import broker, statuses
+from tests.broker.machines import Town, town
 from timeline.broker.limits import Limits
 from timeline.columns import Ragged
 from timeline.model import LateCause, LeavingReason, Operation, State, Status
@@ -242,16 +243,21 @@ async def test_pause_stops_deliveries_not_puts_and_resume_says_why_it_was_late()
         assert LateCause(int(late.cause[0])) is LateCause.PAUSED
 
 
-async def test_rate_limit_spreads_deliveries():
-    async with broker() as link:
-        await link.topic(TopicAction.UPDATE, max_rate_per_s=100)
-        consumer = await link.consume()
-        await link.put([f"m{at}" for at in range(30)])
-        pushed = []
-        while len(pushed) < 30:
-            got = await consumer.down(Deliver)
-            pushed += [got.pushed_ms] * len(got.birth)
-        assert pushed[-1] - pushed[0] >= 150  # 10 at once, then 100 a second
+def test_a_rate_limit_spreads_deliveries() -> None:
+    """In virtual time: ten at once, then a hundred a second."""
+
+    async def story(made: Town) -> None:
+        await made.broker("b1")
+        await made.create_topic(max_rate_per_s=100)
+        await made.put([0.0] * 30)
+        made.consume("c")
+        await made.until(lambda: len(made.received) == 30, within_s=5.0)
+
+    with town() as made:
+        made.run(story(made))
+    at_s = [received.at_s for received in made.received]
+    assert 0.15 <= at_s[-1] - at_s[0] <= 0.5
+    assert sum(moment - at_s[0] < 0.05 for moment in at_s) < 20
 
 
 async def test_too_many_puts_waiting_are_throttled_with_a_wait():
