@@ -265,6 +265,9 @@ def test_a_point_in_time_given_as_a_length_is_named() -> None:
         duration_ms(1_795_325_759_331)
     with pytest.raises(Invalid, match=r"for a point in time use --at$"):
         duration_ms("1795325759331s", "--in")
+    assert duration_ms(3_162_240_000.0) == 3_162_240_000_000
+    with pytest.raises(Invalid, match="36600 days"):
+        duration_ms(3_162_240_000.0000005)  # however little too long
     with pytest.raises(Invalid, match=r"lease must be at most 36600 days, .*: a number is seconds$"):
         duration_ms(1_795_325_759_331, "lease")
     with pytest.raises(Invalid, match=r"use at=$"):

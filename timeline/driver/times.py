@@ -62,7 +62,7 @@ def duration_ms(value: Duration, name: str = "in_", *, least_ms: int = 0) -> int
     millis = -(-micros // 1_000)
     if millis < least_ms:
         raise Invalid(f"{name} must be at least {least_ms} ms, not {shown(value)}")
-    if millis > MAX_DURATION_MS:
+    if millis > MAX_DURATION_MS or (isinstance(value, float) and value * 1_000 > MAX_DURATION_MS):
         raise Invalid(f"{name} must be at most 36600 days, not {shown(value)}{_meant(value, name)}")
     return millis
 
