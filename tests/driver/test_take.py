@@ -82,7 +82,7 @@ async def test_one_at_a_time_goes_on_past_the_credit(tl: timeline.Timeline) -> N
 async def test_a_cancelled_take_loses_no_delivery(tl: timeline.Timeline) -> None:
     """Cancelled at every moment: before anything came, when it has come, and when it is about to be handed out."""
     await tl.update_topic("t", lease="1h")  # none may run out, however slow the machine
-    async with tl.producer("t") as p, tl.consumer("t", id="w1") as c:
+    async with tl.producer("t") as p, tl.consumer("t", id="w1", credit=200) as c:
         met: list[timeline.Delivery] = []
         cancelled = rounds = 0
         while len(met) < 200:
