@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 import math
 import os
 import pty
 import subprocess
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from tests.cli.conftest import TIMELINE, Call, plain_environment
+from tests.cli.conftest import TIMELINE, Call, plain_environment, start
 from timeline.cli.look.top import Snapshot, TopicSnapshot, Watcher, added_up, picture, seconds_ahead
 from timeline.cli.options import zone_of
 from timeline.driver.brokers import BrokerStanding, ConsumerStatus, LatenessHistogram, Standings, TopicLoad
@@ -134,6 +136,30 @@ async def test_rates_and_percentiles_are_of_what_came_between_looks() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.processes
+def test_a_broker_whose_store_is_gone_is_shown_with_what_it_says(tmp_path: Path) -> None:
+    """Nothing else can be told then. A put is what makes the broker look for its file."""
+    file = tmp_path / "t.db"
+    broker = start("serve", "--store", f"sqlite:///{file}", "--listen", "127.0.0.1:0", "--metrics", "off", "--json")
+    try:
+        assert broker.stdout is not None
+        environment = plain_environment() | {"TIMELINE_ADDRESS": json.loads(broker.stdout.readline())["listen"]}
+
+        def tell(*words: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run([*TIMELINE, *words], capture_output=True, text=True, env=environment)
+
+        assert tell("topic", "create", "t").returncode == 0
+        file.unlink()
+        assert tell("produce", "t", "x", "--in", "1h").returncode
+        seen, told = (tell("top", form, "--every", "1s") for form in ("--once", "--json"))
+    finally:
+        broker.terminate()
+        broker.communicate(timeout=30)
+    assert seen.returncode == told.returncode == 0, seen.stderr + told.stderr
+    assert "t.db cannot be found" in seen.stdout and "are not known" in seen.stdout
+    assert "t.db cannot be found" in json.loads(told.stdout)["unknown"]
+
+
 def test_top_for_machines_and_once(tell: Call, topic: str) -> None:
     for due in ("0s", "5s", "1h"):
         tell("produce", topic, "x", "--in", due)

@@ -27,7 +27,7 @@ from timeline.cli.look.late import COLUMNS, SPARE, late_json
 from timeline.cli.options import ClientOptions, check_topic, client_command, every_option, iso, topic_names, zone_option
 from timeline.cli.output import QUIET, bars, console, id_cell, picked, print_json, table
 from timeline.driver.brokers import BrokerStanding, ConsumerStatus, LatenessHistogram, Standings, TopicLoad
-from timeline.driver.late import LateDelivery
+from timeline.driver.late import LateDelivery, LateReport
 from timeline.driver.queries import Outlook
 from timeline.driver.times import as_datetime
 from timeline.errors import TimelineError
@@ -123,7 +123,8 @@ class TopicSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Brokers at one moment. `ahead[k]` messages come due in second k from now; `overdue` were due before."""
+    """Brokers at one moment. `ahead[k]` messages come due in second k from now; `overdue` were due before. `unknown`:
+    why no broker could tell more than how it stands itself."""
 
     now_ms: int
     brokers: tuple[BrokerStanding, ...]
@@ -133,6 +134,7 @@ class Snapshot:
     overdue: int
     consumers: tuple[ConsumerStatus, ...]
     late: tuple[LateDelivery, ...]
+    unknown: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Return the snapshot for machines."""
@@ -148,6 +150,7 @@ class Snapshot:
                 for one in self.consumers
             ],
             "late": [late_json(one) for one in self.late],
+            "unknown": self.unknown,
         }  # fmt: skip
 
 
@@ -182,14 +185,16 @@ class Watcher:
 
     async def look(self, seconds_ahead: int) -> Snapshot:
         """Return a snapshot, with the load of the next `seconds_ahead` seconds. Raises TimelineError."""
-        tl = self._tl
-        standings = await tl.standing(self._topic)
-        records = {each.name: each for each in await tl.topics() if self._topic in ("", each.name)}
-        report = await tl.late(LATE_SINCE, topic=self._topic, limit=LATE_SHOWN)
+        standings = await self._tl.standing(self._topic)
+        unknown = ""
+        try:
+            records, report, outlooks = await self._ask(standings, seconds_ahead)
+        except timeline.Unavailable as trouble:
+            if not any(one.trouble or one.warnings for one in standings.brokers):
+                raise
+            records, report, outlooks, unknown = {}, None, {}, trouble.reason
         loads = added_up(standings)
-        largest = sorted(records, key=lambda name: (-_size(loads.get(name)), name))[:FORECAST_TOPICS]
-        outlooks = await asyncio.gather(*(tl.forecast(name, seconds_ahead * STEP_S, STEP_S) for name in largest))
-        overdue = {name: outlook.overdue for name, outlook in zip(largest, outlooks, strict=True)}
+        overdue = {name: outlook.overdue for name, outlook in outlooks.items()}
         self._remember(standings)
         return Snapshot(
             now_ms=max(one.now_ms for one in standings.brokers),
@@ -199,11 +204,23 @@ class Watcher:
                 self._topic_snapshot(record, loads.get(name), overdue.get(name))
                 for name, record in sorted(records.items())
             ),
-            ahead=_together(outlooks, seconds_ahead),
+            ahead=_together(list(outlooks.values()), seconds_ahead),
             overdue=sum(overdue.values()),
             consumers=tuple(one for broker in standings.brokers for one in broker.consumers),
-            late=report.deliveries[::-1],
+            late=report.deliveries[::-1] if report else (),
+            unknown=unknown,
         )
+
+    async def _ask(
+        self, standings: Standings, seconds_ahead: int
+    ) -> tuple[dict[str, Topic], LateReport, dict[str, Outlook]]:
+        """Return the topics, late deliveries, and the forecasts of the largest topics. Raises TimelineError."""
+        tl, loads = self._tl, added_up(standings)
+        records = {each.name: each for each in await tl.topics() if self._topic in ("", each.name)}
+        report = await tl.late(LATE_SINCE, topic=self._topic, limit=LATE_SHOWN)
+        largest = sorted(records, key=lambda name: (-_size(loads.get(name)), name))[:FORECAST_TOPICS]
+        outlooks = await asyncio.gather(*(tl.forecast(name, seconds_ahead * STEP_S, STEP_S) for name in largest))
+        return records, report, dict(zip(largest, outlooks, strict=True))
 
     def _remember(self, standings: Standings) -> None:
         if self._looks:
@@ -319,6 +336,8 @@ def picture(snapshot: Snapshot, width: int, height: int | None, zone: ZoneInfo |
     parts: list[RenderableType] = [_head(snapshot, zone, trouble), *map(_broker, snapshot.brokers)]
     parts += store_warnings(snapshot.brokers, no_wrap=True)
     parts += [Text(f"  ✗ {address}: {why}", "bold red") for address, why in snapshot.unreachable.items()]
+    if snapshot.unknown:
+        return Group(*parts, Text(f"\nTopics, load and late deliveries are not known: {snapshot.unknown}", "bold red"))
     parts += _ahead(snapshot, zone)
     used = len(parts) + ROWS_ASIDE + (3 if snapshot.late else 1)
     topics, consumers, late = _shares(height, used, (len(snapshot.topics), len(snapshot.consumers), len(snapshot.late)))
