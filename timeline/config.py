@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import ipaddress
+import itertools
 import math
 import os
 import re
@@ -114,9 +115,9 @@ class ServeConfig:
             _check_url(url, getattr(self, url))
         if self.metrics != "off":
             check_address("metrics", self.metrics, free_port=True, otherwise='or "off"')
-            self._check_ports()
         if self.http not in ("", "off"):
             check_address("http", self.http, free_port=True, otherwise='or "off"')
+        self._check_ports()
         for network in filter(None, self.push_allow.split(",")):
             check_network("push_allow", network)
         self._check_security()
@@ -130,10 +131,12 @@ class ServeConfig:
         return named.bound(port) if port else named
 
     def _check_ports(self) -> None:
-        (host, port), (other, metrics) = split_address(self.listen), split_address(self.metrics)
-        same = host == other or (is_loopback(host) and is_loopback(other)) or {host, other} & set(_WILDCARDS)
-        if port and port == metrics and same:
-            raise Invalid(f"listen and metrics are both port {port}: give metrics another one, or say metrics off")
+        told = {name: getattr(self, name) for name in ("listen", "metrics", "http")}
+        ports = {name: split_address(address) for name, address in told.items() if address not in ("", "off")}
+        for (one, (host, port)), (name, (other, its)) in itertools.combinations(ports.items(), 2):
+            same = host == other or (is_loopback(host) and is_loopback(other)) or {host, other} & set(_WILDCARDS)
+            if port and port == its and same:
+                raise Invalid(f"{one} and {name} are both port {port}: give {name} another one, or say {name} off")
 
     def _check_security(self) -> None:
         if not isinstance(self.insecure, bool):

@@ -151,6 +151,13 @@ def test_one_port_for_both_is_refused(call: Call, monkeypatch: pytest.MonkeyPatc
     assert (told["configuration"]["verdict"], told["configuration"]["found"]) == ("bad", said)
 
 
+@pytest.mark.parametrize(("other", "port"), [("listen", 9000), ("metrics", 9001)])
+def test_a_port_of_its_own_for_http_is_refused(call: Call, other: str, port: int) -> None:
+    done = call("serve", "--http", f"127.0.0.1:{port}")
+    assert done.code == 2
+    assert f"{other} and http are both port {port}: give http another one, or say http off" in done.err
+
+
 def test_a_broker_that_nobody_reaches_where_it_says_warns(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIMELINE_ADVERTISE", "broker-1:9000")
     said = "other machines are told to come to broker-1:9000, and cannot reach 127.0.0.1:9000."
