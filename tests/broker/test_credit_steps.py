@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import timeline
 from tests.broker.link import Link, Pipe, broker
 from tests.broker.machines import TOPIC, Town, town
 from tests.simulation.loop import Process, Timer, VirtualLoop
@@ -75,6 +76,48 @@ def told(story: Callable[[Town, Any], Awaitable[None]], credit: int = 100, credi
 
     with town() as made:
         made.run(all_of_it(made))
+
+
+def test_messages_on_their_way_to_a_run_that_ends_are_not_left_leased() -> None:
+    """The program ends right after it, without closing its consumer. It is told to end at many moments."""
+    with town() as made:
+
+        async def end_after(wait_s: float, topic: str) -> None:
+            await made.ask(lambda client: client.create_topic(topic, lease="1h"))
+
+            async def fill(client: Any) -> None:
+                async with client.producer(topic) as producer:
+                    (await producer.produce_many(timeline.Batch([b""] * 300, in_=0))).raise_failed()
+
+            await made.ask(fill)
+            process = Process(made.loop, f"c.{topic}")
+            handled: list[str] = []
+
+            async def work() -> None:
+                consumer = made.client(process).consumer(topic, id="c")
+                asyncio.get_running_loop().call_later(wait_s, consumer.stop_taking)
+
+                async def handler(d: timeline.Delivery) -> None:
+                    handled.append(d.id)
+
+                await consumer.run(handler, concurrency=8)
+
+            await process.run(work())
+            process.kill()
+            made.network.cut(process)
+
+            async def left(client: Any) -> None:
+                rest = {message.id: message.state async for message in client.scan(topic)}
+                assert len(rest) == 300 - len(handled) and "leased" not in rest.values()
+
+            await made.ask(left)
+
+        async def story() -> None:
+            await made.broker("b1")
+            for at in range(20):
+                await end_after(0.02 + at * 0.003, f"t{at}")
+
+        made.run(story())
 
 
 @pytest.mark.slow

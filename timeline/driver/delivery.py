@@ -537,11 +537,13 @@ class LeaseHolder(Closing):
         else:
             self._settler.soon(d._frame, d._index, hurried=True)
 
-    async def acks_answered(self, within_ms: float) -> None:
-        """Return when all unawaited acks are answered, or after `within_ms`."""
+    async def all_answered(self, within_ms: float) -> None:
+        """Return when all unawaited acks are answered, or after `within_ms`. If it takes nothing more, the broker has
+        back what was not handed out, too."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_ms / 1000.0):
                 await self._settler.acks_answered()
+                await self._session.returned()
 
     def ack_all_soon(self, frame: DeliveredFrame, at: Indexes) -> None:
         """Acknowledge the messages `at` of a frame without waiting."""

@@ -460,10 +460,10 @@ async def _until_done(
 
 
 async def _finished(workers: set[asyncio.Task[None]], consumer: LeaseHolder, grace_ms: float) -> None:
-    """Return once workers have ended and their acks are answered, or the grace is over."""
+    """Return once workers have ended, their acks are answered and what nobody took is back, or the grace is over."""
     end_ms = consumer.monotonic_ms() + grace_ms
     await asyncio.wait(workers, timeout=grace_ms / 1000.0)
-    await consumer.acks_answered(max(0.0, end_ms - consumer.monotonic_ms()))
+    await consumer.all_answered(max(0.0, end_ms - consumer.monotonic_ms()))
 
 
 def unfinished(count: int, threads: bool) -> str:

@@ -164,6 +164,8 @@ class ConsumerSession:
         self.taking = True
         """False: messages that still arrive are returned unseen, and no credit is given."""
         self.stopped_taking = asyncio.Event()
+        self._returned = asyncio.Event()
+        """Set: nothing is on its way to this session, and the broker has back what it does not take."""
         self._task: asyncio.Task[None] | None = None
         self._outage = Outage(subscription, context.clock)
         self._echo = 0
@@ -276,6 +278,8 @@ class ConsumerSession:
                 await self._send_all(stream)
                 if self._parted(stream):
                     break
+                if stream.farewell and stream.leaving is not None and not self.settler.busy:
+                    self._returned.set()
                 if not stream.over and not self.settler.queue.work.is_set():
                     await self._wait(stream)
             if self.closing and not stream.over:
@@ -284,6 +288,7 @@ class ConsumerSession:
             stream.fault = stream.fault or fault
         finally:
             self._talking = False
+            self._returned.set()
             stream.stream.cancel()
             if reader is not None:
                 await end(reader)
@@ -294,7 +299,7 @@ class ConsumerSession:
         if stream.dismissed:
             return not (queue.outstanding or stream.hears)
         # Once the broker confirms our leaving, everything that it sent before has arrived.
-        return self.closing and stream.leaving is not None and not (queue.busy or self.settler.gathering)
+        return self.closing and stream.leaving is not None and not self.settler.busy
 
     def _awaits_parting(self, stream: ConsumeStream) -> bool:
         """Return whether the broker is leaving, or has not confirmed our leaving yet."""
@@ -478,6 +483,11 @@ class ConsumerSession:
         self.stopped_taking.set()
         self.hand_back()
         self.settler.queue.work.set()
+
+    async def returned(self) -> None:
+        """Return once the broker has back, after `stop_taking`, what waited here or was on its way, or is gone."""
+        if not self.taking and self._talking:
+            await self._returned.wait()
 
     def hand_back(self) -> None:
         """Return all waiting messages unseen."""

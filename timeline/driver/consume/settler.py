@@ -271,9 +271,9 @@ class Settler:
         self._gathered.add_all(frame, at)
 
     @property
-    def gathering(self) -> bool:
-        """Whether acks of `ack_soon` are not sent yet."""
-        return len(self._gathered) > 0
+    def busy(self) -> bool:
+        """Whether settles are unanswered, or acks of `ack_soon` not sent yet."""
+        return self.queue.busy or len(self._gathered) > 0
 
     @property
     def unanswered(self) -> int:
