@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Self, TypeAlias
 
-PARTING_S = 0.5
+PARTING_S = 2.0
 """For so long a call that has done its work may end by itself. Then it is cancelled. gRPC reports the end of a call to
 its event loop even if nobody waits for it, and complains in another loop when that one is closed."""
 
