@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from timeline.columns import ColumnBatch, Form, Int64, Ragged, Range, Text, UInt8, UInt32, UInt64, fields_of
+from timeline.columns import Bools, ColumnBatch, Form, Int64, Ragged, Range, Text, UInt8, UInt32, UInt64, fields_of
 from timeline.errors import Invalid
 from timeline.wording import above, out_of_range
 
@@ -242,6 +242,12 @@ class Rows(ColumnBatch):
         if payload:
             rows.payloads = rows.headers = rows.ids
         return rows
+
+    def expired(self, now_ms: int) -> Bools:
+        """Return which are expired: past their expiry, not dead, and not under a live lease."""
+        leased = (self.holders.sizes > 0) & (self.due_ms > now_ms)
+        gone: Bools = (self.expires_ms > 0) & (self.expires_ms <= now_ms) & (self.died_ms == 0) & ~leased
+        return gone
 
 
 ROW_DTYPES = {field.name: field.dtype for field in Rows.columns if field.dtype is not None}

@@ -1,18 +1,22 @@
-"""Scans while messages are replaced: each row comes with its own payload."""
+"""Scans while messages are replaced, when each row comes with its own payload, and of messages that have expired."""
 
 from __future__ import annotations
 
+import time
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
-from tests.broker.link import broker, statuses
+from tests.broker.link import PATIENT, Link, broker, statuses
+from timeline.clock import Clock
 from timeline.columns import Ragged
-from timeline.model import Operation, Rows, Status, Topic
+from timeline.model import Operation, Rows, State, Status, Topic
 from timeline.storage_plugins.contract import Page, ScanFilter
 from timeline.storage_plugins.memory import MemoryStore
-from timeline.wire import PutFlag, Scan, ScanPage, decode_as, encode
+from timeline.wire import Deliver, Late, LateList, PutFlag, Scan, ScanPage, decode_as, encode
 
 
 class Torn(MemoryStore):
@@ -59,3 +63,51 @@ async def test_a_message_replaced_while_it_is_read_comes_with_its_own_payload():
         assert rows.payloads is not None and rows.ids.tolist() == [id for id in before.ids if id != b"c"]
         told = dict(zip(rows.ids, zip(rows.tags, rows.payloads, strict=True), strict=True))
         assert told[b"b"] == (b"new", b"new b") and told[b"d"] == (b"new", b"new d")
+
+
+MINUTE_MS = 60_000
+EXPIRING = PutFlag.IN | PutFlag.EXPIRES_IN
+
+
+class _Hands:
+    """The hands of a clock, which a test puts forward."""
+
+    forward_s = 0.0
+
+    def wall_s(self) -> float:
+        return time.time() + self.forward_s
+
+    def monotonic_s(self) -> float:
+        return time.monotonic() + self.forward_s
+
+
+async def _late(link: Link, id: bytes) -> list[bytes]:
+    told = await link.node.service.unary("Late", encode(Late(topic="t", id=id)))
+    return decode_as(told, LateList).ids.tolist()
+
+
+async def _put_expiring(link: Link, id: str) -> None:
+    flags = np.array([EXPIRING], dtype=np.uint8)
+    assert statuses(await link.put([id], expires_ms=np.array([10 * MINUTE_MS]), flags=flags)) == [Status.OK]
+
+
+@pytest.mark.parametrize("scheme", ["memory", "sqlite"])
+async def test_no_read_returns_a_message_that_has_expired_and_is_not_swept_yet(scheme: str, tmp_path: Path):
+    store = "memory://" if scheme == "memory" else f"sqlite:///{tmp_path / 's.db'}"
+    hands = _Hands()
+    async with broker(store, PATIENT, Clock(hands.wall_s, hands.monotonic_s)) as link:
+        consumer = await link.consume(credit=2, lease_ms=60 * MINUTE_MS)
+        for id, operation in (("dead", Operation.BURY), ("leased", Operation.EXTEND)):
+            await _put_expiring(link, id)
+            await link.settle(consumer, await consumer.down(Deliver), operation, 60 * MINUTE_MS, credit=0)
+        await _put_expiring(link, "over")
+        await link.put(["lasting"])
+        assert await link.ids(*State) == [b"dead", b"lasting", b"leased", b"over"]
+
+        hands.forward_s = 20 * 60
+        assert await link.ids(*State) == [b"dead", b"lasting", b"leased"]
+        assert sorted((await _scanned(link, Scan("t", payload=True))).ids.tolist()) == [b"lasting", b"leased"]
+        two = Ragged.of([b"over", b"leased"])
+        assert (await _scanned(link, Scan("t", states=tuple(State), ids=two))).ids.tolist() == [b"leased"]
+        assert len(await _scanned(link, Scan("t", limit=2))) == 2
+        assert await _late(link, b"over") == [] and await _late(link, b"lasting") == [b"lasting"]

@@ -397,7 +397,7 @@ class Queries:
         moves.
 
         `state`: "waiting", "available", "leased" or "dead", or several (default: all but dead letters). `tag`: only
-        messages with it. `due`: a pair (from, to), end excluded.
+        messages with it. `due`: a pair (from, to), end excluded. Expired messages are left out.
 
             async for m in tl.scan("departures", state="waiting", due=(None, tonight)):
                 print(m.id, m.due)
@@ -431,7 +431,9 @@ class Queries:
     async def forecast(
         self, topic: str, window: Duration = "1h", step: Duration = "1m", *, timeout: Duration | None = None
     ) -> Outlook:
-        """Return how many messages come due per `step` of the next `window`, in at most 10,000 steps."""
+        """Return how many messages come due per `step` of the next `window`, in at most 10,000 steps.
+
+        Messages that have expired count until a broker has swept them."""
         self._context.check()
         window_ms, step_ms = duration_ms(window, "window", least_ms=1), duration_ms(step, "step", least_ms=1)
         if -(-window_ms // step_ms) > MAX_STEPS:
@@ -448,7 +450,8 @@ class Queries:
         """Count the messages of a topic by state, one state after the other while they change.
 
         The store counts waiting and due messages from an index. Leased and dead messages are read without payloads,
-        which takes some seconds per million messages of the topic. `timeout`: the longest time without an answer.
+        which takes some seconds per million messages of the topic. Due messages may include some that have expired and
+        are not swept yet. `timeout`: the longest time without an answer.
         """
         outlook = await self.forecast(topic, EVER, EVER, timeout=timeout)
         leased = dead = 0

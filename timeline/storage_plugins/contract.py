@@ -421,7 +421,8 @@ class Store(ABC):
         self, topic: Topic, now_ms: int, where: ScanFilter, cursor: bytes, limit: int, payload: bool
     ) -> Page:
         """Return rows that match, walking (bucket, id) from `cursor`. A row that is there throughout is seen at least
-        once, though it moves. `payload`: with payloads and headers; then a page also ends near 1 MiB of payloads.
+        once, though it moves. Expired messages are rows until they are removed: brokers leave them out. `payload`: with
+        payloads and headers; then a page also ends near 1 MiB of payloads.
 
         A cursor begins with the bucket that the walk is in, 4 bytes big endian. These alone start a walk at that
         bucket, unless there are `ids`.

@@ -122,7 +122,7 @@ async def _records(store: Store, topic: Topic, now_ms: int, payload: bool) -> As
     """Yield every message of the topic as it is copied, by (bucket, id)."""
     where = ScanFilter(LIVING | DEAD)
     async for page in pages(lambda cursor: store.scan(topic, now_ms, where, cursor, PAGE, payload)):
-        rows = page.take(~expired_of(page, now_ms))
+        rows = page.take(~page.expired(now_ms))
         sound = np.ones(len(rows), dtype=np.bool_)
         if payload and len(rows):
             assert rows.payloads is not None
@@ -144,13 +144,6 @@ def _difference(mine: _Record | None, other: _Record | None) -> str:
         return "its payload in the target is not what its checksum is of"
     names = [name for name, ours, theirs in zip(COMPARED, mine.values, other.values, strict=True) if ours != theirs]
     return f"{', '.join(names)} differ"
-
-
-def expired_of(rows: Rows, now_ms: int) -> Bools:
-    """Return which rows are expired: past their expiry, not dead, and not under a live lease."""
-    held = (rows.holders.sizes > 0) & (rows.due_ms > now_ms)
-    expired: Bools = (rows.expires_ms > 0) & (rows.expires_ms <= now_ms) & (rows.died_ms == 0) & ~held
-    return expired
 
 
 def dues_of(rows: Rows) -> Int64:
@@ -293,7 +286,7 @@ class TopicCopy:
     async def _copy(self, rows: Rows, dead: bool) -> int:
         """Copy those of a page that are not in the target. Return how many the page has."""
         count = len(rows)
-        expired = expired_of(rows, self._now_ms())
+        expired = rows.expired(self._now_ms())
         self.done.expired += int(expired.sum())
         rows = rows.take(~expired)
         if self._fresh:

@@ -3035,7 +3035,7 @@ def LeavingEnd(builder): return builder.EndObject()
 
 
 # Asks for rows: those of `states` (none: all), of `tag` (empty: any), due in [due_from_ms, due_to_ms) (to 0: no
-# bound); or, when `ids` has items, just those.
+# bound); or, when `ids` has items, just those. Messages that have expired are left out, swept or not.
 class Scan(object):
     __slots__ = ['_tab']
 

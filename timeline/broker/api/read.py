@@ -44,7 +44,7 @@ class ReadHandler:
 
     async def scan(self, asked: Scan, caller: Principal) -> AsyncGenerator[ScanPage, None]:
         """Yield the pages of a scan, in the order of buckets, of at most `PAGE_ROWS` rows each. The last one may be
-        empty. It has no cursor unless `asked.limit` ended it."""
+        empty. It has no cursor unless `asked.limit` ended it. Expired messages are left out, swept or not."""
         topic = await self._topics.find(asked.topic, caller, Deed.READ if asked.payload else Deed.SEE)
         walk = Walk.HELD if asked.holder else Walk.SCAN
         cursor, left = opened(topic, walk, asked.cursor), asked.limit
@@ -100,7 +100,7 @@ class ReadHandler:
         page = await self._store.call("scan", self._store.store.scan(topic, now_ms, where, b"", 1, False))
         return [
             LateOne(name.encode(), id, b"", due_ms, now_ms, dealer.lateness.still(due_ms, now_ms))
-            for due_ms in page.rows.due_ms.tolist()
+            for due_ms in page.rows.take(~page.rows.expired(now_ms)).due_ms.tolist()
             if now_ms - due_ms > self._late_ms
         ]
 
@@ -118,6 +118,9 @@ async def _page(
     page = await store.call("scan", store.store.scan(topic, now_ms, where, cursor, most, asked.payload))
     if asked.payload:
         page = replace(page, rows=await _whole(store, topic, now_ms, where, page.rows))
+    expired = page.rows.expired(now_ms)
+    if expired.any():
+        page = replace(page, rows=page.rows.take(~expired))
     if not asked.bucket_to or asked.ids is not None:
         return page.rows, page.cursor or b""
     inside = buckets_of(page.rows.ids, topic.settings.buckets) < asked.bucket_to
