@@ -97,8 +97,11 @@ async def test_only_some_checks_and_a_word_for_each_result() -> None:
 
 
 async def test_a_check_that_does_not_exist_is_named() -> None:
-    with pytest.raises(Invalid, match="no such check: ack_delets"):
-        await run_suite("memory://", ["ack_delets"])
+    listed = rf"'timeline check-store --list' lists all {len(CHECKS)}$"
+    with pytest.raises(Invalid, match=rf"no such check: 'ack_delets'\. Did you mean ack_deletes.*\? {listed}"):
+        await run_suite("memory://", ["ack_deletes", "ack_delets"])
+    with pytest.raises(Invalid, match=rf"no such check: 'WRONG'\. {listed}"):
+        await run_suite("memory://", ["WRONG"])
 
 
 async def test_a_url_that_names_no_store_is_refused() -> None:

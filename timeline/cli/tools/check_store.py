@@ -23,6 +23,7 @@ from timeline.storage_plugins.conformance import (
     Result,
     StoreViolation,
     SuiteReport,
+    named_checks,
     run_suite,
 )
 from timeline.storage_plugins.contract import Opened
@@ -55,12 +56,13 @@ def check_store(url: str | None, only: tuple[str, ...], listing: bool, timeout: 
         return DONE
     if url is None:
         raise Invalid("give the store's URL, such as sqlite:////tmp/check.db, or --list")
+    names = named_checks(only or CHECKS)
 
     watch = CallWatch(duration_ms(timeout, "--timeout", least_ms=1) / 1000)
     with Progress("") as progress:
         run = _Run(url, watch, progress, as_json)
         with watch.telling(run.stuck):
-            return awaited(run.all(only))
+            return awaited(run.all(names))
 
 
 class _Run:
@@ -70,10 +72,9 @@ class _Run:
         self._url, self._watch, self._progress, self._as_json = url, watch, progress, as_json
         self._running = ""
 
-    async def all(self, only: tuple[str, ...]) -> int:
+    async def all(self, names: list[str]) -> int:
         """Open the store, run the checks and sum up. Return the exit code."""
         opened, declared = await self._look()
-        names = only or tuple(CHECKS)
         report = await run_suite(self._url, names, self._ended, begun=self._begun, watch=self._watch)
         _summed_up(self._url, report, opened, declared, self._as_json)
         if len(report.results) < len(names):

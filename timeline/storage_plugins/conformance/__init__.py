@@ -29,6 +29,7 @@ from timeline.storage_plugins.conformance.suite import (
     Outcome,
     Result,
     SuiteReport,
+    named_checks,
     run_check,
     run_suite,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "StoreViolation",
     "SuiteReport",
     "Trial",
+    "named_checks",
     "run_check",
     "run_suite",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import inspect
 import itertools
 import threading
@@ -225,6 +226,20 @@ def _told(text: str, error: BaseException) -> str:
     return "\n".join((text, *getattr(error, "__notes__", ())))
 
 
+def named_checks(names: Iterable[str]) -> list[str]:
+    """Return `names`. Raise Invalid, with the nearest names, for one that is no check."""
+    wanted = list(names)
+    for name in wanted:
+        if name not in CHECKS:
+            near = difflib.get_close_matches(name.lower(), CHECKS, n=3) or [
+                one for one in CHECKS if name.lower() in one
+            ]
+            hint = f"Did you mean {' or '.join(near[:3])}? " if name and near else ""
+            listed = f"'timeline check-store --list' lists all {len(CHECKS)}"
+            raise Invalid(f"no such check: {name!r:.80}. {hint}{listed}")
+    return wanted
+
+
 async def run_suite(
     target: str | MakeStore,
     only: Iterable[str] | None = None,
@@ -241,10 +256,7 @@ async def run_suite(
     is called with the name of each check before it runs, `report` with each result. `watch`: bounds the plugin's calls.
     Raise Invalid for a name in `only` that is no check, StoreRefused for a URL that names no store.
     """
-    names = list(CHECKS) if only is None else list(only)
-    unknown = [name for name in names if name not in CHECKS]
-    if unknown:
-        raise Invalid(f"no such check: {', '.join(unknown)}. Checks: {', '.join(CHECKS)}")
+    names = named_checks(CHECKS if only is None else only)
     make = _maker(target) if isinstance(target, str) else target
     done = SuiteReport()
     for name in names:
