@@ -301,8 +301,20 @@ class HandMachine(RuleBasedStateMachine):
     def stream_ends(self) -> None:
         self.outstanding.clear()
         room = self.in_flight.credit.room()
-        assert room[0] == 1_000 - self.in_flight.credit.held_messages and not self.in_flight.credit.owed
-        self.returned = self.sent - self.in_flight.credit.held_messages
+        free = self.in_flight.credit.messages - self.in_flight.credit.held_messages
+        assert room[0] == max(0, free) and not (self.in_flight.credit.owed or self.in_flight.credit.resized)
+        self.returned = self.sent + room[0] - 1_000
+
+    @rule(size=st.integers(1, 2_000))
+    def resize(self, size: int) -> None:
+        self.in_flight.credit.resize(size)
+
+    @rule()
+    def send_room(self) -> None:
+        """The broker never has more credit out than the room that it is told of."""
+        if room := self.in_flight.credit.take_room():
+            assert room == self.in_flight.credit.messages
+            assert 1_000 + self.returned - self.sent + self.in_flight.credit.held_messages <= room
 
     @rule()
     def hand_back(self) -> None:
@@ -323,7 +335,7 @@ class HandMachine(RuleBasedStateMachine):
             int(frame.sizes[each].sum()) for frame, each in zip(self.frames, held, strict=True)
         )
         riding = sum(rode for _, rode in self.outstanding.values())
-        assert self.sent == credit.held_messages + credit.owed_messages + self.returned
+        assert self.sent + credit.messages == 1_000 + credit.held_messages + credit.owed_messages + self.returned
         assert riding <= credit.held_messages
         for frame in self.frames:
             assert frame.waiting == frame.state.count(WAITING)

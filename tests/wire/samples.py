@@ -310,4 +310,5 @@ SAMPLES: list[frames.Frame] = [
     pushed_topic(),
     frames.Topics(frames.TopicAction.SECRETS, "spring"),
     frames.Topics(frames.TopicAction.ROTATE, "spring"),
+    frames.Credit(5, 1000, room_messages=256),
 ]

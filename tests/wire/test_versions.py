@@ -64,14 +64,14 @@ def built(kind: int, minor: int, body: Callable[[flatbuffers.Builder], int]) -> 
 
 
 def credit_with_more(builder: flatbuffers.Builder) -> int:
-    """A Credit that has a number, a text and a vector after the fields of 1.2."""
+    """A Credit that has a number, a text and a vector after the fields of today."""
     text = builder.CreateString("more")
     vector = builder.CreateNumpyVector(np.arange(5, dtype=np.int64))
-    builder.StartObject(8)
+    builder.StartObject(9)
     builder.PrependUint64Slot(2, 9, 0)
-    builder.PrependUint8Slot(5, 1, 0)
-    builder.PrependUOffsetTRelativeSlot(6, text, 0)
-    builder.PrependUOffsetTRelativeSlot(7, vector, 0)
+    builder.PrependUint8Slot(6, 1, 0)
+    builder.PrependUOffsetTRelativeSlot(7, text, 0)
+    builder.PrependUOffsetTRelativeSlot(8, vector, 0)
     builder.PrependInt64Slot(0, 5, 0)
     made: int = builder.EndObject()
     return made
@@ -166,8 +166,8 @@ def test_a_schema_that_grew_is_read(require_service: Callable[[str], None], tmp_
     grown = SCHEMA.read_text(encoding="utf-8")
     for old, new in (
         (
-            "  error_ms:double = -1;\n}",
-            "  error_ms:double = -1;\n  urgent:bool;\n  notes:[string];\n}\ntable Nudge { why:string; }",
+            "  room_messages:long;\n}",
+            "  room_messages:long;\n  urgent:bool;\n  notes:[string];\n}\ntable Nudge { why:string; }",
         ),
         ("Hint, Hinted, Take\n", "Hint, Hinted, Take, Nudge\n"),
         ("{ IN, EXPIRES_IN, MOVE, REPLACE }", "{ IN, EXPIRES_IN, MOVE, REPLACE, QUIET }"),

@@ -131,8 +131,8 @@ class Timeline(Queries, Pulling, Closing):
         """Return a consumer of `topic`. See `Consumer`.
 
         `id`: its name (default: one is made). If you keep it across restarts, its leased messages come back to it.
-        `lease`: the time for each message (default: the topic's). `credit`: the most messages in flight (default: 100,
-        or twice the concurrency of `run`). `credit_bytes`: the most bytes of them.
+        `lease`: the time for each message (default: the topic's). `credit`: the most messages in flight (default: 100;
+        `run` fits it to the speed of its handlers). `credit_bytes`: the most bytes of them.
         """
         made = Consumer(
             self._context,

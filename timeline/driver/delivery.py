@@ -472,6 +472,25 @@ class LeaseHolder(Closing):
             self._assemble(self._credit_asked or credit or CREDIT_MESSAGES)
         self._session.start()
 
+    @property
+    def credit(self) -> int:
+        """How many messages it may have leased at once."""
+        return self._in_flight.credit.messages
+
+    @property
+    def credit_fixed(self) -> bool:
+        """Whether the caller chose the credit."""
+        return self._credit_asked is not None
+
+    def resize_credit(self, messages: int, most_waiting: int) -> None:
+        """Make its credit `messages`, and return all waiting messages unseen if these are more than `most_waiting`."""
+        if not self.taking:
+            return
+        self._in_flight.credit.resize(messages)
+        if self._in_flight.waiting > most_waiting:
+            self._session.hand_back()
+        self._settler.queue.work.set()
+
     def stop_taking(self) -> None:
         """Take nothing more, and return the buffered messages unseen. Messages in your code can still be settled."""
         self._session.stop_taking()

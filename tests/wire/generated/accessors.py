@@ -1771,12 +1771,21 @@ class Credit(object):
             return self._tab.Get(flatbuffers.number_types.Float64Flags, o + self._tab.Pos)
         return -1.0
 
-def CreditStart(builder): builder.StartObject(5)
+    # Since 1.3. From now on this is all the room there is once nothing is in hand, as in Hello. 0: it is as before.
+    # Credit
+    def RoomMessages(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, o + self._tab.Pos)
+        return 0
+
+def CreditStart(builder): builder.StartObject(6)
 def CreditAddMessages(builder, messages): builder.PrependInt64Slot(0, messages, 0)
 def CreditAddBytes(builder, bytes): builder.PrependInt64Slot(1, bytes, 0)
 def CreditAddEcho(builder, echo): builder.PrependUint64Slot(2, echo, 0)
 def CreditAddAheadMs(builder, aheadMs): builder.PrependFloat64Slot(3, aheadMs, 0.0)
 def CreditAddErrorMs(builder, errorMs): builder.PrependFloat64Slot(4, errorMs, -1.0)
+def CreditAddRoomMessages(builder, roomMessages): builder.PrependInt64Slot(5, roomMessages, 0)
 def CreditEnd(builder): return builder.EndObject()
 
 

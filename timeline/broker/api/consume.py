@@ -204,9 +204,10 @@ class ConsumeStream:
                 continue  # of a newer minor: not for us
             if isinstance(frame, Credit):
                 consumer.add_credit(frame.messages, frame.bytes)
+                consumer.room_messages = frame.room_messages or consumer.room_messages
                 if frame.error_ms >= 0:
                     consumer.clock = Offset.about(frame.ahead_ms, frame.error_ms)
-                if not frame.messages and not frame.bytes:
+                if not frame.messages and not frame.bytes and not frame.room_messages:
                     dealer.ran_dry()
                     consumer.push(Beat(self._clock.now_ms(), frame.echo))
             elif isinstance(frame, Settle):

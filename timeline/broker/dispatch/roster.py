@@ -60,7 +60,7 @@ class LeaveNotice:
 class ConnectedConsumer:
     """One consumer's stream on this broker.
 
-    - Credit: its room now. `room_*`: the most it ever had. Credit at that mark means that nothing is in flight.
+    - Credit: its room now. `room_*`: the most it ever had, or what it said. At that mark nothing is in flight.
     - `wake`: wakes its dealer. `trickled`: the same, for less credit than a step.
     - `changed`: tells its roster that it has credit, or has none any more, or is set aside.
     - `dealing`: it may be dealt to, because its earlier leases were looked up.

@@ -144,6 +144,11 @@ Take: TypeAlias = Callable[[], Awaitable[Delivery | None]]
 
 MAX_CONCURRENCY = 10_000
 
+BUFFERED_MS = 20.0
+MOST_CREDIT = 256
+"""Unless twice the concurrency is more."""
+LOOK_MS = 250.0
+
 
 @dataclass(eq=False, slots=True)
 class _Job:
@@ -157,6 +162,56 @@ class _Job:
     handling: bool = True
     cancelled: bool = False
     given_back: bool = False
+
+
+class _RunCredit:
+    """Fits the credit of one `run` to the speed of its handlers: what they handle in `BUFFERED_MS` waits for them,
+    besides one message for each.
+
+    With less, quick handlers wait for the broker. What waits here is late if the handlers become slow, and other
+    consumers cannot have it: so it goes back then.
+    """
+
+    def __init__(self, consumer: LeaseHolder, concurrency: int) -> None:
+        self._consumer, self._concurrency = consumer, concurrency
+        self._least = 2 * concurrency
+        self._most = max(self._least, MOST_CREDIT)
+        self._working = self._handled = 0
+        self._since_ms = self._busy_ms = 0.0
+        self._enough = asyncio.Event()
+        """Set: so many were handled that their speed is known."""
+
+    def begins(self) -> None:
+        """Note that a handler begins."""
+        if not self._working:
+            self._since_ms = self._consumer.monotonic_ms()
+        self._working += 1
+
+    def ends(self) -> None:
+        """Note that a handler has ended."""
+        self._working -= 1
+        self._handled += 1
+        if not self._working:
+            self._busy_ms += self._consumer.monotonic_ms() - self._since_ms
+        if self._handled >= self._consumer.credit:
+            self._enough.set()
+
+    async def keep(self) -> None:
+        """Look at the speed again and again."""
+        while True:
+            await _pause(LOOK_MS / 1000.0, self._enough)
+            if self._working:
+                now_ms = self._consumer.monotonic_ms()
+                self._busy_ms += now_ms - self._since_ms
+                self._since_ms = now_ms
+            if self._handled >= self._consumer.credit or self._busy_ms >= BUFFERED_MS:
+                self._fit(int(BUFFERED_MS * self._handled / max(self._busy_ms, 0.001)))
+                self._handled, self._busy_ms = 0, 0.0
+
+    def _fit(self, buffered: int) -> None:
+        credit, wanted = self._consumer.credit, min(self._most, max(self._least, self._concurrency + buffered))
+        if wanted >= 1.25 * credit or wanted <= credit / 2:  # a small change is not worth a frame
+            self._consumer.resize_credit(wanted, most_waiting=wanted)
 
 
 class _GivenBack(TimeoutError):
@@ -179,6 +234,7 @@ class _Crew:
         self.consumer, self.handler, self.backoff, self.timeout_ms = consumer, handler, backoff, timeout_ms
         self.concurrency = concurrency
         self.jobs: set[_Job] = set()
+        self.credit = None if consumer.credit_fixed else _RunCredit(consumer, concurrency)
         self.threads = None if is_async(handler) else Threads(handler, concurrency)
         self.ending = False
         """Whether the workers are being cancelled."""
@@ -197,10 +253,14 @@ class _Crew:
                 self._shorter.set()
             job = _Job(delivery, self.consumer.extend_at_ms(delivery), task if self.threads is None else None)
             self.jobs.add(job)
+            if self.credit is not None:
+                self.credit.begins()
             try:
                 await self._handle(job)
             finally:
                 self.jobs.discard(job)
+                if self.credit is not None:
+                    self.credit.ends()
 
     async def _handle(self, job: _Job) -> None:
         delivery = job.delivery
@@ -422,16 +482,18 @@ async def run_handlers(
     consumer.open(credit=2 * concurrency)
     crew = _Crew(consumer, take, handler, concurrency, backoff, timeout_ms)
     workers = {asyncio.create_task(crew.work(), name=f"handler {number}") for number in range(concurrency)}
-    keeper = asyncio.create_task(crew.keep(), name="extending leases")
+    keepers = {asyncio.create_task(crew.keep(), name="extending leases")}
+    if crew.credit is not None:
+        keepers.add(asyncio.create_task(crew.credit.keep(), name="fitting credit"))
     uninstall = _on_sigterm(consumer.stop_taking)
     try:
-        failed = await _until_done(workers, keeper, crew, grace_ms)
+        failed = await _until_done(workers, keepers, crew, grace_ms)
     finally:
         uninstall()
         crew.ending = True
-        for task in (keeper, *workers):
+        for task in (*keepers, *workers):
             task.cancel()
-        await asyncio.wait({keeper, *workers})
+        await asyncio.wait({*keepers, *workers})
         if crew.threads is not None:
             crew.threads.close()
     if failed is not None:
@@ -439,19 +501,19 @@ async def run_handlers(
 
 
 async def _until_done(
-    workers: set[asyncio.Task[None]], keeper: asyncio.Task[None], crew: _Crew, grace_ms: float
+    workers: set[asyncio.Task[None]], keepers: set[asyncio.Task[None]], crew: _Crew, grace_ms: float
 ) -> BaseException | None:
     """Wait until workers have ended; they get the grace once no more is taken. Return the first failure, or None."""
     consumer = crew.consumer
     try:
-        await consumer.stopped_taking({*workers, keeper})
+        await consumer.stopped_taking({*workers, *keepers})
     except asyncio.CancelledError:
         consumer.stop_taking()
         await _finished(workers, consumer, grace_ms)
         raise
-    errors = [task.exception() for task in (keeper, *workers) if task.done() and not task.cancelled()]
+    errors = [task.exception() for task in (*keepers, *workers) if task.done() and not task.cancelled()]
     failed = next((error for error in errors if error is not None), None)
-    if (failed is None or keeper.done()) and not consumer.closed:
+    if (failed is None or any(task.done() for task in keepers)) and not consumer.closed:
         consumer.stop_taking()
     await _finished(workers, consumer, grace_ms)
     if late := sum(job.handling for job in crew.jobs):

@@ -57,6 +57,25 @@ class CreditLedger:
         """Not given back. A broker must not send more once this is all of the credit."""
         self._rides: dict[int, Ride] = {}
         self._returned = False
+        self._resized = False
+
+    def resize(self, messages: int) -> None:
+        """Make it `messages` in all. What it grows by is owed. What it shrinks by is made up for by messages that end,
+        whose credit the broker does not get back."""
+        self.owed_messages += messages - self.messages
+        self.messages, self._resized = messages, True
+
+    @property
+    def resized(self) -> bool:
+        """Whether the broker must learn of another size, which holds there once no more credit is out than that."""
+        return self._resized and self.owed_messages >= 0
+
+    def take_room(self) -> int:
+        """Take the size to send it now. 0: the broker knows it."""
+        if not self.resized:
+            return 0
+        self._resized = False
+        return self.messages
 
     def arrive(self, frame: DeliveredFrame) -> None:
         """Count the credit that a new frame holds."""
@@ -153,7 +172,9 @@ class CreditLedger:
 
     def room(self) -> tuple[int, int]:
         """Return the credit for a new stream, without the held one. Riding credit of the last stream rides again with
-        the next settle. After a message larger than all credit, the owed credit is negative until that comes back."""
+        the next settle. After a message larger than all credit, the owed credit is negative until that comes back. The
+        stream's first frame tells the size."""
+        self._resized = False
         for request in list(self._rides):
             self.land(request, counts=False)
         messages, nbytes = self.messages - self.held_messages, self.bytes - self.held_bytes
@@ -302,6 +323,11 @@ class InFlight:
     def frames(self) -> list[DeliveredFrame]:
         """Frames with messages that are not done."""
         return list(self._frames.values())
+
+    @property
+    def waiting(self) -> int:
+        """The number of messages that wait to be handed out."""
+        return sum(frame.waiting for frame in self._queue)
 
     @property
     def ready(self) -> bool:

@@ -355,8 +355,10 @@ class ConsumerSession:
                 self.settler.unsent(request, Status.INVALID, bad.reason)
                 continue
             await stream.stream.send(data)
-        if self._in_flight.credit.owed and self.taking and not last:
-            await stream.stream.send(encode(Credit(*self._in_flight.credit.take_owed())))
+        credit = self._in_flight.credit
+        if (credit.owed or credit.resized) and self.taking and not last:
+            room = credit.take_room()
+            await stream.stream.send(encode(Credit(*credit.take_owed(), room_messages=room)))
         if stream.welcome is None:
             return
         dry = self.taking and not last and self._in_flight.runs_dry()

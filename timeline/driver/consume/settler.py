@@ -89,8 +89,7 @@ class AckBatcher:
         self._clock, self._wake = clock, wake
         self._frames: list[DeliveredFrame] = []
         self._messages = self._bytes = 0
-        self._most_messages = max(1, min(GATHER_MESSAGES, in_flight.credit.messages // 2))
-        self._most_bytes = in_flight.credit.bytes // 2
+        self._credit = in_flight.credit
         self._timer: asyncio.TimerHandle | None = None
         self.ripe = self.hurried = False
 
@@ -128,7 +127,8 @@ class AckBatcher:
     def _count(self, messages: int, nbytes: int, ends_soon: bool) -> None:
         self._messages += messages
         self._bytes += nbytes
-        if ends_soon or self._messages >= self._most_messages or self._bytes >= self._most_bytes:
+        most = max(1, min(GATHER_MESSAGES, self._credit.messages // 2))
+        if ends_soon or self._messages >= most or self._bytes >= self._credit.bytes // 2:
             self._ripen()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(GATHER_MS / 1000.0, self._ripen)

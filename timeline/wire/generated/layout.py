@@ -115,6 +115,7 @@ TABLES: dict[str, tuple[tuple[str, str, int, int | float], ...]] = {
         ('echo', 'ulong', 8, 0),
         ('ahead_ms', 'double', 10, 0.0),
         ('error_ms', 'double', 12, -1.0),
+        ('room_messages', 'long', 14, 0),
     ),
     'Deliver': (
         ('leased_ms', 'long', 4, 0),

@@ -1,0 +1,139 @@
+"""The credit of `Consumer.run`, which follows the speed of its handlers. In virtual time, with a broker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import timeline
+from tests.broker.machines import TOPIC, Machine, Town, town
+from tests.simulation.loop import Process, Timer
+from timeline.broker.dispatch.roster import ConnectedConsumer
+from timeline.driver.consume.handlers import MOST_CREDIT
+
+BACKLOG = 2_000
+CONCURRENCY = 8
+
+
+class Run:
+    """A consumer that runs a handler. Each call takes `work_s`, which a test changes as it goes on."""
+
+    def __init__(
+        self, made: Town, name: str, work_s: float = 0.0, concurrency: int = CONCURRENCY, **asked: Any
+    ) -> None:
+        self.work_s = work_s
+        self.handled: list[str] = []
+        process = Process(made.loop, name)
+        self.consumer: Any = None
+
+        async def handler(d: timeline.Delivery) -> None:
+            if self.work_s:
+                await Timer(made.loop).wait(self.work_s)
+            self.handled.append(d.id)
+
+        async def work() -> None:
+            async with made.client(process) as client, client.consumer(TOPIC, id=name, **asked) as self.consumer:
+                await self.consumer.run(handler, concurrency)
+
+        self.task = process.run(work())
+
+    async def end(self) -> None:
+        self.consumer.stop_taking()
+        await self.task
+
+
+def seen(machine: Machine, name: str) -> ConnectedConsumer:
+    """What the broker knows of a consumer."""
+    return next(dealer.roster.consumers[name.encode()] for dealer in machine.node.dealers)
+
+
+def test_quick_handlers_get_credit_and_the_broker_knows_how_much() -> None:
+    async def story(made: Town) -> None:
+        machine = await made.broker("b1")
+        await made.create_topic()
+        await made.put([-1.0] * BACKLOG)
+        run = Run(made, "c")
+        await made.until(lambda: len(run.handled) == BACKLOG, within_s=60)
+        assert run.consumer.credit == MOST_CREDIT
+        at_broker = seen(machine, "c")
+        await made.until(lambda: at_broker.idle, within_s=1)
+        assert at_broker.room_messages == at_broker.credit_messages == MOST_CREDIT
+        await run.end()
+
+    with town() as made:
+        made.run(story(made))
+
+
+def test_handlers_that_become_slow_give_back_what_waits_and_others_get_it() -> None:
+    async def story(made: Town) -> None:
+        machine = await made.broker("b1")
+        await made.create_topic(lease="1h")
+        await made.put([-1.0] * BACKLOG)
+        slow = Run(made, "slow", work_s=0.001)
+        await made.until(lambda: slow.consumer is not None and slow.consumer.credit > 100, within_s=10)
+        slow.work_s = 3_000.0
+        other = Run(made, "other")
+        await made.until(lambda: len(slow.handled) + len(other.handled) == BACKLOG - CONCURRENCY, within_s=10)
+        assert slow.consumer.credit == 2 * CONCURRENCY
+        at_broker = seen(machine, "slow")
+        assert at_broker.room_messages == 2 * CONCURRENCY and at_broker.in_flight == CONCURRENCY
+        slow.work_s = 0.0
+        await made.until(lambda: len({*slow.handled, *other.handled}) == BACKLOG, within_s=3_600)
+        await made.until(lambda: at_broker.idle, within_s=1)
+        await slow.end()
+        await other.end()
+        assert len(slow.handled) + len(other.handled) == BACKLOG
+
+    with town() as made:
+        made.run(story(made))
+
+
+@pytest.mark.parametrize("asked", [{"credit": 5}, {"credit": 40}])
+def test_credit_that_the_caller_chose_stays(asked: dict[str, int]) -> None:
+    async def story(made: Town) -> None:
+        machine = await made.broker("b1")
+        await made.create_topic()
+        await made.put([-1.0] * BACKLOG)
+        run = Run(made, "c", **asked)
+        await made.until(lambda: len(run.handled) == BACKLOG, within_s=60)
+        assert run.consumer.credit == seen(machine, "c").room_messages == asked["credit"]
+        await run.end()
+
+    with town() as made:
+        made.run(story(made))
+
+
+def test_slow_handlers_keep_the_credit_of_one_message_more_for_each() -> None:
+    async def story(made: Town) -> None:
+        await made.broker("b1")
+        await made.create_topic()
+        await made.put([-1.0] * 100)
+        run = Run(made, "c", work_s=1.0)
+        await made.until(lambda: len(run.handled) == 100, within_s=60)
+        assert run.consumer.credit == 2 * CONCURRENCY
+        await run.end()
+
+    with town() as made:
+        made.run(story(made))
+
+
+def test_credit_given_for_quick_handlers_outlives_its_broker() -> None:
+    """A new broker is told of all of it in the first frame."""
+
+    async def story(made: Town) -> None:
+        first = await made.broker("b1")
+        await made.create_topic()
+        await made.put([-1.0] * BACKLOG)
+        run = Run(made, "c")
+        await made.until(lambda: run.consumer is not None and run.consumer.credit == MOST_CREDIT, within_s=10)
+        made.kill(first)
+        await made.start(first)
+        await made.until(lambda: len(set(run.handled)) == BACKLOG, within_s=60)
+        at_broker = seen(first, "c")
+        await made.until(lambda: at_broker.idle, within_s=1)
+        assert at_broker.room_messages == at_broker.credit_messages == MOST_CREDIT
+        await run.end()
+
+    with town() as made:
+        made.run(story(made))
