@@ -4,6 +4,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+# Where this is set, each process that a test starts would compile Timeline again: half its start.
+unexport PYTHONDONTWRITEBYTECODE
 
 PY := .venv/bin/python
 STAMP := .venv/.setup-done
