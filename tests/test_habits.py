@@ -208,7 +208,8 @@ def test_no_path_of_one_machine_is_in_the_repository() -> None:
 def test_no_address_of_a_registry_is_in_the_repository() -> None:
     hosts = [r"pypi\.", r"files\.python", r"registry\.npm", r"repo\.maven", r"proxy\.golang", r"deb\.debian"]
     assert not _matches("|".join(host + r"\w*\.?(org|js|apache|hosted)" for host in hosts), _tracked_texts())
-    installing = re.compile(r"^(constraints\.txt|Makefile|pyproject\.toml|\.ci/|scripts/)")
+    ours = r"^(constraints\.txt|Makefile|pyproject\.toml|\.ci/|scripts/)"
+    installing = re.compile(rf"{ours}|/(package.*\.json|\.npmrc|go\.\w+)$")
     texts = [(name, text) for name, text in _tracked_texts() if installing.search(name)]
     assert texts
     assert not _matches(r"https?:(?=/)|(index|find)-(url|links)|trusted[-]host", texts)
