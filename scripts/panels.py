@@ -22,20 +22,20 @@ class Panel:
     kind: str = "timeseries"
 
 
-def lateness(quantile: str) -> str:
-    buckets = f"rate(timeline_delivery_lateness_seconds_bucket{{{ON}}}[$__rate_interval])"
-    return f"histogram_quantile({quantile}, sum by (le, topic) ({buckets}))"
+def quantiles(histogram: str, of: str, by: str, legend: str, *shares: str) -> tuple[tuple[str, str], ...]:
+    """Return a query for each of the `shares` of a histogram of seconds, such as 0.99. `by`: labels that stay apart."""
+    rate = f"rate({histogram}_seconds_bucket{{{of}}}[$__rate_interval])"
+    return tuple(
+        (f"histogram_quantile({share}, sum by (le, {by}) ({rate}))", f"{legend} p{float(share) * 100:g}")
+        for share in shares
+    )
 
 
-def of_requests(quantile: str) -> str:
-    buckets = f"rate(timeline_gateway_request_seconds_bucket{{{OF},{AT_ONCE}}}[$__rate_interval])"
-    return f"histogram_quantile({quantile}, sum by (le, method, route) ({buckets}))"
-
-
-def of_webhooks(quantile: str) -> str:
-    buckets = f"rate(timeline_gateway_webhook_seconds_bucket{{{ON}}}[$__rate_interval])"
-    return f"histogram_quantile({quantile}, sum by (le, topic) ({buckets}))"
-
+LATENESS = quantiles("timeline_delivery_lateness", ON, "topic", "{{topic}}", "0.5", "0.99", "0.999")
+REQUEST_TIMES = quantiles(
+    "timeline_gateway_request", f"{OF},{AT_ONCE}", "method, route", "{{method}} {{route}}", "0.5", "0.99"
+)
+WEBHOOK_TIMES = quantiles("timeline_gateway_webhook", ON, "topic", "{{topic}}", "0.5", "0.99")
 
 BOARD: dict[str, tuple[Panel, ...]] = {
     "Delivery": (
@@ -43,11 +43,7 @@ BOARD: dict[str, tuple[Panel, ...]] = {
             "Lateness",
             "s",
             "From due until a message was on the wire. The one to watch.",
-            (
-                (lateness("0.5"), "{{topic}} p50"),
-                (lateness("0.99"), "{{topic}} p99"),
-                (lateness("0.999"), "{{topic}} p99.9"),
-            ),
+            LATENESS,
         ),
         Panel(
             "Share later than 100 ms",
@@ -203,10 +199,7 @@ BOARD: dict[str, tuple[Panel, ...]] = {
             "Time to answer requests",
             "s",
             "From a request to the end of its answer. Long polls and event streams are left out: they wait.",
-            (
-                (of_requests("0.5"), "{{method}} {{route}} p50"),
-                (of_requests("0.99"), "{{method}} {{route}} p99"),
-            ),
+            REQUEST_TIMES,
         ),
         Panel(
             "Requests under way",
@@ -232,10 +225,7 @@ BOARD: dict[str, tuple[Panel, ...]] = {
             "Time until receivers answer",
             "s",
             "From sending a webhook to its answer. Above push_timeout there is none.",
-            (
-                (of_webhooks("0.5"), "{{topic}} p50"),
-                (of_webhooks("0.99"), "{{topic}} p99"),
-            ),
+            WEBHOOK_TIMES,
         ),
         Panel(
             "Receivers that are down",
