@@ -43,14 +43,20 @@ async def available(link: Link, count: int) -> None:
         await asyncio.sleep(0)
 
 
+async def acked_ahead(link: Link, store: SlowStore) -> Pipe:
+    """Returns once a lease began beside the settle of all that came, which is not answered."""
+    pipe, got = await begun(link)
+    store.hold("settle")
+    leases = store.calls["lease_due"]
+    pipe.up(acks(link, got))
+    await called(store, "lease_due", leases + 1)
+    return pipe
+
+
 async def test_the_lease_begins_before_the_settle_is_answered_and_its_messages_come_after_the_answer() -> None:
     store = SlowStore()
     async with broker(store, PATIENT) as link:
-        pipe, got = await begun(link)
-        store.hold("settle")
-        leases = store.calls["lease_due"]
-        pipe.up(acks(link, got))
-        await called(store, "lease_due", leases + 1)
+        pipe = await acked_ahead(link, store)
         assert len(await link.ids(State.LEASED)) == CREDIT  # those acked are gone, as many others are leased
         assert pipe.from_broker.empty()
         store.release("settle")
@@ -88,11 +94,7 @@ async def test_what_was_dealt_for_credit_that_does_not_come_goes_back_unseen(fir
 async def test_what_waits_for_an_answer_goes_back_when_the_stream_ends() -> None:
     store = SlowStore()
     async with broker(store, PATIENT) as link:
-        pipe, got = await begun(link)
-        store.hold("settle")
-        leases = store.calls["lease_due"]
-        pipe.up(acks(link, got))
-        await called(store, "lease_due", leases + 1)
+        pipe = await acked_ahead(link, store)
         pipe.cancel()
         store.release("settle")
         await available(link, BACKLOG - CREDIT)

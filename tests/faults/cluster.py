@@ -6,8 +6,8 @@ import asyncio
 import json
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import inf
@@ -239,16 +239,6 @@ class ClusterMachine(Machine):
             again = sum(event.arguments["deliveries"] > 1 for event in mine)
             costs.append(Figures(name, round(max(gaps, default=0.0), 1), round(max(late, default=0.0), 1), again))
         return costs
-
-
-@asynccontextmanager
-async def cluster_machine(folder: Path, store: str, sync: str) -> AsyncIterator[ClusterMachine]:
-    """Brokers that are yet to start."""
-    made = ClusterMachine(folder, store, sync)
-    try:
-        yield made
-    finally:
-        await made.finish()
 
 
 async def judged(made: ClusterMachine, record: Callable[[str, object], None]) -> Verdict:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import timeline
 from tests.faults.worker import TOPIC
@@ -228,7 +228,11 @@ class Machine:
                 (received if event.operation == "receive" else settled).add(token)
         return len(received - settled)
 
-    async def finish(self) -> None:
+    async def __aenter__(self) -> Self:
+        """What starts in it is ended with it."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
         for child in self.children:
             await child.finish()
         self.faults.close()
@@ -237,9 +241,8 @@ class Machine:
 @asynccontextmanager
 async def machine(folder: Path, store: str = "") -> AsyncIterator[Machine]:
     """A machine with a broker, a topic, two consumers and two producers at work. `store`: where it is not a file."""
-    made = Machine(folder)
-    made.store = store or made.store
-    try:
+    async with Machine(folder) as made:
+        made.store = store or made.store
         await made.start_broker()
         await made.create_topic()
         for name in ("c1", "c2"):
@@ -247,8 +250,3 @@ async def machine(folder: Path, store: str = "") -> AsyncIterator[Machine]:
         for name in ("p1", "p2"):
             await made.start_producer(name, rate=1_500)  # so that they are still at it once both consumers are
         yield made
-    finally:
-        await made.finish()
-
-
-__all__ = ["Machine", "machine"]

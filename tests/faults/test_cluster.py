@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.cluster import cluster_machine, judged
+from tests.faults.cluster import ClusterMachine, judged
 from tests.servers.etcd import EtcdServer
 from tests.servers.fixture import Running
 from tests.servers.redis import RedisServer
@@ -29,7 +29,7 @@ async def test_brokers_are_killed_one_after_the_other_and_all_at_once(
     servers: Running, tmp_path: Path, record_property: Record
 ) -> None:
     store, sync = _apart(servers, 1)
-    async with cluster_machine(tmp_path, store, sync) as made:
+    async with ClusterMachine(tmp_path, store, sync) as made:
         await made.begin(lease="3s", rate=600)
         for name in list(made.places):
             await made.kill(name)
@@ -48,7 +48,7 @@ async def test_a_broker_stopped_past_its_lease_does_not_act_on_what_it_believes(
     """What producers had sent it by then waits at its door, and was given up and put through another broker, received
     and settled, when it comes to it: the topic remembers, so that this puts nothing again."""
     store, sync = _apart(servers, 2)
-    async with cluster_machine(tmp_path, store, sync) as made:
+    async with ClusterMachine(tmp_path, store, sync) as made:
         await made.begin(lease="30s", remember="1h")
         made.note("stop", process="b1")
         made.brokers["b1"].signal(signal.SIGSTOP)
@@ -66,7 +66,7 @@ async def test_a_rolling_restart_redelivers_nothing_and_fails_no_call(
 ) -> None:
     """With handlers that take up to five seconds."""
     store, sync = _apart(servers, 3)
-    async with cluster_machine(tmp_path, store, sync) as made:
+    async with ClusterMachine(tmp_path, store, sync) as made:
         await made.begin(lease="10m", handle_ms=5_000)  # however slow the machine, no lease runs out
         for name in list(made.places):
             await made.drain(name)

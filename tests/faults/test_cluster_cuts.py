@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.cluster import ClusterMachine, cluster_machine, judged
+from tests.faults.cluster import ClusterMachine, judged
 from tests.faults.lan import INWARDS, OUTWARDS, Lan, lan
 from tests.servers.etcd import EtcdServer
 from tests.servers.process import free_port
@@ -75,7 +75,7 @@ async def test_brokers_are_cut_off_one_way_and_both(
     network: Lan, redis: RedisServer, etcd: EtcdServer, tmp_path: Path, record_property: Record
 ) -> None:
     store, sync = f"redis://{network.host}:{redis.port}/0", f"etcd://{network.host}:{etcd.port}/cuts"
-    async with cluster_machine(tmp_path, store, sync) as made:
+    async with ClusterMachine(tmp_path, store, sync) as made:
         made.more = ("--insecure",)
         made.places = {name: f"{address}:{free_port()}" for name, address in network.places.items()}
         made.address = ",".join(made.places.values())

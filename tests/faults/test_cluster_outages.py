@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.cluster import EVERYTHING, cluster_machine, judged
+from tests.faults.cluster import EVERYTHING, ClusterMachine, judged
 from tests.servers.etcd import EtcdClusterServer, EtcdServer
 from tests.servers.fixture import Running
 from tests.servers.postgresql import PostgresqlServer
@@ -36,7 +36,7 @@ async def test_etcd_and_the_store_go_away_and_come_back(
     servers: Running, etcd: EtcdClusterServer, tmp_path: Path, record_property: Record
 ) -> None:
     postgresql = servers.server(PostgresqlServer)
-    async with cluster_machine(tmp_path, f"{postgresql.url}?schema=outages", f"{etcd.url}/outages") as made:
+    async with ClusterMachine(tmp_path, f"{postgresql.url}?schema=outages", f"{etcd.url}/outages") as made:
         await made.begin(lease="3s", rate=600, remember="1h")
 
         made.note("no quorum", process="etcd")
@@ -77,7 +77,7 @@ async def test_brokers_and_consumers_join_during_a_burst(
     """They deal and receive at once."""
     redis = servers.url(RedisServer).removesuffix("/0")
     store, sync = f"{redis}/4", f"{servers.url(EtcdServer)}/joining"
-    async with cluster_machine(tmp_path, store, sync) as made:
+    async with ClusterMachine(tmp_path, store, sync) as made:
         await made.begin(lease="10s", brokers=1, rate=1_500)
         made.note("join", process="b2")
         await asyncio.gather(made.start_named("b2"), made.start_named("b3"))

@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import cycle, pairwise
 from pathlib import Path
@@ -242,16 +242,6 @@ def store_of_its_own(folder: Path) -> Iterator[PostgresqlServer]:
         yield server.start()
     finally:
         server.kill()
-
-
-@asynccontextmanager
-async def gateway_machine(folder: Path, server: PostgresqlServer, sync: str) -> AsyncIterator[GatewayMachine]:
-    """Brokers and gateways that are yet to start."""
-    made = GatewayMachine(folder, server, sync)
-    try:
-        yield made
-    finally:
-        await made.finish()
 
 
 async def judged(made: GatewayMachine, puts: int, out: int) -> dict[str, Any]:

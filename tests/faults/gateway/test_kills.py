@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.gateway.machine import GatewayMachine, gateway_machine, judged, store_of_its_own
+from tests.faults.gateway.machine import GatewayMachine, judged, store_of_its_own
 from tests.servers.etcd import EtcdServer
 from tests.servers.fixture import Running
 from tests.servers.postgresql_pair import open_folder
@@ -37,7 +37,7 @@ async def _killed_in_turn(
     out = 20 if puts == FEW else 100
     sync = f"{servers.url(EtcdServer)}/{way.__name__}-{puts}"
     with open_folder() as made_in, store_of_its_own(made_in / "postgresql") as server:
-        async with gateway_machine(folder, server, sync) as made:
+        async with GatewayMachine(folder, server, sync) as made:
             await way(made, rate)
             await made.work_on(more)
             await made.kill_in_turn(puts, more, out, (1,) if puts == FEW else (1, 2))
