@@ -94,7 +94,7 @@ async def test_both_ways_have_the_same_names_in_metrics(http: httpx.AsyncClient)
     ],
 )
 def test_usual_requests_alone_go_past_the_framework(path: str, more: dict[str, Any], direct: bool) -> None:
-    calls = DirectCalls(cast(Any, None), cast(Any, None), OFTEN)
+    calls = DirectCalls(cast(Any, None), OFTEN)
     usual = [(b"host", b"localhost:9080"), (b"content-type", b"application/json")]
     scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": usual, **more}
     call, given = calls._found(scope)

@@ -10,10 +10,8 @@ from litestar import Litestar, Request, Response, Router
 from litestar.config.cors import CORSConfig
 from litestar.datastructures import State
 from litestar.di import Provide
-from litestar.exceptions import HTTPException
 from litestar.types import ASGIApp
 
-from timeline.errors import TimelineError
 from timeline.gateway import problems
 from timeline.gateway.clients import CallerClient
 from timeline.gateway.direct import DirectCalls
@@ -21,7 +19,7 @@ from timeline.gateway.document.openapi import openapi_config
 from timeline.gateway.observing import Observed
 from timeline.gateway.requests import ApiRequest, check_query
 from timeline.gateway.routes import leases, many, messages, pages, reading, topics
-from timeline.gateway.service import HttpGateway, gateway_of
+from timeline.gateway.service import HttpGateway, gateway_of, serving
 
 CALLS: tuple[Any, ...] = (
     messages.put, messages.show, messages.move, messages.cancel,
@@ -36,13 +34,9 @@ PAGES: tuple[Any, ...] = (pages.healthz, pages.readyz, pages.metrics, pages.open
 
 
 async def client_of(request: ApiRequest) -> AsyncGenerator[CallerClient, None]:
-    """Lend the client of the request's token. At the end, nothing of the request's body is kept."""
-    try:
-        await gateway_of(request).check_guarded()
-        async with gateway_of(request).clients.serving(request.caller) as client:
-            yield client
-    finally:
-        request.release()
+    """Lend the client of the request's token to its call."""
+    async with serving(request) as client:
+        yield client
 
 
 async def check_call(request: Request[Any, Any, Any]) -> Response[None] | None:
@@ -55,8 +49,7 @@ async def check_call(request: Request[Any, Any, Any]) -> Response[None] | None:
         request.check_origin(gateway_of(request).settings.origins)
     check_query(request)
     if "data" in request.route_handler.parsed_fn_signature.parameters:
-        await gateway_of(request).check_guarded()
-        async with gateway_of(request).clients.serving(request.caller):
+        async with serving(request):
             pass
     return None
 
@@ -81,13 +74,8 @@ def application(gateway: HttpGateway) -> ASGIApp:
         lifespan=[lifespan],
         openapi_config=openapi_config(gateway.version),
         cors_config=CORSConfig(allow_origins=origins) if origins else None,
-        exception_handlers={
-            TimelineError: problems.of_driver,
-            problems.ClientGone: problems.gone,
-            HTTPException: problems.of_framework,
-            Exception: problems.of_anything,
-        },
+        exception_handlers=dict(problems.HANDLERS),
         request_max_body_size=None,
         logging_config=None,
     )
-    return Observed(DirectCalls(inside, gateway, OFTEN), gateway.metrics)
+    return Observed(DirectCalls(inside, OFTEN), gateway.metrics)

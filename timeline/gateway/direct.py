@@ -16,11 +16,9 @@ from litestar import Litestar, Response
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import Message, Receive, Send
 
-from timeline.errors import TimelineError
-from timeline.gateway import problems
-from timeline.gateway.problems import ClientGone
+from timeline.gateway.problems import HANDLERS
 from timeline.gateway.requests import ApiRequest, Streamed
-from timeline.gateway.service import HttpGateway
+from timeline.gateway.service import serving
 
 PREFIX = "/v1"
 TOPIC = "{topic:str}"
@@ -50,8 +48,8 @@ class _Call:
 class DirectCalls:
     """An ASGI application: POST to `handlers`, and all else to the application `inside`, which has them, too."""
 
-    def __init__(self, inside: Litestar, gateway: HttpGateway, handlers: Sequence[HTTPRouteHandler]) -> None:
-        self._inside, self._gateway = inside, gateway
+    def __init__(self, inside: Litestar, handlers: Sequence[HTTPRouteHandler]) -> None:
+        self._inside = inside
         calls = [_Call.of(handler) for handler in handlers]
         self._whole = {call.template: call for call in calls if "{" not in call.template}
         self._of_topic = {call.template.rpartition("/")[2]: call for call in calls if "{" in call.template}
@@ -82,7 +80,8 @@ class DirectCalls:
         except Exception as error:
             if begun:
                 raise
-            await _problem(request, error).to_asgi_response(self._inside, request)(scope, receive, send)
+            handler = next(handler for kind, handler in HANDLERS if isinstance(error, kind))
+            await handler(request, error).to_asgi_response(self._inside, request)(scope, receive, send)
             return
         if isinstance(answer, Response):
             await _send(send, answer.status_code or call.status, answer.content)
@@ -101,20 +100,17 @@ class DirectCalls:
             call, given = self._whole.get(path), {}
         return (call, given) if call is not None and _usual(scope["headers"], call) else (None, {})
 
-    async def _answer(self, call: _Call, request: ApiRequest, given: dict[str, Any]) -> Any:
+    @staticmethod
+    async def _answer(call: _Call, request: ApiRequest, given: dict[str, Any]) -> Any:
         """Return what the function of a call returns. Nothing of a stranger's body is read."""
-        await self._gateway.check_guarded()
-        try:
-            async with self._gateway.clients.serving(request.caller) as client:
-                if call.decoder is not None:
-                    body = await request.body()
-                    try:
-                        given["data"] = call.decoder.decode(body)
-                    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                        raise _Undecoded(body) from None
-                return await call.function(request=request, client=client, **given)
-        finally:
-            request.release()
+        async with serving(request) as client:
+            if call.decoder is not None:
+                body = await request.body()
+                try:
+                    given["data"] = call.decoder.decode(body)
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    raise _Undecoded(body) from None
+            return await call.function(request=request, client=client, **given)
 
 
 class _Undecoded(Exception):
@@ -147,14 +143,6 @@ def _usual(headers: Sequence[tuple[bytes, bytes]], call: _Call) -> bool:
         elif name in (b"origin", b"sec-fetch-site"):
             return False
     return (call.decoder is None or kind == JSON_TYPE) and HOST.fullmatch(host) is not None
-
-
-def _problem(request: ApiRequest, error: Exception) -> Response[bytes]:
-    if isinstance(error, TimelineError):
-        return problems.of_driver(request, error)
-    if isinstance(error, ClientGone):
-        return problems.gone(request, error)
-    return problems.of_anything(request, error)
 
 
 async def _send(send: Send, status: int, content: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -62,10 +63,13 @@ def problem_of(error: TimelineError) -> Problem:
     if code == Status.UNKNOWN and "Idempotency-Key" not in said:
         said = f"{error.reason.rstrip('.') or 'the answer was lost'}; {SAME_KEY}"
     resume = None if error.progress is None or error.progress.finished else error.progress.resume
-    return Problem(
-        type=f"urn:timeline:{code.lower().replace('_', '-')}", title=title, status=status, code=str(code), detail=said,
-        id=error.id, resume=resume,
-    )  # fmt: skip
+    return plain(status, code, title, said, id=error.id, resume=resume)
+
+
+def plain(status: int, code: str, title: str, detail: str, **more: str | None) -> Problem:
+    """Return a problem in these words."""
+    kind = f"urn:timeline:{code.lower().replace('_', '-')}"
+    return Problem(type=kind, title=title, status=status, code=str(code), detail=detail, **more)
 
 
 def _no_token(error: TimelineError) -> bool:
@@ -104,16 +108,16 @@ def of_framework(request: Request[Any, Any, Any], error: HTTPException) -> Respo
     if isinstance(error, ValidationException) or error.status_code == 400:
         return answer_of(Invalid(_sentence(error)))
     if error.status_code == 413:
-        return answer(_plain(413, Status.TOO_LARGE, "Too large", "the body is larger than this gateway takes"))
+        return answer(plain(413, Status.TOO_LARGE, "Too large", "the body is larger than this gateway takes"))
     path = request.scope["path"]
     if error.status_code == 404:
         said = f"there is no {path!r:.200} here: /docs shows all calls"
-        return answer(_plain(404, Status.NOT_FOUND, "Not found", said))
+        return answer(plain(404, Status.NOT_FOUND, "Not found", said))
     if error.status_code == 405:
         methods = allowed(request)
         said = f"{request.method} does not go with {path!r:.200}: it takes {methods}"
-        return answer(_plain(405, Status.INVALID, "The method is wrong", said), {"Allow": methods})
-    return answer(_plain(error.status_code, Status.INVALID, "The request is wrong", error.detail))
+        return answer(plain(405, Status.INVALID, "The method is wrong", said), {"Allow": methods})
+    return answer(plain(error.status_code, Status.INVALID, "The request is wrong", error.detail))
 
 
 def allowed(request: Request[Any, Any, Any]) -> str:
@@ -123,11 +127,6 @@ def allowed(request: Request[Any, Any, Any]) -> str:
         if isinstance(route, HTTPRoute) and re.fullmatch(pattern, request.scope["path"]):
             return ", ".join(sorted(route.methods))
     return ""
-
-
-def _plain(status: int, code: str, title: str, detail: str) -> Problem:
-    kind = f"urn:timeline:{code.lower().replace('_', '-')}"
-    return Problem(type=kind, title=title, status=status, code=str(code), detail=detail)
 
 
 def _sentence(error: HTTPException) -> str:
@@ -146,12 +145,21 @@ def of_anything(request: Request[Any, Any, Any], error: Exception) -> Response[b
         return answer_of(Invalid(TOO_DEEP))
     log.error("%s %s failed", request.method, request.scope.get("path_template", ""), exc_info=error)
     said = f"the gateway failed: its log says why; {SAME_KEY}"
-    return answer(_plain(500, Status.UNKNOWN, "The gateway failed", said))
+    return answer(plain(500, Status.UNKNOWN, "The gateway failed", said))
 
 
 def gone(_: Request[Any, Any, Any], error: ClientGone) -> Response[bytes]:
     """Answer nobody."""
     return answer_of(Unavailable("the caller has disconnected"))
+
+
+HANDLERS: tuple[tuple[type[Exception], Callable[[Request[Any, Any, Any], Any], Response[bytes]]], ...] = (
+    (TimelineError, of_driver),
+    (ClientGone, gone),
+    (HTTPException, of_framework),
+    (Exception, of_anything),
+)
+"""How the errors of a call are answered. The first kind that fits counts."""
 
 
 def documented(*codes: str) -> dict[int, ResponseSpec]:

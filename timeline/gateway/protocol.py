@@ -7,14 +7,17 @@ body breaks them, the call itself learns it (`BROKEN`): it alone knows what was 
 from __future__ import annotations
 
 import asyncio
-import json
 import resource
+from http import HTTPStatus
 from typing import Any
 
 import httptools
+import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from timeline.gateway.problems import PROBLEM, plain
 from timeline.gateway.requests import BROKEN, SILENT_S
+from timeline.model import Status
 
 HEAD_S = 20.0
 """How long the head of a request may take, and how long a new connection may say nothing."""
@@ -316,12 +319,9 @@ class BoundedHttp(HttpToolsProtocol):
 
 def _refused(status: int, said: str) -> bytes:
     """Return the answer to what is no request."""
-    titles = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
-    title = titles.get(status, "Service Unavailable")
-    code = "UNAVAILABLE" if status == 503 else "INVALID"
-    problem = {"type": f"urn:timeline:{code.lower()}", "title": title, "status": status, "code": code, "detail": said}
-    body = json.dumps(problem).encode()
-    head = f"HTTP/1.1 {status} {title}\r\ncontent-type: application/problem+json\r\ncontent-length: {len(body)}\r\n"
+    title, code = HTTPStatus(status).phrase, Status.UNAVAILABLE if status == 503 else Status.INVALID
+    body = msgspec.json.encode(plain(status, code, title, said))
+    head = f"HTTP/1.1 {status} {title}\r\ncontent-type: {PROBLEM}\r\ncontent-length: {len(body)}\r\n"
     return head.encode() + b"connection: close\r\n\r\n" + body
 
 

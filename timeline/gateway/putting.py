@@ -6,7 +6,6 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,7 +19,7 @@ from timeline.gateway.keys import RepeatKey
 from timeline.gateway.problems import sentence
 from timeline.gateway.requests import MAX_BODY_BYTES, ApiRequest
 from timeline.gateway.shapes import BulkAnswer, LineAnswer, NewMessage, PutAnswer
-from timeline.gateway.values import NO_TRACE, ToPut, decoded, iso_or_none, to_put
+from timeline.gateway.values import ToPut, decoded, iso_or_none, to_put
 from timeline.model import Status
 
 LINES_AT_ONCE = 1_000
@@ -59,35 +58,6 @@ def why_failed(receipt: Receipt) -> str:
     except TimelineError as error:
         return sentence(error)
     return ""
-
-
-async def put_one(client: CallerClient, topic: str, put: ToPut, key: RepeatKey) -> tuple[PutAnswer, bool]:
-    """Put one message. Return the answer, and whether the message was created by this call or its repeat."""
-    async with client.producer(topic, put.group) as producer:
-        message = put.message
-        if key:
-            receipts = await producer.produce_many(_batch([put], key, [0]))
-            receipt, again = receipts.raise_failed()[0], bool(receipts.repeats[0])
-        else:
-            receipt, again = (
-                await producer.produce(
-                    message.payload, at=message.at, in_=message.in_, id=message.id, tag=message.tag,
-                    headers=message.headers, expires=message.expires, if_exists=put.if_exists,
-                ),
-                False,
-            )  # fmt: skip
-    answer = answer_of_receipt(receipt, again)
-    return answer, answer.status is Status.OK and not answer.moved
-
-
-def _batch(puts: Sequence[ToPut], key: RepeatKey, places: Sequence[int]) -> Batch:
-    """Return the batch of `puts`, which stand at `places` of the request."""
-    batch = Batch.of([put.message for put in puts])
-    if any(put.if_exists is not None for put in puts):
-        batch.flags = batch.flags | np.array([move_flag(put.if_exists) for put in puts], dtype=np.uint8)
-    if key:
-        batch.births = [_birth(put, key, place) for put, place in zip(puts, places, strict=True)]
-    return batch
 
 
 def _birth(put: ToPut, key: RepeatKey, place: int) -> int:
@@ -151,79 +121,86 @@ class PutOutcome:
         return sorted(answers.items())
 
 
-async def put_list(
-    client: CallerClient,
-    topic: str,
-    asked: Sequence[NewMessage | TimelineError],
-    key: RepeatKey,
-    first: int = 0,
-    trace: Mapping[str, str] = NO_TRACE,
-) -> list[PutAnswer]:
-    """Put many messages, `LINES_AT_ONCE` at a time. Return an answer for each, in order. An error among `asked` is its
-    own answer. `first`: the place of the first one in the request. Raise the error if the call as a whole failed."""
-    answers: list[PutAnswer] = []
-    for start in range(0, len(asked), LINES_AT_ONCE):
-        part = asked[start : start + LINES_AT_ONCE]
-        answers += (await put_part(client, topic, part, key, first + start, trace)).answers()
-    return answers
+class PutRequest:
+    """The puts of one request, which go to one topic. `key`: its Idempotency-Key. `trace`: its caller's trace."""
 
+    def __init__(self, client: CallerClient, topic: str, key: RepeatKey, trace: Mapping[str, str]) -> None:
+        self._client, self._topic, self._key, self._trace = client, topic, key, trace
 
-async def put_part(
-    client: CallerClient,
-    topic: str,
-    asked: Sequence[NewMessage | TimelineError],
-    key: RepeatKey,
-    first: int,
-    trace: Mapping[str, str],
-) -> PutOutcome:
-    """Put some messages of a request, which stand at `first` and after it. Raise the error of a call that failed as a
-    whole if nothing was put before."""
-    try:
-        return await _put_groups(client, topic, asked, key, first, trace)
-    except TimelineError as error:
-        if not first:  # the request as a whole has this answer
-            raise
-        ids = (one.id if isinstance(one, NewMessage) else None for one in asked)
-        return PutOutcome({place: refused(error, id) for place, id in enumerate(ids)}, [])
+    def to_put(self, asked: NewMessage, place: int = 0) -> ToPut:
+        """Return the message that stands at `place`. Raise Invalid or TooLarge."""
+        return to_put(asked, self._key.id(place), self._trace)
 
+    async def one(self, put: ToPut) -> tuple[PutAnswer, bool]:
+        """Put one message. Return the answer, and whether the message was created by this call or its repeat."""
+        message, again = put.message, False
+        async with self._client.producer(self._topic, put.group) as producer:
+            if self._key:
+                receipts = await producer.produce_many(self._batch([put], [0]))
+                receipt, again = receipts.raise_failed()[0], bool(receipts.repeats[0])
+            else:
+                receipt = await producer.produce(
+                    message.payload, at=message.at, in_=message.in_, id=message.id, tag=message.tag,
+                    headers=message.headers, expires=message.expires, if_exists=put.if_exists,
+                )  # fmt: skip
+        answer = answer_of_receipt(receipt, again)
+        return answer, answer.status is Status.OK and not answer.moved
 
-async def _put_groups(
-    client: CallerClient,
-    topic: str,
-    asked: Sequence[NewMessage | TimelineError],
-    key: RepeatKey,
-    first: int,
-    trace: Mapping[str, str],
-) -> PutOutcome:
-    wrong: dict[int, PutAnswer] = {}
-    groups: dict[str, list[tuple[int, ToPut]]] = {}
-    for place, one in enumerate(asked):
+    async def many(self, asked: Sequence[NewMessage]) -> list[PutAnswer]:
+        """Put messages, `LINES_AT_ONCE` at a time. Return an answer for each, in order. Raise the error if the call as
+        a whole failed."""
+        answers: list[PutAnswer] = []
+        for first in range(0, len(asked), LINES_AT_ONCE):
+            answers += (await self.part(asked[first : first + LINES_AT_ONCE], first)).answers()
+        return answers
+
+    async def part(self, asked: Sequence[NewMessage | TimelineError], first: int) -> PutOutcome:
+        """Put some messages, which stand at `first` and after it. An error among `asked` is its own answer. Raise the
+        error of a call that failed as a whole if nothing was put before."""
         try:
-            if isinstance(one, TimelineError):
-                raise one
-            put = to_put(one, key.id(first + place), trace)
-        except (Invalid, TooLarge) as bad:
-            wrong[place] = refused(bad)
-        else:
-            groups.setdefault(put.group, []).append((place, put))
-    work = (_put_group(client, topic, group, listed, key, first) for group, listed in groups.items())
-    outcome = PutOutcome(wrong, [], bool(key))
-    for listed, told in zip(groups.values(), await asyncio.gather(*work, return_exceptions=True), strict=True):
-        if isinstance(told, Receipts):
-            outcome.told.append(([place for place, _ in listed], told))
-        elif not isinstance(told, TimelineError) or len(groups) == 1:
-            raise told
-        else:
-            wrong.update((place, refused(told, put.message.id)) for place, put in listed)
-    return outcome
+            return await self._groups(asked, first)
+        except TimelineError as error:
+            if not first:  # the request as a whole has this answer
+                raise
+            ids = (one.id if isinstance(one, NewMessage) else None for one in asked)
+            return PutOutcome({place: refused(error, id) for place, id in enumerate(ids)}, [])
 
+    async def _groups(self, asked: Sequence[NewMessage | TimelineError], first: int) -> PutOutcome:
+        wrong: dict[int, PutAnswer] = {}
+        groups: dict[str, list[tuple[int, ToPut]]] = {}
+        for place, one in enumerate(asked):
+            try:
+                if isinstance(one, TimelineError):
+                    raise one
+                put = self.to_put(one, first + place)
+            except (Invalid, TooLarge) as bad:
+                wrong[place] = refused(bad)
+            else:
+                groups.setdefault(put.group, []).append((place, put))
+        work = (self._group(group, puts, first) for group, puts in groups.items())
+        outcome = PutOutcome(wrong, [], bool(self._key))
+        for puts, told in zip(groups.values(), await asyncio.gather(*work, return_exceptions=True), strict=True):
+            if isinstance(told, Receipts):
+                outcome.told.append(([place for place, _ in puts], told))
+            elif not isinstance(told, TimelineError) or len(groups) == 1:
+                raise told
+            else:
+                wrong.update((place, refused(told, put.message.id)) for place, put in puts)
+        return outcome
 
-async def _put_group(
-    client: CallerClient, topic: str, group: str, listed: list[tuple[int, ToPut]], key: RepeatKey, first: int
-) -> Receipts:
-    places, puts = zip(*listed, strict=True)
-    async with client.producer(topic, group) as producer:
-        return await producer.produce_many(_batch(puts, key, [first + place for place in places]))
+    async def _group(self, group: str, placed: list[tuple[int, ToPut]], first: int) -> Receipts:
+        places, puts = zip(*placed, strict=True)
+        async with self._client.producer(self._topic, group) as producer:
+            return await producer.produce_many(self._batch(puts, [first + place for place in places]))
+
+    def _batch(self, puts: Sequence[ToPut], places: Sequence[int]) -> Batch:
+        """Return the batch of `puts`, which stand at `places` of the request."""
+        batch = Batch.of([put.message for put in puts])
+        if any(put.if_exists is not None for put in puts):
+            batch.flags = batch.flags | np.array([move_flag(put.if_exists) for put in puts], dtype=np.uint8)
+        if self._key:
+            batch.births = [_birth(put, self._key, place) for put, place in zip(puts, places, strict=True)]
+        return batch
 
 
 def refused(error: TimelineError, id: str | None = None) -> PutAnswer:
@@ -236,8 +213,8 @@ def refused(error: TimelineError, id: str | None = None) -> PutAnswer:
 class LineStream:
     """A request's lines of JSON, put as they come. Only a bounded part of them is in memory."""
 
-    def __init__(self, request: ApiRequest, client: CallerClient, topic: str, key: RepeatKey) -> None:
-        self._request, self._client, self._topic, self._key = request, client, topic, key
+    def __init__(self, request: ApiRequest, puts: PutRequest) -> None:
+        self._request, self._puts = request, puts
         self._line = self._rest_bytes = 0
         self.stopped: LineAnswer | None = None
         """At the end: where the body broke off, and why. None: it did not."""
@@ -300,7 +277,7 @@ class LineStream:
 
     async def _put(self, lines: list[bytes]) -> tuple[int, PutOutcome]:
         asked, first = [_decoded(line) for line in lines], self._line
-        outcome = await put_part(self._client, self._topic, asked, self._key, first, self._request.trace)
+        outcome = await self._puts.part(asked, first)
         self._line += len(lines)
         return first + 1, outcome
 
@@ -312,9 +289,5 @@ def _decoded(line: bytes) -> NewMessage | Invalid:
         return wrong
 
 
-_FIELDS: tuple[str, ...] = PutAnswer.__struct_fields__
-
-
 def _of_line(answer: PutAnswer, line: int) -> LineAnswer:
-    values: dict[str, Any] = {name: getattr(answer, name) for name in _FIELDS}
-    return LineAnswer(line=line, **values)
+    return LineAnswer(line=line, **msgspec.structs.asdict(answer))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,11 +14,10 @@ from timeline.credentials import PLAIN, Credentials
 from timeline.driver.tasks import all_of
 from timeline.driver.transport.addresses import DEFAULT_ADDRESS
 from timeline.errors import Forbidden, Invalid, TimelineError, Unavailable, explain
-from timeline.gateway.clients import Caller, Clients
+from timeline.gateway.clients import Caller, CallerClient, Clients
 from timeline.gateway.metrics import GatewayMetrics
 from timeline.gateway.requests import ApiRequest, BodyBudget
 
-LISTEN = "127.0.0.1:9080"
 OPEN_TO_ALL = (
     "other machines reach this gateway, and its broker asks for no tokens: start the broker with --tokens, or the "
     "gateway with --insecure where the network itself keeps strangers out"
@@ -31,7 +31,7 @@ class GatewaySettings:
     """The settings of one gateway. `brokers`: their addresses. `credentials`: how they are reached, without a token.
     `origins`: pages of these origins may call from a browser."""
 
-    listen: str = LISTEN
+    listen: str = config.HTTP
     brokers: str = DEFAULT_ADDRESS
     credentials: Credentials = PLAIN
     tls_cert: str = ""
@@ -138,3 +138,17 @@ def gateway_of(request: ApiRequest) -> HttpGateway:
     """Return the gateway that a request came to."""
     gateway: HttpGateway = request.app.state.gateway
     return gateway
+
+
+@asynccontextmanager
+async def serving(request: ApiRequest) -> AsyncIterator[CallerClient]:
+    """Lend the client of the request's token. At the end, nothing of the request's body is kept. Raise Unavailable
+    while the gateway is open to all, Invalid for a token that cannot be one, and Forbidden for one that brokers do not
+    let in."""
+    gateway = gateway_of(request)
+    try:
+        await gateway.check_guarded()
+        async with gateway.clients.serving(request.caller) as client:
+            yield client
+    finally:
+        request.release()

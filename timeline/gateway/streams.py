@@ -17,7 +17,7 @@ from timeline.driver.times import Duration
 from timeline.errors import Invalid, TimelineError
 from timeline.gateway.problems import ClientGone, problem_of
 from timeline.gateway.requests import ApiRequest, while_connected
-from timeline.gateway.service import HttpGateway
+from timeline.gateway.service import HttpGateway, serving
 from timeline.gateway.values import leased_message
 from timeline.model import check_topic_name
 
@@ -73,8 +73,7 @@ async def events(
     a later one is the last event."""
     stream = EventStream(credit)
     begun = False
-    await gateway.check_guarded()
-    async with gateway.clients.serving(request.caller) as client:
+    async with serving(request) as client:
         gateway.streams.add(stream)
         gateway.metrics.streams.inc()
         try:

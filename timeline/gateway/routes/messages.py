@@ -13,10 +13,10 @@ from timeline.errors import Invalid, NotFound
 from timeline.gateway.clients import CallerClient
 from timeline.gateway.keys import RepeatKey
 from timeline.gateway.problems import documented
-from timeline.gateway.putting import LineStream, answer_of_receipt, listed, put_list, put_one
+from timeline.gateway.putting import LINE, LineStream, PutRequest, answer_of_receipt, listed
 from timeline.gateway.requests import MAX_BODY_BYTES, ApiRequest, Streamed
-from timeline.gateway.service import gateway_of
-from timeline.gateway.shapes import MoveMessage, NewMessage, PutAnswer, PutAnswers, Stored
+from timeline.gateway.service import serving
+from timeline.gateway.shapes import MoveMessage, PutAnswer, PutAnswers, Stored
 from timeline.gateway.values import (
     CONTENT_TYPE,
     JSON,
@@ -27,19 +27,16 @@ from timeline.gateway.values import (
     iso_or_none,
     payload_fields,
     text_of,
-    to_put,
 )
 from timeline.model import DEFAULT_GROUP, Status
 
-ONE = msgspec.json.Decoder(NewMessage)
 ENCODER = msgspec.json.Encoder()
 JSON_LINES = "application/x-ndjson"
 GONE = (
     "no message has this id. If this repeats a call whose answer was lost, that call cancelled it, or it was delivered "
     "first"
 )
-RAW_PREFIX = "timeline-"
-RAW = ("at", "in", "id", "tag", "expires", "group", "if-exists")
+RAW = {name: f"timeline-{name}" for name in ("at", "in", "id", "tag", "expires", "group", "if-exists")}
 """Headers that describe a message whose payload is the body: `Timeline-At`, `Timeline-In`, …"""
 
 
@@ -57,12 +54,11 @@ async def put(request: ApiRequest, client: CallerClient, topic: str) -> Any:
     name = text_of(topic)
     key = RepeatKey(request.key, name)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if any(f"{RAW_PREFIX}{name}" in request.headers for name in RAW):
-        return _answered(
-            *await put_one(client, name, raw_message(request, await request.body(MAX_BODY_BYTES, 1), key), key)
-        )
+    puts = PutRequest(client, name, key, request.trace)
+    if any(header in request.headers for header in RAW.values()):
+        return _answered(*await puts.one(raw_message(request, await request.body(MAX_BODY_BYTES, 1), key)))
     if kind == JSON_LINES:
-        lines = LineStream(request, client, name, key)
+        lines = LineStream(request, puts)
         if JSON_LINES in request.headers.get("accept", ""):
             return Streamed(_encoded(request, lines), 207, JSON_LINES)
         return Response(await lines.summary(), status_code=207)
@@ -73,25 +69,21 @@ async def put(request: ApiRequest, client: CallerClient, topic: str) -> Any:
         )
     body = await request.body(MAX_BODY_BYTES, 1)
     if body.lstrip()[:1] == b"[":
-        answers = await put_list(client, name, listed(body), key, trace=request.trace)
-        return Response(PutAnswers(answers), status_code=207)
-    return _answered(*await put_one(client, name, to_put(decoded(ONE, body), key.id(0), request.trace), key))
+        return Response(PutAnswers(await puts.many(listed(body))), status_code=207)
+    return _answered(*await puts.one(puts.to_put(decoded(LINE, body))))
 
 
 async def _encoded(request: ApiRequest, lines: LineStream) -> AsyncGenerator[bytes, None]:
-    try:
-        async with gateway_of(request).clients.serving(request.caller):  # the call's own loan ends before its answer
-            async for answers in lines.answers():
-                yield ENCODER.encode_lines(answers)
-        if lines.stopped is not None:
-            yield ENCODER.encode_lines([lines.stopped])
-    finally:
-        request.release()
+    async with serving(request):  # the call's own loan ends before its answer
+        async for answers in lines.answers():
+            yield ENCODER.encode_lines(answers)
+    if lines.stopped is not None:
+        yield ENCODER.encode_lines([lines.stopped])
 
 
 def raw_message(request: ApiRequest, body: bytes, key: RepeatKey) -> ToPut:
     """Return the message whose payload is the whole body. Raise Invalid for headers that do not go together."""
-    given = {name: request.headers.get(f"{RAW_PREFIX}{name}") for name in RAW}
+    given = {name: request.headers.get(header) for name, header in RAW.items()}
     if given["at"] is None and given["in"] is None:
         raise Invalid("a body with headers Timeline-… is a payload: say when it is due, in Timeline-In or Timeline-At")
     when = due_of(given["at"], given["in"])
