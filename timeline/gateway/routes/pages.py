@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
-from litestar import MediaType, Response, get
+from litestar import Litestar, MediaType, Response, get
 
 from timeline.gateway.document.openapi import document_of
 from timeline.gateway.document.page import docs_page
@@ -31,14 +32,21 @@ async def metrics(request: ApiRequest) -> Response[bytes]:
     return Response(gateway_of(request).metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
+@functools.lru_cache(1)
+def _documents(app: Litestar) -> tuple[bytes, bytes]:
+    """Return the OpenAPI document, in JSON and as a page. Other requests wait while they are made."""
+    document = document_of(app)
+    return json.dumps(document, ensure_ascii=False).encode(), docs_page(document)
+
+
 @get("/openapi.json", include_in_schema=False)
 async def openapi(request: ApiRequest) -> Response[bytes]:
     """Return the OpenAPI document."""
-    return Response(json.dumps(document_of(request.app), ensure_ascii=False).encode(), media_type=MediaType.JSON)
+    return Response(_documents(request.app)[0], media_type=MediaType.JSON)
 
 
 @get("/docs", include_in_schema=False)
 async def docs(request: ApiRequest) -> Response[bytes]:
     """Return the same as a page."""
     policy = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
-    return Response(docs_page(document_of(request.app)), media_type=MediaType.HTML, headers=policy)
+    return Response(_documents(request.app)[1], media_type=MediaType.HTML, headers=policy)
