@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timeline.broker.dispatch.rounds import FEWEST, MOST, REMEMBERED_MS, SHORT_MS, USUAL, LeaseAhead, LeaseTimes, Pace
+from timeline.broker.dispatch.rounds import (
+    FEWEST,
+    MOST,
+    REMEMBERED_MS,
+    SHORT_MS,
+    USUAL,
+    DueRate,
+    LeaseAhead,
+    LeaseTimes,
+)
 from timeline.broker.limits import Limits
 from timeline.model import TopicSettings
 
@@ -111,13 +120,13 @@ def test_a_store_that_stood_still_once_is_not_led_by_it():
     assert usual.lead_ms == usual.p99_ms > 390.0
 
 
-def test_the_pace_of_messages_is_that_of_the_last_rounds():
-    pace = Pace()
-    assert pace.time_ms(3) == 0, "nothing is known"
+def test_the_due_rate_is_that_of_the_last_rounds():
+    due_rate = DueRate()
+    assert due_rate.time_ms(3) == 0, "nothing is known"
     for round_ in range(100):
-        pace.took(5, mono_ms=round_ * 10.0)
-    assert pace.time_ms(3) in (5, 6)
+        due_rate.took(5, mono_ms=round_ * 10.0)
+    assert due_rate.time_ms(3) in (5, 6)
     for round_ in range(100):
-        pace.took(1, mono_ms=1_000.0 + round_ * 20.0)
-    assert pace.time_ms(3) == pytest.approx(60, abs=1)
-    assert pace.time_ms(-0.5) == 0
+        due_rate.took(1, mono_ms=1_000.0 + round_ * 20.0)
+    assert due_rate.time_ms(3) == pytest.approx(60, abs=1)
+    assert due_rate.time_ms(-0.5) == 0

@@ -359,8 +359,8 @@ async def test_a_late_round_takes_along_what_comes_due_for_the_other_takes(takes
         waits = [asyncio.ensure_future(take(link, 10, LONG)) for _ in range(takes)]
         await waiting(link, takes)
         (dealer,) = link.node.dealers
-        dealer._pace.took(0, mono_ms=0.0)
-        dealer._pace.took(10, mono_ms=200_000.0)  # one comes due each 20 s
+        dealer._due_rate.took(0, mono_ms=0.0)
+        dealer._due_rate.took(10, mono_ms=200_000.0)  # one comes due each 20 s
         lease, leased = dealer._lease, asyncio.Queue[Any]()
 
         async def watched(*given: Any) -> Any:

@@ -23,7 +23,7 @@ from timeline.broker.dispatch.leased_batch import (
     unsound_rows,
 )
 from timeline.broker.dispatch.roster import ConnectedConsumer, Outboxes, Roster, grants_for
-from timeline.broker.dispatch.rounds import LeaseAhead, NextDue, Pace, RateLimit
+from timeline.broker.dispatch.rounds import DueRate, LeaseAhead, NextDue, RateLimit
 from timeline.broker.lanes.group_commit import Settling
 from timeline.broker.lanes.metered_store import MeteredStore
 from timeline.broker.runtime import Runtime, Tasks, Underway, wait_within
@@ -110,7 +110,7 @@ class Dealer:
         self._store, self._clock, self._limits, self._metrics = store, runtime.clock, runtime.limits, runtime.metrics
         self._buckets, self._hosts, self.outboxes = buckets, hosts, outboxes
         self._held = LeaseAheadBuffer[ConnectedConsumer]()
-        self._rate, self._pace = RateLimit(), Pace()
+        self._rate, self._due_rate = RateLimit(), DueRate()
         self._ahead = LeaseAhead(runtime.limits, store.store.capabilities.lease_ahead_ms)
         self._wake = asyncio.Event()
         self._next = NextDue()
@@ -336,7 +336,7 @@ class Dealer:
         try:
             leased, done_ms, swept = await self._lease(topic, grants, mono_ms, self._window_ms(consumers, early))
             self._rate.took(topic.settings.max_rate_per_s, len(leased.rows))
-            self._pace.took(len(leased.rows), mono_ms)
+            self._due_rate.took(len(leased.rows), mono_ms)
             self._ahead.took(sum(grant.count for grant in grants), len(leased.rows))
             self._account(leased, mono_ms)
             if len(leased.rows):
@@ -376,7 +376,7 @@ class Dealer:
         takes = [one.credit_ahead for one in consumers if one.credit_ahead < one.credit_messages]
         if early or not takes or not window_ms:
             return window_ms
-        return min(window_ms, self._pace.time_ms((min(takes) - 1) / 2))
+        return min(window_ms, self._due_rate.time_ms((min(takes) - 1) / 2))
 
     async def _lease(
         self, topic: Topic, grants: list[Grant], mono_ms: float, window_ms: int

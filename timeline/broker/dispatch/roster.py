@@ -60,12 +60,11 @@ class LeaveNotice:
 class ConnectedConsumer:
     """One consumer's stream on this broker.
 
-    - Credit: its room now. `room_*`: the most it ever had, or what it said. At that mark nothing is in flight.
-    - `wake`: wakes its dealer. `trickled`: the same, for less credit than a step.
-    - `changed`: tells its roster that it has credit, or has none any more, or is set aside.
-    - `dealing`: it may be dealt to, because its earlier leases were looked up.
-    - `clock`: how far its own clock is ahead of ours, as it says.
-    - `gone`: nothing may be pushed to it any more.
+    `credit_*` is its room now, and `room_*` the most it ever had, or what it said. If they are equal, nothing is in
+    flight.
+
+    `wake` wakes its dealer. `trickled` does so for less credit than a step. `changed` tells its roster that it has
+    credit, has none any more, or is set aside.
     """
 
     id: bytes
@@ -92,9 +91,12 @@ class ConnectedConsumer:
     set_asides: int = 0
     set_aside_until_ms: float = 0.0
     dealing: bool = False
+    """Whether it may be dealt to, because its earlier leases were looked up."""
     leaving: LeaveNotice | None = None
     clock: Offset | None = None
+    """How far its own clock is ahead of ours, as it says."""
     gone: bool = False
+    """Whether nothing may be pushed to it any more."""
     finished: bool = False
     _loans: deque[int] = field(default_factory=deque)
     """The numbers of the open loans, the oldest first."""
@@ -195,7 +197,7 @@ class ConnectedConsumer:
             self.changed(self)
 
     def lend(self, messages: int, bytes_: int) -> int:
-        """Give it the credit of a settle that is not answered yet. What it is dealt meanwhile waits for that answer.
+        """Give it the credit of a settle that is not answered yet. Batches dealt meanwhile wait for that answer.
         Return the loan's number, for `repay`."""
         self._last_loan += 1
         self._loans.append(self._last_loan)

@@ -40,8 +40,8 @@ FEWEST, MOST = 128, 4_096
 """Fewest leases that are remembered, however old, and most, however recent."""
 
 
-PACE_KEPT = 0.9
-"""How much the rounds before weigh in the pace of messages, for each later one."""
+DUE_RATE_KEPT = 0.9
+"""How much the rounds before weigh in the rate of messages, for each later one."""
 BURST_MS = 100.0
 """A rate is a token bucket of a tenth of a second, so that it is even, not a burst each second."""
 
@@ -127,7 +127,7 @@ class RateLimit:
             self._tokens -= count
 
 
-class Pace:
+class DueRate:
     """How fast a topic's messages came due in the last rounds."""
 
     def __init__(self) -> None:
@@ -137,8 +137,8 @@ class Pace:
     def took(self, count: int, mono_ms: float) -> None:
         """Note that a round which began at `mono_ms` leased `count`."""
         if self._at_ms is not None:
-            self._count = self._count * PACE_KEPT + count
-            self._ms = self._ms * PACE_KEPT + mono_ms - self._at_ms
+            self._count = self._count * DUE_RATE_KEPT + count
+            self._ms = self._ms * DUE_RATE_KEPT + mono_ms - self._at_ms
         self._at_ms = mono_ms
 
     def time_ms(self, count: float) -> int:
