@@ -29,18 +29,18 @@ class Batch:
 
     - `payloads`: a list of bytes, a `Ragged`, a numpy array of dtype object or `V…`, or an Arrow array of binary.
       Arrays of dtype `S…` are refused, because numpy drops NULs at the end of an item.
-    - `at`: one due time for all, or one each: a list, or an integer array of milliseconds UTC.
-    - `in_`: instead, one duration for all, or one each: a list, or a numpy array of seconds.
-    - `ids`, `tags`: texts or bytes, one each; arrays of dtype `S…` are allowed. `tags` may be one text for all.
-    - `headers`: one mapping for all, or a list of one each.
-    - `expires`: one for all, or one each, as for `at`; or from now, as a timedelta or a text.
+    - `at`: one due time for all, or one each. A list, or an integer array of milliseconds UTC.
+    - `in_`: instead of `at`, one duration for all, or one each. A list, or a numpy array of seconds.
+    - `ids`, `tags`: texts or bytes, one each. Arrays of dtype `S…` are allowed. `tags` may be one text for all.
+    - `headers`: one mapping for all, or a list with one for each.
+    - `expires`: times as for `at`, or times from now: a timedelta or a text.
 
     A data frame's column may stand for a list, and so may `b.tags` and `b.headers` of a batch of deliveries. In lists
     of tags, headers and expiries, None is none, and so is a null tag. Other nulls and masked times are refused.
 
-    Missing ids are made when the batch is first sent, and stay, so that sending it again doubles nothing. Set `births`
-    (64 bits each, not 0; an array, or a list of ints) to make the same batch again after a crash and have it
-    recognised. By default each call draws new ones.
+    Missing ids are made when the batch is first sent, and stay, so that sending it again doubles nothing. To make
+    the same batch again after a crash and have it recognised, set `births`: 64 bits each, not 0. They are an array or a
+    list of ints. By default each call draws new ones.
 
     A message out of range is refused alone: `refused` has its status and sentence by its index, and its receipt has
     them, too. Raise Invalid for an error that concerns all messages.
