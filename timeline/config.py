@@ -118,8 +118,8 @@ class ServeConfig:
         if self.http not in ("", "off"):
             check_address("http", self.http, free_port=True, otherwise='or "off"')
         self._check_ports()
-        for network in filter(None, self.push_allow.split(",")):
-            check_network("push_allow", network)
+        for network in self.push_networks:
+            network_of("push_allow", network)
         self._check_security()
         for setting in dataclasses.fields(self):
             value, (low, high) = getattr(self, setting.name), setting.metadata["range"]
@@ -129,6 +129,11 @@ class ServeConfig:
                 raise Invalid(out_of_range(setting.name, low, high, value))
         named = dataclasses.replace(self, name=name)
         return named.bound(port) if port else named
+
+    @property
+    def push_networks(self) -> tuple[str, ...]:
+        """The networks of `push_allow`."""
+        return tuple(filter(None, map(str.strip, self.push_allow.split(","))))
 
     def _check_ports(self) -> None:
         told = {name: getattr(self, name) for name in ("listen", "metrics", "http")}
@@ -212,10 +217,10 @@ def check_address(field: str, address: object, *, free_port: bool = False, other
 _EXAMPLES = {"store": "sqlite:///timeline.db", "sync": "local://", "journal": "file:///var/lib/timeline/journal"}
 
 
-def check_network(field: str, text: str) -> None:
-    """Raise Invalid, naming `field`, for anything but a network in CIDR notation."""
+def network_of(field: str, text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    """Return a network in CIDR notation. Raise Invalid, naming `field`."""
     try:
-        ipaddress.ip_network(text.strip())
+        return ipaddress.ip_network(text)
     except ValueError as bad:
         raise Invalid(f"{field} takes networks such as 10.1.0.0/16, not {text!r:.60}: {bad}") from bad
 

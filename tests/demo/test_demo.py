@@ -25,7 +25,7 @@ from tests.services import require_service
 from tests.storage_plugins.cockroach_stand_in import REAL
 from timeline.demo.flights import COLUMNS, Flight
 from timeline.demo.plan import HISTORY_SUFFIX
-from timeline.demo.processes import ETCD, REDIS, missing, webhooks_missing
+from timeline.demo.processes import ETCD, REDIS, missing
 
 pytestmark = pytest.mark.processes
 TIMELINE = (sys.executable, "-m", "timeline")
@@ -142,12 +142,6 @@ def test_a_cluster_names_the_servers_that_are_missing(monkeypatch: pytest.Monkey
     monkeypatch.setenv("PATH", "")
     assert "apt-get install etcd-server redis-server;" in str(missing(ETCD, REDIS))
     assert str(missing(ETCD)).endswith("apt-get install etcd-server")
-
-
-def test_without_the_gateways_packages_there_is_no_webhook_gate(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert webhooks_missing() is None
-    monkeypatch.setattr("timeline.demo.processes.PACKAGES", ("not_there_at_all",))
-    assert "that needs not_there_at_all: pip install 'timeline-scheduler[gateway]'" in str(webhooks_missing())
 
 
 @pytest.mark.prove

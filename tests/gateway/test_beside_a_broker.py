@@ -19,7 +19,7 @@ import timeline
 from tests.broker.journalled import until
 from tests.gateway.processes import TIMELINE, broker
 from tests.gateway.push.receiver import Receiver, always
-from timeline.broker.server.gateway_process import command_of, gateway_for
+from timeline.broker.server.gateway_process import command_of, gateway_for, missing_package
 from timeline.child import free_ports
 from timeline.cli.run.gateway import BESIDE_NICENESS
 from timeline.config import HTTP, ServeConfig, split_address
@@ -151,3 +151,9 @@ def test_another_address_of_the_broker_has_no_gateway_unasked() -> None:
     assert gateway_for(ServeConfig(listen="127.0.0.1:9100").check()) is None
     assert gateway_for(ServeConfig(http="off").check()) is None
     assert gateway_for(ServeConfig(listen="127.0.0.1:9100", http="127.0.0.1:0").check()) is not None
+
+
+def test_a_package_that_the_gateway_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert missing_package() == ""
+    monkeypatch.setattr("timeline.broker.server.gateway_process.PACKAGES", ("not_there_at_all",))
+    assert missing_package() == "not_there_at_all: pip install 'timeline-scheduler[gateway]'"

@@ -33,7 +33,6 @@ BATCH = 1_000
 PAYLOAD_BYTES = 100
 POLL = {"max": 100, "wait": "5s"}
 CONNECTIONS = 1_000
-RECEIPTS = 100
 
 Work = Callable[[str, str, int, int], Coroutine[Any, Any, dict[str, float]]]
 

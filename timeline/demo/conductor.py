@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import timeline
+from timeline.broker.server.gateway_process import missing_package
 from timeline.child import free_ports
 from timeline.clock import Clock
 from timeline.demo.flights import DEFAULT_DAY, Flight, flights_of
@@ -43,7 +44,6 @@ from timeline.demo.processes import (
     missing,
     start_etcd,
     start_redis,
-    webhooks_missing,
 )
 from timeline.demo.summary import Played, summarize
 from timeline.history import read_history
@@ -193,8 +193,8 @@ class Conductor:
         gate."""
         settings: dict[str, Any] = {"remember": REMEMBER} if self.options.cluster else {}
         (port,) = free_ports(1)
-        absent = webhooks_missing()
-        if absent is None:
+        absent = missing_package()
+        if not absent:
             settings |= {
                 "push_url": f"http://127.0.0.1:{port}/departures",
                 "push_timeout": dt.timedelta(milliseconds=PUSH_TIMEOUT_MS),
@@ -211,8 +211,8 @@ class Conductor:
             raise CannotPlay(f"the {broker.ended()}")
         dying.cancel()
         creating.result()
-        if absent is not None:
-            self.viewer.say(absent)
+        if absent:
+            self.viewer.say(f"no gate is a webhook receiver: that needs {absent}")
             return None
         (secret, *_) = await client.topic_secrets(topic)
         gate, (gateway, where) = await asyncio.gather(

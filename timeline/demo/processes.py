@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import os
 import runpy
@@ -22,11 +21,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from timeline.broker.server.gateway_process import PACKAGES
 from timeline.child import Child, free_ports
 from timeline.demo.plan import WEBHOOK_GATE
 from timeline.errors import TimelineError
-from timeline.wording import install_command
 
 READY, GO = "ready", "go"
 """The line of a process that could begin, and the conductor's answer."""
@@ -128,14 +125,6 @@ def missing(*programs: str) -> str | None:
         return None
     own = "; or give a store that brokers share with --store" if DEBIAN[REDIS] in absent else ""
     return f"a cluster needs servers that are not here: apt-get install {' '.join(absent)}{own}"
-
-
-def webhooks_missing() -> str | None:
-    """Return a sentence about a package that the gateway needs and that is not installed; None if all are."""
-    absent = [package for package in PACKAGES if importlib.util.find_spec(package) is None]
-    if not absent:
-        return None
-    return f"no gate is a webhook receiver: that needs {absent[0]}: {install_command('gateway')}"
 
 
 async def start_etcd(processes: DemoProcesses) -> str:

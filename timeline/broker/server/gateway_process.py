@@ -40,17 +40,25 @@ def command_of(config: ServeConfig) -> tuple[str, ...]:
     """Return the command of the gateway for a broker that listens on `config.listen`."""
     host, port = split_address(config.listen)
     broker = config.advertise if config.tls_cert else joined(HERE.get(host, host), port)
-    options = ["--broker", broker, "--listen", config.http, "--grace", f"{config.grace_ms}ms"]
-    options += ["--log-level", config.log_level, "--log-format", config.log_format, "--until-input-ends"]
-    if config.tls_cert:
-        options += ["--tls-cert", config.tls_cert, "--tls-key", config.tls_key, "--broker-tls"]
-        options += ["--broker-ca", config.tls_ca] if config.tls_ca else []
-    for network in filter(None, config.push_allow.split(",")):
-        options += ["--push-allow", network.strip()]
-    options += ["--push-token-file", config.push_token_file] if config.push_token_file else []
-    if config.client_ca:
-        options += ["--broker-cert", config.tls_cert, "--broker-key", config.tls_key]
-    return (*COMMAND, *options, *(["--insecure"] if config.insecure else []))
+    given = {
+        "--broker": broker, "--listen": config.http, "--grace": f"{config.grace_ms}ms",
+        "--log-level": config.log_level, "--log-format": config.log_format,
+        "--tls-cert": config.tls_cert, "--tls-key": config.tls_key,
+        "--broker-ca": config.tls_ca if config.tls_cert else "",
+        "--broker-cert": config.tls_cert if config.client_ca else "",
+        "--broker-key": config.tls_key if config.client_ca else "",
+        "--push-token-file": config.push_token_file,
+    }  # fmt: skip
+    pairs = [*given.items(), *(("--push-allow", network) for network in config.push_networks)]
+    flags = {"--until-input-ends": True, "--broker-tls": config.tls_cert, "--insecure": config.insecure}
+    options = (word for name, value in pairs if value for word in (name, value))
+    return (*COMMAND, *options, *(flag for flag, wanted in flags.items() if wanted))
+
+
+def missing_package() -> str:
+    """Return which package the gateway lacks, and how to install it. Empty: none."""
+    missing = next((name for name in PACKAGES if importlib.util.find_spec(name) is None), "")
+    return missing and f"{missing}: {install_command('gateway')}"
 
 
 def gateway_for(config: ServeConfig) -> GatewayProcess | None:
@@ -62,8 +70,8 @@ def gateway_for(config: ServeConfig) -> GatewayProcess | None:
         return None if config.http == "off" else GatewayProcess(config)
     if config.listen != ServeConfig().listen:
         return None
-    if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
-        log.info("no HTTP: it needs %s: %s", missing[0], install_command("gateway"))
+    if missing := missing_package():
+        log.info("no HTTP: it needs %s", missing)
         return None
     try:
         check_free(HTTP)

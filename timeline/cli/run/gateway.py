@@ -12,11 +12,11 @@ import click
 import timeline
 from timeline.cli.app import DONE, REFUSED, Failed, needing, say
 from timeline.cli.options import DURATION, check_addresses
+from timeline.config import HTTP
 from timeline.credentials import credentials_of
 from timeline.driver.times import duration_ms
 from timeline.driver.transport.addresses import DEFAULT_ADDRESS
 
-LISTEN = "127.0.0.1:9080"
 BESIDE_NICENESS = 10
 """How much nicer a gateway is than the broker that started it. A busy gateway would delay that broker's deliveries."""
 LEVELS, FORMATS = ("debug", "info", "warning", "error"), ("json", "text")
@@ -30,7 +30,7 @@ LEVELS, FORMATS = ("debug", "info", "warning", "error"), ("json", "text")
     envvar="TIMELINE_ADDRESS",
     help="Address of a broker, or of several, with commas. Variable: TIMELINE_ADDRESS.",
 )
-@click.option("--listen", default=LISTEN, metavar="HOST:PORT", help="Address for HTTP; port 0 takes a free one.")
+@click.option("--listen", default=HTTP, metavar="HOST:PORT", help="Address for HTTP; port 0 takes a free one.")
 @click.option("--tls-cert", metavar="FILE", help="Certificate of the gateway, PEM: the port speaks HTTPS.")
 @click.option("--tls-key", metavar="FILE", help="Key of that certificate, PEM.")
 @click.option("--broker-tls", is_flag=True, help="Encrypt connections to brokers.")

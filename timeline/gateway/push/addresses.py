@@ -11,15 +11,16 @@ import asyncio
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
+from timeline.config import network_of
 from timeline.errors import Invalid
 from timeline.model import check_push_url
 
 Address: TypeAlias = IPv4Address | IPv6Address
-Network: TypeAlias = IPv4Network | IPv6Network
+
 LookUp: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 """Returns the addresses of a host name for a port."""
 
@@ -75,7 +76,7 @@ class AddressGuard:
     """Judges addresses. `allowed`: networks in CIDR notation that are permitted although they are private."""
 
     def __init__(self, allowed: Iterable[str] = (), look_up: LookUp = look_up) -> None:
-        self._allowed = tuple(map(_network, allowed))
+        self._allowed = tuple(network_of("--push-allow", one) for one in allowed)
         self._look_up = look_up
 
     def refusal(self, address: str) -> str:
@@ -129,10 +130,3 @@ def host_of(url: str) -> tuple[str, int]:
     if "%" in host or (":" not in host and not _HOST.fullmatch(host)):
         raise Invalid(f"push_url has a host of other characters than letters, digits, '.', '-' and '_': {host!r:.60}")
     return host, parts.port or (443 if parts.scheme == "https" else 80)
-
-
-def _network(text: str) -> Network:
-    try:
-        return ip_network(text)
-    except ValueError as bad:
-        raise Invalid(f"--push-allow takes networks such as 10.1.0.0/16, not {text!r:.60}: {bad}") from bad
