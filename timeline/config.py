@@ -214,6 +214,25 @@ def check_address(field: str, address: object, *, free_port: bool = False, other
     return host, port
 
 
+def listening(address: str, backlog: int = 1) -> socket.socket:
+    """Return a socket that listens on `address`. Raise OSError with the system's reason, its `filename` the address."""
+    host, port = split_address(address)
+    try:
+        kind, *_, found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        # With its protocol: asyncio sends small parts of an answer at once (TCP_NODELAY) on such sockets alone.
+        made = socket.socket(kind, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(found)
+            made.listen(backlog)
+        except BaseException:
+            made.close()
+            raise
+        return made
+    except OSError as taken:
+        raise OSError(taken.errno, taken.strerror, address) from taken
+
+
 _EXAMPLES = {"store": "sqlite:///timeline.db", "sync": "local://", "journal": "file:///var/lib/timeline/journal"}
 
 

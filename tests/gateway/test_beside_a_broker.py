@@ -94,7 +94,7 @@ async def test_it_sends_webhooks_to_the_networks_that_the_broker_permits(tmp_pat
 def test_its_webhooks_have_the_token_and_the_networks_of_the_broker() -> None:
     config = ServeConfig(http="127.0.0.1:9080", push_allow="10.1.0.0/16,fd00::/8", push_token_file="push.token")
     command = " ".join(command_of(config.check()))
-    assert "--push-allow 10.1.0.0/16 --push-allow fd00::/8 --push-token-file push.token" in command
+    assert "--push-token-file push.token --push-allow 10.1.0.0/16 --push-allow fd00::/8" in command
     with pytest.raises(Invalid, match="push_allow takes networks"):
         ServeConfig(push_allow="10.1.0.0/33").check()
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import uvicorn
 
-from timeline.config import joined, split_address
+from timeline.config import joined, listening, split_address
 from timeline.gateway.app import application
 from timeline.gateway.protocol import BoundedHttp, Connections, most_connections
 from timeline.gateway.service import GatewaySettings, HttpGateway, Part
@@ -58,7 +58,8 @@ async def run(
     set_up_logs(settings.log_level, settings.log_format)
     gateway = HttpGateway(settings, version, parts)
     protocol: Any = partial(BoundedHttp, Connections(most_connections()))
-    port = listening(settings.listen)
+    port = listening(settings.listen, BACKLOG)
+    port.setblocking(False)
     host, _ = split_address(settings.listen)
     server = _Server(
         uvicorn.Config(
@@ -103,23 +104,3 @@ def _at_end_of_input(stop: Callable[[], None]) -> None:
             stop()
 
     loop.add_reader(source, read)
-
-
-def listening(address: str) -> socket.socket:
-    """Return a socket that listens on `address`. Raise OSError with the system's reason, its `filename` the address."""
-    host, port = split_address(address)
-    try:
-        kind, *_, found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        # With its protocol: asyncio sends small parts of an answer at once (TCP_NODELAY) on such sockets alone.
-        made = socket.socket(kind, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        try:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind(found)
-            made.listen(BACKLOG)
-            made.setblocking(False)
-        except BaseException:
-            made.close()
-            raise
-        return made
-    except OSError as taken:
-        raise OSError(taken.errno, taken.strerror, address) from taken

@@ -15,19 +15,14 @@ import os
 import signal
 import sys
 
-from timeline.broker.server.process import check_free
+from timeline.broker.server.process import RestartDelay, check_free
 from timeline.child import send_signal
-from timeline.clock import Clock
 from timeline.config import HTTP, ServeConfig, joined, split_address
 from timeline.wording import install_command
 
 log = logging.getLogger("timeline.broker")
 
 COMMAND = (sys.executable, "-P", "-m", "timeline", "gateway")
-BACKOFF_FIRST_S = 0.1
-BACKOFF_CAP_S = 5.0
-WELL_AFTER_MS = 30_000.0
-"""A gateway that ran this long is started again at once."""
 END_S = 5.0
 """How much longer than the grace it may take to end before it is killed."""
 HOPELESS = (2, 4)
@@ -85,7 +80,7 @@ class GatewayProcess:
     """Keeps one gateway running. `config`: the broker's, with the port that it has."""
 
     def __init__(self, config: ServeConfig) -> None:
-        self._config, self._clock = config, Clock()
+        self._config = config
         self._process: asyncio.subprocess.Process | None = None
         self._keeping: asyncio.Task[None] | None = None
 
@@ -113,18 +108,15 @@ class GatewayProcess:
             await process.wait()
 
     async def _keep(self) -> None:
-        backoff_s = BACKOFF_FIRST_S
+        delay = RestartDelay()
         while True:
-            began_ms = self._clock.monotonic_ms()
+            delay.begins()
             served, code = await self._run()
             if not served and code in HOPELESS:
                 log.error("there is no HTTP on %s: the gateway cannot start, see above", self._config.http)
                 return
-            backoff_s = min(backoff_s * 2, BACKOFF_CAP_S)
-            if self._clock.monotonic_ms() - began_ms >= WELL_AFTER_MS:
-                backoff_s = BACKOFF_FIRST_S
             log.warning("the gateway ended with code %s and is started again", code)
-            await asyncio.sleep(backoff_s)
+            await asyncio.sleep(delay.after_end())
 
     async def _run(self) -> tuple[bool, int]:
         """Run it to its end. Return whether it served, and its exit code."""

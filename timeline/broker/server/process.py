@@ -1,4 +1,4 @@
-"""A broker's process: its event loop, and whether a port is free.
+"""A broker's process: its event loop, whether a port is free, and when another process begins in its place.
 
 The loop is asyncio's own, with timers to the microsecond. asyncio waits in epoll, which counts in milliseconds, rounded
 up. A timer of 0.3 ms then takes a whole one. With a due time in every millisecond nothing else wakes the loop sooner,
@@ -11,14 +11,18 @@ from __future__ import annotations
 import asyncio
 import select
 import selectors
-import socket
 import sys
 
-from timeline.config import split_address
+from timeline.clock import Clock
+from timeline.config import listening
 
 FD_SETSIZE = 1024
 """select(2) takes only descriptors below it."""
 MS = 0.001
+BACKOFF_FIRST_S = 0.1
+BACKOFF_CAP_S = 5.0
+WELL_AFTER_MS = 30_000.0
+"""A process that ran this long is started again at once, as if it had never ended."""
 
 if sys.platform == "linux":
 
@@ -47,14 +51,24 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 def check_free(listen: str) -> None:
-    """Raise OSError with the system's reason, its `filename` `listen`, if a process cannot listen there now. Port 0 is
-    always free."""
-    host, port = split_address(listen)
-    try:
-        kind, *_, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        with socket.socket(kind, socket.SOCK_STREAM) as asked:
-            asked.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            asked.bind(address)
-            asked.listen(1)
-    except OSError as taken:
-        raise OSError(taken.errno, taken.strerror, listen) from taken
+    """Raise OSError as `listening` does if a process cannot listen there now. Port 0 is always free."""
+    listening(listen).close()
+
+
+class RestartDelay:
+    """How long a process that ended stays away before it is started again: longer each time."""
+
+    def __init__(self) -> None:
+        self._clock = Clock()
+        self._began_ms = 0.0
+        self._delay_s = 0.0
+
+    def begins(self) -> None:
+        """Note that the process is started."""
+        self._began_ms = self._clock.monotonic_ms()
+
+    def after_end(self) -> float:
+        """Return the delay in seconds. A process that ran well before it ended comes again at once."""
+        well = self._clock.monotonic_ms() - self._began_ms >= WELL_AFTER_MS
+        self._delay_s = BACKOFF_FIRST_S if well else min(BACKOFF_CAP_S, self._delay_s * 2 or BACKOFF_FIRST_S)
+        return self._delay_s

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from timeline.broker.server.gateway_process import gateway_for
-from timeline.broker.server.process import check_free
+from timeline.broker.server.process import RestartDelay, check_free
 from timeline.child import send_signal
 from timeline.clock import Clock
 from timeline.config import ServeConfig, joined, split_address
@@ -34,10 +34,6 @@ from timeline.sync.workers import BEAT_S, TOPICS, Message, WorkerMembership, Wor
 log = logging.getLogger("timeline.broker")
 
 COMMAND = (sys.executable, "-P", "-m", "timeline", "serve", "--worker")
-BACKOFF_FIRST_S = 0.1
-BACKOFF_CAP_S = 5.0
-WELL_AFTER_S = 30.0
-"""A worker that ran this long is restarted at once, as if it had never ended."""
 END_S = 10.0
 """How much longer than the grace a worker may take to end before it is killed."""
 LOOK_EVERY_S = 1.0
@@ -162,9 +158,9 @@ class Supervisor:
 
     async def _keep(self, place: _Place) -> None:
         """Keep a worker running in `place`, until all is to end."""
-        backoff_s = 0.0
+        delay = RestartDelay()
         while not self._stopping.is_set():
-            began_ms = self._clock.monotonic_ms()
+            delay.begins()
             try:
                 code = await self._run_one(place)
             except OSError as cannot:
@@ -179,10 +175,7 @@ class Supervisor:
                 self._code = self._code or code
                 self._stopping.set()
                 return
-            ran_s = (self._clock.monotonic_ms() - began_ms) / 1000.0
-            backoff_s = (
-                BACKOFF_FIRST_S if ran_s >= WELL_AFTER_S else min(BACKOFF_CAP_S, backoff_s * 2 or BACKOFF_FIRST_S)
-            )
+            backoff_s = delay.after_end()
             log.error("worker %s ended with code %d: another begins in %.1f s", place.name, code, backoff_s)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), backoff_s)
