@@ -16,6 +16,17 @@ async def version_of(tl: timeline.Timeline, id: str) -> int:
     return message.version
 
 
+async def test_a_put_is_made_once(tl: timeline.Timeline) -> None:
+    async with tl.producer("t") as p:
+        first, again = [await p.produce(b"x", id="a", in_="1h", birth=7) for _ in range(2)]
+        assert first == again and first.status is Status.OK
+        assert (first.repeat, again.repeat) == (False, True)
+        with pytest.raises(timeline.Exists):
+            await p.produce(b"y", id="a", in_="1h", birth=8)
+        (batched,) = await p.produce_many(timeline.Batch([b"x"], in_="1h", ids=["b"]))
+        assert not batched.repeat
+
+
 async def test_a_move_is_made_once(tl: timeline.Timeline) -> None:
     async with tl.producer("t") as p:
         await p.produce(b"x", id="a", in_="1h")
@@ -82,6 +93,8 @@ async def test_releases_and_revivals_are_made_once(tl: timeline.Timeline) -> Non
 @pytest.mark.parametrize("wrong", [0, -1, 2**64, 1.5, "7"])
 async def test_an_id_that_cannot_be_is_refused(tl: timeline.Timeline, wrong: Any) -> None:
     async with tl.producer("t") as p:
+        with pytest.raises(timeline.Invalid, match="birth must be an int of 64 bits"):
+            await p.produce(b"x", in_="2h", birth=wrong)
         with pytest.raises(timeline.Invalid, match="operation_id must be an int of 64 bits"):
             await p.move("a", in_="2h", operation_id=wrong)
         with pytest.raises(timeline.Invalid, match="operation_id must be an int of 64 bits"):

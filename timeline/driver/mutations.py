@@ -237,17 +237,17 @@ class MutationCalls(Closing):
     ) -> Receipt:
         with about(id):
             encoded, version, patience_ms = encode_id(id), _version(if_version), self._context.patience_ms(timeout)
-            op = self._operation_id(operation_id)
+            op = self._number(operation_id, "operation_id")
         entry = (encoded, time_ms, int(flags), version, op)
         answer = await self._queue(operation).single(entry, len(encoded) + ID_OVERHEAD_BYTES, patience_ms)
         return receipt_of(encoded, answer, operation)
 
-    def _operation_id(self, given: int | None) -> int:
-        """Return the id of a call. Raise Invalid for one that cannot be."""
+    def _number(self, given: int | None, name: str) -> int:
+        """Return the birth or operation id of a call. Default: random. Raise Invalid for one that cannot be."""
         if given is None:
             return self._context.ids.number()
         if not is_number(given):
-            raise Invalid(f"operation_id must be an int of 64 bits, not 0 or negative, not {given!r:.60}")
+            raise Invalid(f"{name} must be an int of 64 bits, not 0 or negative, not {given!r:.60}")
         return int(given)
 
     async def move_many(
@@ -387,7 +387,7 @@ class MutationCalls(Closing):
         if not encoded:
             raise Invalid("a call by tag needs a tag: None or empty would mean everything")
         _check_bool(dry_run, "dry_run")
-        op = self._operation_id(operation_id)
+        op = self._number(operation_id, "operation_id")
         return MutateTag(self.topic, self.group, operation, encoded, op, dry_run=dry_run)
 
     async def _walk(

@@ -106,6 +106,7 @@ class Producer(MutationCalls):
         headers: Mapping[str, str] | None = None,
         expires: Expiry | None = None,
         if_exists: str | None = None,
+        birth: int | None = None,
         timeout: Duration | None = None,
     ) -> Receipt:
         """Put one message. Return when the broker's store has it. A due time in the past means: deliver at once.
@@ -113,6 +114,9 @@ class Producer(MutationCalls):
         `at` or `in_` is the due time; see `Message` for all arguments. `if_exists="move"`: if an unleased message has
         this id, only its due time is changed. It keeps its payload, tag, headers and expiry (`receipt.moved`).
         `if_exists="replace"`: this message replaces an unleased message of the same id.
+
+        `birth` (64 bits, not 0): a repeat of this call has the same one and the same `id`. It is recognised
+        (`receipt.repeat`), and stores nothing. Default: random.
 
         Return a Receipt: OK, or DUPLICATE if this very message is there already. Raise Exists if another message has
         the id, and Forbidden if that is another group's. Raise Invalid, TooLarge, Throttled, Leased, Dead, NotFound (no
@@ -122,11 +126,12 @@ class Producer(MutationCalls):
         message = Message(payload, at, in_, id, tag, headers, expires)
         try:
             flag, timeout_ms = move_flag(if_exists), self._context.patience_ms(timeout)
+            number = self._number(birth, "birth")
         except Invalid as wrong:
             raise of_message(wrong, id) from None
-        return await self._put(message, flag, timeout_ms)
+        return await self._put(message, number, flag, timeout_ms)
 
-    async def _put(self, message: Message, flag: int, timeout_ms: float, made: bytes = b"") -> Receipt:
+    async def _put(self, message: Message, birth: int, flag: int, timeout_ms: float, made: bytes = b"") -> Receipt:
         """Put a message. `made`: the driver's id for a message without one."""
         own, *_, headers = message.encoded
         id = own or made or self._context.ids.make()
@@ -134,10 +139,11 @@ class Producer(MutationCalls):
             headers = carried(headers, self._in_doubt[own])
         by = tracing.tracer()
         if by is None:
-            return await self._put_one(message, id, headers, flag, timeout_ms)
+            return await self._put_one(message, id, birth, headers, flag, timeout_ms)
         with tracing.sending(by, self.topic, 1, id.decode()) as trace:
             try:
-                return await self._put_one(message, id, headers if own else carried(headers, trace), flag, timeout_ms)
+                headers = headers if own else carried(headers, trace)
+                return await self._put_one(message, id, birth, headers, flag, timeout_ms)
             except Unknown:
                 if not own:
                     self._doubt(id, trace)
@@ -149,10 +155,12 @@ class Producer(MutationCalls):
         if len(self._in_doubt) > MOST_IN_DOUBT:
             del self._in_doubt[next(iter(self._in_doubt))]
 
-    async def _put_one(self, message: Message, id: bytes, headers: bytes, flag: int, timeout_ms: float) -> Receipt:
+    async def _put_one(
+        self, message: Message, id: bytes, birth: int, headers: bytes, flag: int, timeout_ms: float
+    ) -> Receipt:
         _, time_ms, flags, expires_ms, tag, _ = message.encoded
         payload = message.payload
-        entry = (id, self._context.ids.number(), time_ms, flags | flag, payload, expires_ms, tag, headers)
+        entry = (id, birth, time_ms, flags | flag, payload, expires_ms, tag, headers)
         nbytes = len(payload) + len(id) + len(tag) + len(headers) + OVERHEAD_BYTES
         answer = await self._stream.queue.single(entry, nbytes, timeout_ms)
         return receipt_of(id, answer, Operation.PUT, bool(flag & PutFlag.MOVE))
@@ -243,7 +251,7 @@ class Producer(MutationCalls):
         """Put a message. Return its failure as a receipt, too."""
         made = b"" if message.encoded[0] else self._context.ids.make()
         try:
-            return await self._put(message, flag, timeout_ms, made)
+            return await self._put(message, self._context.ids.number(), flag, timeout_ms, made)
         except Closed:
             raise
         except TimelineError as error:

@@ -37,13 +37,13 @@ TOO_LONG = (
 STOPPED = ". Neither this line nor any after it was put"
 
 
-def answer_of_receipt(receipt: Receipt, again: bool = False) -> PutAnswer:
-    """Return what became of one message. `again`: this very call was made before, and gets its first answer."""
+def answer_of_receipt(receipt: Receipt, repeatable: bool = False) -> PutAnswer:
+    """Return what became of one message. `repeatable`: a repeat of the call gets the first answer."""
     if not receipt.ok:
         return PutAnswer(id=receipt.id, status=receipt.status, detail=why_failed(receipt))
     return PutAnswer(
         id=receipt.id,
-        status=Status.OK if again and not receipt.settled else receipt.status,
+        status=Status.OK if repeatable and receipt.repeat and not receipt.settled else receipt.status,
         version=receipt.version,
         due=iso_or_none(receipt.due_ms),
         settled=receipt.settled,
@@ -113,11 +113,10 @@ class PutOutcome:
     def _sorted(self, failed_alone: bool) -> list[tuple[int, PutAnswer]]:
         answers = dict(self.refused)
         for places, receipts in self.told:
-            again = receipts.repeats if self.repeatable else np.zeros(len(receipts), dtype=np.bool_)
             codes = receipts.status_codes
             failed = (codes != Status.OK.code) & (codes != Status.DUPLICATE.code)
             asked = np.flatnonzero(failed).tolist() if failed_alone else range(len(receipts))
-            answers.update((places[at], answer_of_receipt(receipts[at], bool(again[at]))) for at in asked)
+            answers.update((places[at], answer_of_receipt(receipts[at], self.repeatable)) for at in asked)
         return sorted(answers.items())
 
 
@@ -133,17 +132,13 @@ class PutRequest:
 
     async def one(self, put: ToPut) -> tuple[PutAnswer, bool]:
         """Put one message. Return the answer, and whether the message was created by this call or its repeat."""
-        message, again = put.message, False
+        message, birth = put.message, _birth(put, self._key, 0) if self._key else None
         async with self._client.producer(self._topic, put.group) as producer:
-            if self._key:
-                receipts = await producer.produce_many(self._batch([put], [0]))
-                receipt, again = receipts.raise_failed()[0], bool(receipts.repeats[0])
-            else:
-                receipt = await producer.produce(
-                    message.payload, at=message.at, in_=message.in_, id=message.id, tag=message.tag,
-                    headers=message.headers, expires=message.expires, if_exists=put.if_exists,
-                )  # fmt: skip
-        answer = answer_of_receipt(receipt, again)
+            receipt = await producer.produce(
+                message.payload, at=message.at, in_=message.in_, id=message.id, tag=message.tag,
+                headers=message.headers, expires=message.expires, if_exists=put.if_exists, birth=birth,
+            )  # fmt: skip
+        answer = answer_of_receipt(receipt, bool(self._key))
         return answer, answer.status is Status.OK and not answer.moved
 
     async def many(self, asked: Sequence[NewMessage]) -> list[PutAnswer]:
