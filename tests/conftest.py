@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -22,6 +23,12 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "laptop")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     workers.arrange(items)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected is never garbage: no collection in a test need look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -145,7 +145,9 @@ async def test_what_a_timeout_gave_back_is_not_given_back_again_when_its_thread_
     try:
         async with tl.producer("t") as p, tl.consumer("t", id="w") as c:
             await p.produce(b"", in_=0, id="slow")
-            running = asyncio.ensure_future(c.run(handler, concurrency=1, timeout="20ms", backoff=Backoff(first="1h")))
+            running = asyncio.ensure_future(
+                c.run(handler, concurrency=1, timeout="20ms", backoff=Backoff(first="1h"), grace=0)
+            )
             while not [m async for m in tl.scan("t", state="waiting")]:
                 pass
             running.cancel()

@@ -117,6 +117,7 @@ def test_what_has_no_effect_is_refused_and_what_has_one_can_succeed() -> None:
     assert set(GUARDS) == set(Operation)
 
 
+@pytest.mark.slow
 def test_the_documents_table_is_what_the_rules_do() -> None:
     rows = [line for line in STATES_DOC.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
     start = next(at for at, line in enumerate(rows) if line.startswith("| operation | absent"))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
+import sys
 from collections.abc import Callable
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 from urllib.parse import unquote
@@ -44,6 +46,12 @@ class UrlRefused(StoreRefused, Invalid):
 
 def plugins() -> dict[str, EntryPoint]:
     """Return the known schemes and where their plugins are."""
+    return _plugins_on(tuple(sys.path))
+
+
+@cache
+def _plugins_on(path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    """Return the plugins of what is installed on `path`: finding them reads a file of each package there."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
