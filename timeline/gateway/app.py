@@ -16,7 +16,7 @@ from timeline.gateway import problems
 from timeline.gateway.clients import CallerClient
 from timeline.gateway.direct import DirectCalls
 from timeline.gateway.document.openapi import openapi_config
-from timeline.gateway.observing import Observed
+from timeline.gateway.metrics import Observed
 from timeline.gateway.requests import ApiRequest, check_query
 from timeline.gateway.routes import leases, many, messages, pages, reading, topics
 from timeline.gateway.service import HttpGateway, gateway_of, serving
