@@ -54,6 +54,7 @@ def run_seeds(seeds: list[int]) -> Report:
     """Some seeds, one after the other. What they leave behind is collected once, after the last of them: that costs
     about as much for one as for all."""
     logging.disable(logging.CRITICAL)
+    gc.disable()
     whole = Report()
     for seed in seeds:
         try:
