@@ -332,7 +332,7 @@ class Dealer:
         self._between_rounds.clear()
         self._dry = False
         for consumer in consumers:
-            consumer.overdrawn = False
+            consumer.loan_revoked = False
         try:
             leased, done_ms, swept = await self._lease(topic, grants, mono_ms, self._window_ms(consumers, early))
             self._rate.took(topic.settings.max_rate_per_s, len(leased.rows))
@@ -477,7 +477,7 @@ class Dealer:
 
         If the consumer is gone or has not the credit, or the topic was stopped or paused since, release all unseen.
         """
-        if consumer.gone or consumer.in_red or self._stopped is not None or self.topic.settings.paused:
+        if consumer.gone or consumer.over_credit or self._stopped is not None or self.topic.settings.paused:
             consumer.refund(batch)
             self.own_settles.release_unseen([batch])
             return

@@ -101,7 +101,7 @@ class ConnectedConsumer:
     _loans: deque[int] = field(default_factory=deque)
     """The numbers of the open loans, the oldest first."""
     _last_loan: int = 0
-    overdrawn: bool = False
+    loan_revoked: bool = False
     """Whether a loan was taken back since its dealer's last round began, which may have spent it."""
     _withheld: deque[tuple[int, LeasedBatch]] = field(default_factory=deque)
     """Batches that were dealt while loans were open, each with the newest of them."""
@@ -118,9 +118,9 @@ class ConnectedConsumer:
         return self.credit_messages >= self.room_messages and self.credit_bytes >= self.room_bytes
 
     @property
-    def in_red(self) -> bool:
+    def over_credit(self) -> bool:
         """Whether more was dealt to it than it has credit, since a loan was taken back."""
-        return self.overdrawn and (self.credit_messages < 0 or self.credit_bytes < 0)
+        return self.loan_revoked and (self.credit_messages < 0 or self.credit_bytes < 0)
 
     @property
     def has_step(self) -> bool:
@@ -209,10 +209,10 @@ class ConnectedConsumer:
         batches that were dealt for credit that it has not."""
         self._loans.remove(loan)
         if not counts:
-            self.overdrawn = True
+            self.loan_revoked = True
             self.spend(messages, bytes_)
         too_many = []
-        while self._withheld and self.in_red:
+        while self._withheld and self.over_credit:
             _, batch = self._withheld.pop()
             too_many.append(batch)
             self._weigh(-batch.frame_bytes)
