@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 import msgspec
 from litestar import Litestar, Response
 from litestar.handlers import HTTPRouteHandler
-from litestar.types import Message, Receive, Send
+from litestar.types import Receive, Send
 
 from timeline.gateway.problems import HANDLERS
 from timeline.gateway.requests import ApiRequest, Streamed
@@ -62,23 +62,17 @@ class DirectCalls:
         scope["app"] = scope["litestar_app"] = self._inside
         scope["path_template"] = call.template
         request = ApiRequest(scope, receive, send)
-        begun = False
-
-        async def sending(event: Message) -> None:
-            nonlocal begun
-            begun = True
-            await send(event)
-
+        answer: Any = None
         try:
             answer = await self._answer(call, request, given)
             if isinstance(answer, Streamed):
-                await answer.to_asgi_response()(scope, receive, sending)
+                await answer.to_asgi_response()(scope, receive, send)
                 return
         except _Undecoded as undecoded:
             await self._inside(scope, undecoded.again(receive), send)
             return
         except Exception as error:
-            if begun:
+            if isinstance(answer, Streamed) and answer.begun:
                 raise
             handler = next(handler for kind, handler in HANDLERS if isinstance(error, kind))
             await handler(request, error).to_asgi_response(self._inside, request)(scope, receive, send)

@@ -12,7 +12,6 @@ import msgspec
 from litestar import Request, Response
 from litestar.datastructures import Headers
 from litestar.types import Receive, Scope, Send
-from litestar.types.asgi_types import HTTPResponseStartEvent
 
 from timeline.credentials import AUTHORIZATION
 from timeline.errors import FIXED_LIMIT, Forbidden, Invalid, Throttled, TooLarge
@@ -271,7 +270,6 @@ def check_query(request: Request[Any, Any, Any]) -> None:
         if name not in known:
             takes = f"this call takes {', '.join(sorted(known))}" if known else "this call takes none"
             raise Invalid(f"there is no parameter {name!r:.80}: {takes}")
-    return None
 
 
 class Streamed(Response[None]):
@@ -283,29 +281,28 @@ class Streamed(Response[None]):
     def __init__(self, parts: AsyncGenerator[bytes, None], status: int, media_type: str) -> None:
         super().__init__(None, status_code=status, media_type=media_type)
         self._parts, self._kind = parts, media_type
+        self.begun = False
+        """Whether the caller has a part of it."""
 
     def to_asgi_response(self, *_: Any, **__: Any) -> Any:
         """Return what sends it."""
         return self._send
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begin: HTTPResponseStartEvent = {
-            "type": "http.response.start",
-            "status": self.status_code or 200,
-            "headers": [(b"content-type", self._kind.encode()), (b"cache-control", b"no-store")],
-        }
         try:
-            first = True
             async for part in self._parts:
-                if first:
-                    await send(begin)
-                    first = False
+                await self._begin(send)
                 await send({"type": "http.response.body", "body": part, "more_body": True})
-            if first:
-                await send(begin)
+            await self._begin(send)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             await self._parts.aclose()
+
+    async def _begin(self, send: Send) -> None:
+        if not self.begun:
+            self.begun = True
+            headers = [(b"content-type", self._kind.encode()), (b"cache-control", b"no-store")]
+            await send({"type": "http.response.start", "status": self.status_code or 200, "headers": headers})
 
 
 async def while_connected(request: ApiRequest, work: Coroutine[Any, Any, T], ending: asyncio.Future[Any]) -> T | None:

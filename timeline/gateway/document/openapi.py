@@ -150,19 +150,14 @@ def _complete(calls: dict[str, Any]) -> None:
 
 def _parameter(call: str, parameter: dict[str, Any]) -> dict[str, Any]:
     """Return a parameter without what only repeats a default of OpenAPI, and with the values that it takes."""
-    kept: dict[str, Any] = {
-        name: parameter[name] for name in ("name", "in", "description", "schema") if name in parameter
-    }
-    if parameter.get("required"):
-        kept["required"] = True
-    kept["schema"] = rules.values_of(call, parameter)
-    return kept
+    kept = {name: parameter[name] for name in ("name", "in", "description", "required") if parameter.get(name)}
+    return kept | {"schema": rules.values_of(call, parameter)}
 
 
 def _answer(answer: dict[str, Any]) -> dict[str, Any]:
     """Return an answer with a description, and with examples as OpenAPI has them."""
-    for name in [name for name in ("headers",) if not answer.get(name)]:
-        answer.pop(name, None)
+    if not answer.get("headers"):
+        answer.pop("headers", None)
     answer["description"] = answer["description"] or "A status for each"
     for example in answer.get("content", {}).get(PROBLEM, {}).get("examples", {}).values():
         example.pop("id", None)

@@ -116,9 +116,7 @@ OF_SHAPES: dict[str, dict[str, Schema]] = {
     "NewTopic": SETTINGS,
 }
 """Where a field of one shape takes others."""
-TIMES = frozenset(
-    ("due", "scheduled", "lease_until", "expires", "died", "created", "start", "end", "delivered")
-)  # fmt: skip
+TIMES = frozenset(("due", "scheduled", "lease_until", "expires", "died", "created", "start", "end", "delivered"))
 """Fields of answers that are times."""
 
 
