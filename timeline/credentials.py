@@ -103,12 +103,10 @@ class Credentials:
         made = grpc.ssl_channel_credentials(*self._parts())
         return grpc.aio.secure_channel(address, made, options=options)
 
-    def context(self, verify: bool = True) -> ssl.SSLContext:
+    def context(self) -> ssl.SSLContext:
         """Return the same for Python's own TLS, which explains what is wrong with a certificate. Raise Invalid."""
         context = ssl.create_default_context()
         context.set_alpn_protocols(["h2"])
-        if not verify:
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         if self.ca:
             context = _trusting(self.ca, context)
         if self.cert:

@@ -226,12 +226,12 @@ class Outbox:
     """The table `table` of the database at `url`. `idle_s`: after how long the server may release the rows of a silent
     relay, where it can. Raises as `outbox_url`."""
 
-    def __init__(self, url: str, table: str = TABLE, idle_s: int = 60, clock: Clock | None = None) -> None:
+    def __init__(self, url: str, table: str = TABLE, idle_s: int = 60) -> None:
         self.url = outbox_url(url)
         self.shown = shown(url)
         self.table = check_table(table)
         self.dialect = self.url.get_backend_name()
-        self._clock = clock or Clock()
+        self._clock = Clock()
         self._idle_s = idle_s
         self._engine = sa.create_engine(self.url, pool_size=1, max_overflow=0, **self._options())
         sa.event.listen(self._engine, "connect", self._prepare)

@@ -89,11 +89,10 @@ class OutboxRelay:
         audience: RelayObserver,
         every_ms: float = EVERY_MS,
         batch: int = BATCH,
-        clock: Clock | None = None,
     ) -> None:
         self._outbox, self._tl, self._audience = outbox, tl, audience
         self._every_ms, self._batch = every_ms, batch
-        self._clock = clock or Clock()
+        self._clock = Clock()
         self._random = randomness.SystemRandom()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="outbox")
         self._holds: dict[str, _Hold] = {}

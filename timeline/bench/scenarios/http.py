@@ -50,13 +50,13 @@ async def figures_of(child: Measured) -> dict[str, float]:
     return found
 
 
-async def fed(setup: Setup, folder: Path, count: int, rate: float, lead_ms: int = LEAD_MS) -> None:
+async def fed(setup: Setup, folder: Path, count: int, rate: float) -> None:
     """Let a feeder put `count` messages at `rate` per second. Raise CannotMeasure if some were refused."""
-    what = (setup.address, setup.topic, str(count), str(rate), str(lead_ms))
+    what = (setup.address, setup.topic, str(count), str(rate), str(LEAD_MS))
     async with started_module("feeder", folder, "timeline.bench.load", *what) as feeder:
         await feeder.line()
-        await feeder.tell(str(setup.clock.now_ms() + BEGIN_MS + lead_ms))
-        told = json.loads(await feeder.line(lead_ms / 1000 + count / rate + PATIENCE_S))
+        await feeder.tell(str(setup.clock.now_ms() + BEGIN_MS + LEAD_MS))
+        told = json.loads(await feeder.line(LEAD_MS / 1000 + count / rate + PATIENCE_S))
     if told["put"] != count:
         raise CannotMeasure(f"{count - told['put']} puts were refused: {told['refused']}")
 
