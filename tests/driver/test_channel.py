@@ -13,12 +13,12 @@ from timeline.clock import Clock
 from timeline.driver.client import Timeline
 from timeline.driver.queries import settings_of
 from timeline.driver.transport.addresses import parse_addresses
-from timeline.driver.transport.channel import BACKOFF_CAP_MS, LEAVING_REST_MS, Channel, Deadline
+from timeline.driver.transport.channel import BACKOFF_CAP_MS, LEAVING_REST_MS, Channel, Deadline, ask_all
 from timeline.driver.transport.grpc_transport import GrpcTransport
 from timeline.driver.transport.probe import NoConnection, ProbeResult
-from timeline.errors import Invalid
+from timeline.errors import Invalid, Unavailable
 from timeline.model import Answers
-from timeline.wire import Fault, Mutate, Mutated, MutateTag, TagMutated, TransportError, decode, encode
+from timeline.wire import Fault, Mutate, Mutated, MutateTag, Ping, Pong, TagMutated, TransportError, decode, encode
 
 
 def test_addresses() -> None:
@@ -163,6 +163,53 @@ async def test_a_broker_that_refused_was_reached(fault: Fault) -> None:
     channel.worked("a:1")
     channel.leaving("a:1")
     assert channel.unreached().reason.startswith("no broker could be reached: a:1 did not answer in time; nobody")
+
+
+async def test_a_broker_that_took_the_call_and_said_nothing_was_reached() -> None:
+    channel, _, _ = _channel("a:1")
+    channel.failed("a:1", TransportError(Fault.DEADLINE, "no answer in time"))
+    error = channel.unreached()
+    assert (error.reason, error.found) == ("no broker answered: a:1: no answer in time", ("TALKS",))
+    channel.worked("a:1")
+    error = channel.unreached()
+    assert (error.reason, error.found) == ("the broker at a:1 did not take it in time", ("TALKS",))
+
+
+async def test_two_names_of_one_place_are_named_once() -> None:
+    channel, _, _ = _channel("localhost:1,127.0.0.1:1,[::1]:1,127.0.0.1:2")
+    for address in channel.known:
+        channel.failed(address, TransportError(Fault.NOT_READY, "draining"))
+    assert channel.unreached().reason == "no broker took the call: localhost:1: draining; 127.0.0.1:2: draining"
+    channel.failed("127.0.0.1:1", NoConnection.at("127.0.0.1:1", ProbeResult.NOBODY))
+    assert "; nobody listens at 127.0.0.1:1; " in channel.unreached().reason, "it is not what is at the other name"
+
+
+class _Known:
+    """Brokers that answer pings until `gone`; one is at two addresses."""
+
+    gone = False
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    async def unary(self, method: str, frame: bytes, timeout_s: float) -> bytes:
+        if self.gone:
+            raise TransportError(Fault.BROKEN, "the connection broke off")
+        name = "b1" if self.address in ("given:1", "b1:1") else "b2"
+        return encode(Pong(0.0, 0.0, 0.0, name, "0", ("b1:1", "b2:1")))
+
+
+async def test_a_broker_that_went_away_is_named_once_by_the_address_that_was_given() -> None:
+    clock = Clock()
+    channel = Channel(["given:1"], _Known, clock, random.Random(1))  # type: ignore[arg-type]
+    answers, silent = await ask_all(channel, "Ping", encode(Ping(0.0)), Deadline.after(clock, 60_000))
+    assert sorted(answers) == ["b2:1", "given:1"] and silent == {}
+    for place in channel.known:
+        channel.transport(place).gone = True  # type: ignore[attr-defined]
+    with pytest.raises(Unavailable) as gone:
+        await ask_all(channel, "Ping", encode(Ping(0.0)), Deadline.after(clock, 60_000))
+    each = "given:1: the connection broke off; b2:1: the connection broke off"
+    assert gone.value.reason == f"no broker answered: {each}"
 
 
 async def test_a_learned_broker_that_refused_is_named() -> None:

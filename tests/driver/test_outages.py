@@ -15,6 +15,7 @@ import timeline
 from tests.driver.broker import Broker
 from tests.driver.test_in_flight import _frame
 from tests.simulation.loop import Timer, VirtualLoop
+from timeline import wire
 from timeline.broker.limits import Limits
 from timeline.clock import Clock
 from timeline.driver.client import Timeline
@@ -418,3 +419,27 @@ async def test_a_producer_that_nobody_holds_any_more_leaves_nothing_open(broker:
     ours = {"producing t", "mutating t"}
     while len(broker.node.service.streams) or ours & {task.get_name() for task in asyncio.all_tasks() - before}:
         await asyncio.sleep(0)
+
+
+async def test_no_text_of_grpc_says_how_a_call_ended(broker: Broker, tl: timeline.Timeline) -> None:
+    """gRPC words a lost connection as "Socket closed" or "Stream removed", and the end of the time in its own way."""
+    assert broker.store is not None
+
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    broker.store.count_due = never  # type: ignore[assignment, method-assign]
+    transport = GrpcTransport(broker.address)
+    frame = encode(wire.Forecast("t", 60_000, 60_000))
+    with pytest.raises(TransportError) as late:
+        await transport.unary("Forecast", frame, 0.05)
+    assert (late.value.fault, late.value.reason) == (Fault.DEADLINE, "no answer in time")
+    stream = await transport.stream("Produce", 10.0)
+    calls = [asyncio.ensure_future(one) for one in (transport.unary("Forecast", frame, 10.0), stream.receive())]
+    done, _ = await asyncio.wait(calls, timeout=0.05)
+    assert not done
+    await broker.stop()
+    ended = await asyncio.gather(*calls, return_exceptions=True)
+    said = {str(one.reason) for one in ended if isinstance(one, TransportError)}
+    assert said and said <= {"the connection broke off", "the call broke off"}
+    await transport.close()

@@ -24,7 +24,7 @@ import timeline.driver.transport.probe as probing
 from tests.driver.broker import Broker
 from timeline.cli import options as client_options
 from timeline.cli.app import UNREACHABLE, run
-from timeline.cli.options import nobody_there
+from timeline.cli.options import no_answer
 from timeline.driver.transport.grpc_transport import GrpcTransport
 from timeline.driver.transport.probe import ProbeResult, probe
 from timeline.wire.transport import Fault, TransportError
@@ -126,7 +126,7 @@ async def test_what_takes_connections_and_says_nothing_may_be_a_broker() -> None
 
 async def test_a_broker_speaks_http2(broker: Broker) -> None:
     assert await probe(broker.address, WAIT_S) is ProbeResult.TALKS
-    assert await nobody_there(broker.address) == ""
+    assert await no_answer(broker.address, timeline.Unavailable("the store is down")) is None
 
 
 class _Another(grpc.GenericRpcHandler):
@@ -223,5 +223,10 @@ async def told_of(address: str, answer: ProbeResult) -> None:
     assert (told.value.fault, told.value.reason) == (Fault.UNREACHABLE, answer.said(address))
     assert ("nobody listens" in told.value.reason) == (answer is ProbeResult.NOBODY)
     # Of TLS the driver's own sentence tells all there is to tell.
-    told_of_nobody = "" if answer is ProbeResult.TLS else f"no broker at {address} ({answer.short})"
-    assert told_of_nobody in (said := await nobody_there(address)) and bool(said) == bool(told_of_nobody)
+    error = timeline.Unavailable(told.value.reason)
+    error.found = (answer.name,)
+    said = await no_answer(address, error)
+    if answer is ProbeResult.TLS:
+        assert said is None
+    else:
+        assert said is not None and said.nobody and said.found == f"no broker at {address} ({answer.short})"

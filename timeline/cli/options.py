@@ -24,7 +24,7 @@ from timeline.clock import Clock
 from timeline.config import has_password, joined, parse_url, split_address
 from timeline.credentials import PLAIN, BadCredentials, Credentials, credentials_of
 from timeline.driver.times import LOOKS_LIKE_SECONDS, as_datetime, duration_ms, instant_ms, local
-from timeline.driver.transport.addresses import DEFAULT_ADDRESS, parse_addresses
+from timeline.driver.transport.addresses import DEFAULT_ADDRESS, parse_addresses, place_of
 from timeline.driver.transport.probe import ProbeResult, probe
 from timeline.errors import Closed, Forbidden, Invalid, NotFound, TimelineError, Unavailable
 from timeline.model import DEFAULT_GROUP, Status, Topic, check_topic_name
@@ -43,6 +43,9 @@ _KEPT = "timeline.credentials"
 PROBE_S = 1.0
 """How long to wait for each address when no broker answered."""
 START_ONE = "Start one with 'timeline serve', or say where it is with --address HOST:PORT or TIMELINE_ADDRESS."
+LOOK_AT_IT = "The broker may be stopped or overloaded: look at its process and its log, or wait longer with --timeout."
+_NO_ANSWER = {"NOBODY", "SILENT", "TALKS", "UNKNOWN_NAME", "UNREACHABLE"}
+"""Findings of a call that nobody answered."""
 TOPICS_NAMED = 8
 TEXTS = ("topic", "name", "id", "ids", "tag", "group", "headers")
 """Arguments of commands that must be text. A payload, a shell's command and a file's path may be any bytes."""
@@ -341,13 +344,10 @@ def client_command(function: Callable[..., Any]) -> Callable[..., Any]:
                 return options.run(lambda tl: function(tl, options, **given))
             return function(options, **given)
         except (Unavailable, Closed) as error:
-            nobody = asyncio.run(nobody_there(address))
-            if not nobody and error.found:
-                raise  # its reason says what is at each address
-            nobody = (
-                nobody or f"{address} takes connections, but the call was not done within {timeout}: {error.reason}"
-            )
-            raise Failed(UNREACHABLE, f"{Unavailable.code}: {nobody}") from error
+            unreached = asyncio.run(no_answer(address, error, f" within {timeout}"))
+            if unreached is None:
+                raise  # its reason says why
+            raise Failed(UNREACHABLE, f"{Unavailable.code}: {unreached.found}. {unreached.advice}") from error
         except NotFound as error:
             topic = given.get("topic") or given.get("name")
             if topic:  # else one of all topics was dropped meanwhile
@@ -427,21 +427,32 @@ def check_addresses(addresses: str) -> None:
         raise Failed(USAGE, bad.reason) from bad
 
 
-async def nobody_there(addresses: str) -> str:
-    """Return why no broker can be reached at `addresses`, and what to do. Empty when a broker may be at one of them,
-    so that something else is wrong."""
-    found = await nobody_found(addresses)
-    return f"{found}. {START_ONE}" if found else ""
+@dataclass(frozen=True, slots=True)
+class NoAnswer:
+    """What is at the addresses of a call that no broker answered, and what to do. `nobody`: no broker is there."""
+
+    found: str
+    advice: str
+    nobody: bool
 
 
-async def nobody_found(addresses: str) -> str:
-    """Return the first half of that sentence: what is at each address."""
+async def no_answer(addresses: str, error: TimelineError, within: str = "") -> NoAnswer | None:
+    """Look what is at `addresses` after `error`. None: a broker may be there, and the reason of the error says more.
+    `within`: how long a broker that is there had for its answer."""
+    found: dict[object, tuple[str, ProbeResult]] = {}
     listed = parse_addresses(addresses)
-    answers = await asyncio.gather(*(probe(address, PROBE_S) for address in listed))
-    if {ProbeResult.TALKS, ProbeResult.TLS} & set(answers):
-        return ""
-    found = (f"{address} ({answer.short})" for address, answer in zip(listed, answers, strict=True))
-    return f"no broker at {', '.join(found)}"
+    for address, one in zip(listed, await asyncio.gather(*(probe(each, PROBE_S) for each in listed)), strict=True):
+        found.setdefault((place_of(address), one), (address, one))
+    there = [address for address, one in found.values() if one in (ProbeResult.TALKS, ProbeResult.TLS)]
+    gone = ", ".join(f"{address} ({one.short})" for address, one in found.values() if address not in there)
+    if not there:
+        return NoAnswer(f"no broker at {gone}", START_ONE, nobody=True)
+    if not error.found or not {*error.found} <= _NO_ANSWER:
+        return None
+    takes, answers = ("takes", "does") if len(there) == 1 else ("take", "do")
+    besides = f"; no broker at {gone}" if gone else ""
+    said = f"{' and '.join(there)} {takes} connections, but {answers} not answer{within}{besides}"
+    return NoAnswer(said, LOOK_AT_IT, nobody=False)
 
 
 async def who_serves(listen: str) -> str:

@@ -30,6 +30,7 @@ from timeline.cli.output import QUIET, console, picked, print_json, table
 from timeline.clock import CRITICAL_MS, WARN_MS
 from timeline.driver.brokers import BrokerStanding, ConsumerStatus, LatenessHistogram, Standings
 from timeline.driver.queries import PingAnswer
+from timeline.driver.transport.channel import named_trouble
 from timeline.errors import TimelineError
 from timeline.wording import shown_lateness
 
@@ -201,7 +202,7 @@ def picture(look: ClusterLook, trouble: str = "", width: int = WIDTH_UNSEEN) -> 
         if one.stands.trouble:
             parts.append(Text(f"  ● {one.stands.broker}: {one.stands.trouble}", "bold red"))
     parts += store_warnings([one.stands for one in look.brokers])
-    parts += [Text(f"  ✗ {address}: {why}", "bold red") for address, why in look.unreachable.items()]
+    parts += [Text(f"  ✗ {named_trouble(address, why)}", "bold red") for address, why in look.unreachable.items()]
     parts += [Text(""), Text(DEALT_SAID, QUIET), _assignment(look, width), Text("")]
     consumers = look.consumers
     shown = [one for _, one in consumers[:CONSUMERS_SHOWN]]

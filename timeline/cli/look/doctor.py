@@ -23,12 +23,11 @@ from timeline.cli.app import DONE, SOME_FAILED
 from timeline.cli.data.store import file_of
 from timeline.cli.look.top import added_up
 from timeline.cli.options import (
-    START_ONE,
     ClientOptions,
     client_command,
     connected,
     credentials,
-    nobody_found,
+    no_answer,
     who_serves,
 )
 from timeline.cli.output import console, picked, print_folded, print_json
@@ -36,6 +35,7 @@ from timeline.cli.run.serve import doubts
 from timeline.clock import CRITICAL_MS, WARN_MS, Clock
 from timeline.driver.brokers import BrokerStanding, Standings
 from timeline.driver.queries import PingAnswer
+from timeline.driver.transport.channel import named_trouble
 from timeline.errors import STAYS, Forbidden, Invalid, TimelineError
 from timeline.model import TopicSettings
 from timeline.storage_plugins import make_store, shown
@@ -228,11 +228,10 @@ def _shown(settings: config.ServeConfig, file: str | None) -> str:
 
 
 async def _no_broker(address: str, trouble: TimelineError) -> Finding:
-    if nobody := await nobody_found(address):
-        return Finding("broker", BAD, nobody, START_ONE, nobody=True)
-    said = trouble.reason.removeprefix(f"{address}: ").removesuffix(f"; {STAYS}")
-    found = f"{address} takes connections, but answers no question: {said}"
-    return Finding("broker", BAD, found, _mends(trouble))
+    if (unreached := await no_answer(address, trouble)) is not None:
+        return Finding("broker", BAD, unreached.found, unreached.advice, nobody=unreached.nobody)
+    said = named_trouble(address, trouble.reason.removesuffix(f"; {STAYS}"))
+    return Finding("broker", BAD, said, _mends(trouble))
 
 
 def _mends(trouble: TimelineError) -> str:

@@ -30,6 +30,7 @@ from timeline.driver.brokers import BrokerStanding, ConsumerStatus, LatenessHist
 from timeline.driver.late import LateDelivery, LateReport
 from timeline.driver.queries import Outlook
 from timeline.driver.times import as_datetime
+from timeline.driver.transport.channel import named_trouble
 from timeline.errors import TimelineError
 from timeline.model import Topic
 from timeline.wire import Health
@@ -335,7 +336,7 @@ def picture(snapshot: Snapshot, width: int, height: int | None, zone: ZoneInfo |
     `trouble`: why it is not of this moment."""
     parts: list[RenderableType] = [_head(snapshot, zone, trouble), *map(_broker, snapshot.brokers)]
     parts += store_warnings(snapshot.brokers, no_wrap=True)
-    parts += [Text(f"  ✗ {address}: {why}", "bold red") for address, why in snapshot.unreachable.items()]
+    parts += [Text(f"  ✗ {named_trouble(address, why)}", "bold red") for address, why in snapshot.unreachable.items()]
     if snapshot.unknown:
         return Group(*parts, Text(f"\nTopics, load and late deliveries are not known: {snapshot.unknown}", "bold red"))
     parts += _ahead(snapshot, zone)

@@ -36,7 +36,7 @@ from timeline.cli.output import (
     time_cell,
 )
 from timeline.driver.times import as_datetime, shown_time
-from timeline.errors import Invalid, TimelineError, explain
+from timeline.errors import Invalid, TimelineError
 from timeline.model import MAX_DURATION_MS, State
 from timeline.wording import shown_duration
 
@@ -310,7 +310,7 @@ async def follow_changes(
             if known is None or not trouble.retryable:
                 raise
             if not lost:
-                complain(f"{explain(trouble)}; waiting for it to come back")
+                complain(f"{trouble.code}: {trouble.reason or trouble.advice}; waiting for it to come back")
             lost = True
         else:
             if known is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from timeline.config import is_host, is_ipv6
+from timeline.config import is_host, is_ipv6, is_loopback, split_address
 from timeline.errors import Invalid
 
 DEFAULT_ADDRESS = "localhost:9000"
@@ -31,6 +31,12 @@ def parse_addresses(addresses: str | Sequence[str]) -> list[str]:
     if not parsed:
         raise Invalid("no address is given: say where a broker is, like 'localhost:9000'")
     return parsed
+
+
+def place_of(address: str) -> tuple[str, int]:
+    """Return host and port of an address, one host for all names of this machine's loopback."""
+    host, port = split_address(address)
+    return "localhost" if is_loopback(host) else host.lower(), port
 
 
 def is_address(text: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 
 from timeline.clock import Clock
 from timeline.driver.message import Randomness
-from timeline.driver.transport.addresses import is_address
+from timeline.driver.transport.addresses import is_address, place_of
 from timeline.driver.transport.probe import ABSENT, NoConnection, ProbeResult, lasting, mending
 from timeline.errors import Closed, Forbidden, Invalid, NotFound, TimelineError, Unavailable, Unknown
 from timeline.wire import Ping, Pong, decode_as, encode
@@ -53,8 +53,11 @@ def refusal(fault: TransportError) -> TimelineError:
 
 
 def found_by(fault: TransportError) -> ProbeResult | None:
-    """Return the result of the probe if no connection could be made, else None."""
-    return fault.probed if isinstance(fault, NoConnection) else None
+    """Return what is at the address: the result of the probe if no connection could be made, or TALKS if no answer came
+    in time. None: the fault says it."""
+    if isinstance(fault, NoConnection):
+        return fault.probed
+    return ProbeResult.TALKS if fault.fault is Fault.DEADLINE else None
 
 
 def unavailable(reason: str, found: Sequence[ProbeResult | None] = ()) -> Unavailable:
@@ -67,8 +70,8 @@ def unavailable(reason: str, found: Sequence[ProbeResult | None] = ()) -> Unavai
 @dataclass(slots=True)
 class _Place:
     """An address and its state. `there`: it was given, or brokers still report it. `rest_until_ms` (monotonic): others
-    are tried first until then. `trouble`: its last failure. `found`: the result of a probe. `refuses`: its broker
-    answered that it takes no calls at present."""
+    are tried first until then. `trouble`: its last failure. `found`: see `found_by`. `refuses`: its broker answered
+    that it takes no calls at present. `broker`: name and cluster of the broker that answered a ping there last."""
 
     address: str
     given: bool
@@ -79,6 +82,7 @@ class _Place:
     trouble: str = ""
     found: ProbeResult | None = None
     refuses: bool = False
+    broker: tuple[str, tuple[str, ...]] = ("", ())
 
 
 @dataclass(slots=True)
@@ -210,6 +214,15 @@ class Channel:
         place.rest_until_ms = 0.0
         self._current = address
 
+    def answered(self, address: str, pong: Pong) -> None:
+        """Note which broker is at `address`."""
+        self._place(address).broker = (pong.broker, tuple(pong.brokers))
+
+    def broker_at(self, address: str) -> object:
+        """Return what identifies the broker that answered at `address` last, or the place if none has."""
+        broker = self._place(address).broker
+        return broker if broker[0] else place_of(address)
+
     def check_open(self) -> None:
         """Raise Closed after `close`."""
         if self._closed:
@@ -257,14 +270,20 @@ class Channel:
     def unreached(self) -> Unavailable:
         """Return the error for a call that could not be sent: the addresses, what was found there, and what to do."""
         if self._current:
-            return Unavailable("it could not be sent in time")
-        tried = [place for place in self._places.values() if place.given or (place.there and place.refuses)]
+            return unavailable(f"the broker at {self._current} did not take it in time", [ProbeResult.TALKS])
+        listed = [place for place in self._places.values() if place.given or (place.there and place.refuses)]
+        places: dict[object, _Place] = {}
+        for place in listed:
+            places.setdefault((place_of(place.address), place.found, place.refuses), place)
+        tried = list(places.values())
         said = "; ".join(_found(place) for place in tried)
-        refused = any(place.refuses for place in tried)
-        absent = not refused and any(not place.trouble or place.found in ABSENT for place in tried)
+        if any(place.refuses for place in tried):
+            return unavailable(f"no broker took the call: {said}")
+        found = [place.found if place.trouble else ProbeResult.SILENT for place in tried]
+        absent = any(one in ABSENT for one in found)
         advice = ". Is the address right? `timeline serve` starts a broker" if absent else ""
-        how = "took the call" if refused else "could be reached"
-        return unavailable(f"no broker {how}: {said}{advice}", [place.found for place in tried])
+        reached = any(one is None or one is ProbeResult.TALKS for one in found)
+        return unavailable(f"no broker {'answered' if reached else 'could be reached'}: {said}{advice}", found)
 
     async def open(self, method: str, deadline: Deadline) -> OpenedStream:
         """Open a two-way stream to some broker. Raise Unavailable at the deadline."""
@@ -406,8 +425,9 @@ async def ask_all(
 
 
 async def _addresses(channel: Channel, deadline: Deadline) -> list[str]:
-    """Return an address of each broker, and those where none answers. Name and cluster identify a broker: it may answer
-    under a given address and under the one that it advertises."""
+    """Return an address of each broker, and of each that does not answer. Name and cluster identify a broker: it may
+    answer under a given address and under the one that it advertises. One that is silent is known by its last answer.
+    """
     channel.check_open()
     until = Deadline.after(channel.clock, deadline.left_ms * SEARCH_SHARE)
     known = channel.known
@@ -416,14 +436,13 @@ async def _addresses(channel: Channel, deadline: Deadline) -> list[str]:
     channel.learn(cluster)
     more = [address for address in cluster if address not in pongs]
     pongs.update(zip(more, await asyncio.gather(*(_ping(channel, one, until) for one in more)), strict=True))
-    found: list[str] = []
-    met: set[tuple[str, tuple[str, ...]]] = set()
+    found: dict[object, str] = {}
     for address, pong in pongs.items():
-        who = (pong.broker, pong.brokers) if pong is not None and pong.brokers else (address, ())
-        if who not in met:
-            met.add(who)
-            found.append(address)
-    return found
+        if pong is not None and pong.brokers:
+            channel.answered(address, pong)
+        who = channel.broker_at(address) if pong is None or pong.brokers else address
+        found.setdefault(who, address)
+    return list(found.values())
 
 
 async def _ping(channel: Channel, address: str, deadline: Deadline) -> Pong | None:

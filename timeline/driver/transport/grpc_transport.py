@@ -53,6 +53,14 @@ _FAULTS = {
     grpc.StatusCode.PERMISSION_DENIED: Fault.FORBIDDEN,
 }
 
+_BROKE_OFF = {
+    grpc.StatusCode.CANCELLED: "the call broke off",
+    grpc.StatusCode.INTERNAL: "the call broke off",
+    grpc.StatusCode.UNAVAILABLE: "the connection broke off",
+    grpc.StatusCode.UNKNOWN: "the call broke off",
+}
+"""How calls end that no broker ended. gRPC's own text is about gRPC. It stays the cause of the error."""
+
 
 def _ours(over: BaseException) -> bool:
     """Return whether our own task was cancelled. gRPC raises the same error if the connection is closed during a call,
@@ -80,15 +88,18 @@ class _Met:
                 self._version = f" It speaks version {MAJOR}.{minor_of(data)} of the wire."
         return data
 
-    def fault(self, error: grpc.aio.AioRpcError) -> TransportError:
-        """Return the fault for `error`."""
+    def fault(self, error: grpc.aio.AioRpcError, timed: bool = False) -> TransportError:
+        """Return the fault for `error`. `timed`: the call had a timeout, which gRPC words in its own way."""
         code = error.code()
+        if timed and code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return TransportError(Fault.DEADLINE, "no answer in time")
         return self.ended(code, error.details() or str(code), error.trailing_metadata() or ())
 
     def ended(self, code: grpc.StatusCode, text: str, trailers: Iterable[tuple[str, Any]] = ()) -> TransportError:
         """Return the fault of a call that ended with `code`."""
         if code is grpc.StatusCode.UNAVAILABLE and any(key == NOT_READY_TRAILER for key, _ in trailers):
             return TransportError(Fault.NOT_READY, text)
+        text = _BROKE_OFF.get(code, text)
         if code is grpc.StatusCode.FAILED_PRECONDITION:
             text = f"the broker says: {text}"
         if code is grpc.StatusCode.UNIMPLEMENTED:
@@ -104,12 +115,12 @@ class _Met:
         return NoConnection.at(self._address, ProbeResult.GRPC)
 
     @contextmanager
-    def faults(self) -> Iterator[None]:
-        """Raise gRPC's errors of a call as TransportError."""
+    def faults(self, timed: bool = False) -> Iterator[None]:
+        """Raise gRPC's errors of a call as TransportError. `timed`: see `fault`."""
         try:
             yield
         except grpc.aio.AioRpcError as error:
-            raise self.fault(error) from error
+            raise self.fault(error, timed) from error
         except (asyncio.CancelledError, grpc.aio.UsageError) as over:
             if _ours(over):
                 raise
@@ -209,7 +220,7 @@ class GrpcTransport:
         until_s = loop.time() + timeout_s
         await self.ready(timeout_s)
         call = self._method("unary_unary", method)
-        with self._met.faults():
+        with self._met.faults(timed=True):
             left_s = max(0.001, until_s - loop.time())
             answer: bytes = await call(frame, timeout=left_s, metadata=self._shown.metadata())
         return self._met.frame(answer)
@@ -220,7 +231,7 @@ class GrpcTransport:
         call = self._method("unary_stream", method)(frame, timeout=timeout_s, metadata=self._shown.metadata())
         pages = aiter(call)
         try:
-            with self._met.faults():
+            with self._met.faults(timed=timeout_s is not None):
                 async for page in pages:
                     yield self._met.frame(page)
         except GeneratorExit:  # mostly after the last page: the end is on its way

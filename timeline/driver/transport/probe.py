@@ -27,8 +27,8 @@ _TLS_RECORDS = range(20, 25)
 
 
 class ProbeResult(Enum):
-    """The finding: GRPC by a call, the others by a probe. `said` makes a sentence about an address; `short` follows
-    a named address."""
+    """The finding: GRPC by a call, TALKS by a call or a probe, the others by a probe. `said` makes a sentence about an
+    address; `short` follows a named address."""
 
     BROKEN = ("no connection to {} can be made", "no connection can be made")
     BROKE_OFF = ("the connection to {} broke off", "the connection broke off")
@@ -55,7 +55,7 @@ class ProbeResult(Enum):
     NOT_TLS = ("{} does not speak TLS: connect without it, or have the broker serve with --tls-cert", "no TLS there")
     REFUSES = ("{} refuses the connection: {why}", "it refuses the connection")
     SILENT = ("{} did not answer in time", "no answer")
-    TALKS = ("{} takes connections, but no call goes through", "it takes connections, but no call goes through")
+    TALKS = ("{} takes connections, but does not answer", "it takes connections, but does not answer")
     TLS = (
         "{} speaks TLS: connect with tls=True, or ca=FILE (--tls, --tls-ca)",
         "what listens there speaks TLS: connect with --tls, or --tls-ca FILE",
@@ -102,7 +102,6 @@ ABSENT = {
     ProbeResult.HTTP,
     ProbeResult.NOBODY,
     ProbeResult.SILENT,
-    ProbeResult.TALKS,
     ProbeResult.UNKNOWN_NAME,
     ProbeResult.UNREACHABLE,
 }
