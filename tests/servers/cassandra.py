@@ -12,11 +12,10 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.servers.disk import in_memory
 from tests.servers.process import Server, free_port
 from tests.services import CASSANDRA_JARS
 
-_MEMORY = Path("/dev/shm")
-_MEMORY_BYTES = 2 << 30
 _JVM = (
     *("-Xmx512m", "-Xms256m", "-XX:+UseSerialGC", "-XX:-UsePerfData"),
     *(f"--add-exports=java.base/jdk.internal.{package}=ALL-UNNAMED" for package in ("misc", "ref")),
@@ -69,9 +68,10 @@ class CassandraServer(Server):
         """Where the node's data lies: in memory where there is enough of it."""
         if self._data is not None:
             return self._data
-        if self.measured or not _MEMORY.is_dir() or shutil.disk_usage(_MEMORY).free < _MEMORY_BYTES:
+        memory = None if self.measured else in_memory()
+        if memory is None:
             return self.folder / "data"
-        self._data = Path(tempfile.mkdtemp(prefix="timeline-cassandra-", dir=_MEMORY))
+        self._data = Path(tempfile.mkdtemp(prefix="timeline-cassandra-", dir=memory))
         weakref.finalize(self, shutil.rmtree, self._data, ignore_errors=True)
         return self._data
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from tests.servers.disk import server_folder
 from tests.servers.process import Server
 from tests.services import require_service
 
@@ -43,11 +43,9 @@ class Running:
 
 
 def running() -> Iterator[Running]:
-    """The fixture `servers` of tests/conftest.py. Its folder may be passed through by other users, which servers that
-    refuse root need, and has a short name, as sockets in it need."""
-    with tempfile.TemporaryDirectory(prefix="timeline-") as folder:
-        os.chmod(folder, 0o711)
-        servers = Running(Path(folder))
+    """The fixture `servers` of tests/conftest.py."""
+    with server_folder() as folder:
+        servers = Running(folder)
         try:
             yield servers
         finally:

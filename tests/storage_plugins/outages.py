@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
+from tests.servers.disk import server_folder
 from tests.servers.postgresql import PostgresqlServer
 from tests.services import require_service
 from timeline.model import Status, Topic
@@ -22,9 +21,8 @@ OFTEN = 10_000
 def own_postgresql(kind: type[PostgresqlServer]) -> Iterator[PostgresqlServer]:
     """A server that a test may harm, in a folder that the server's user may pass through."""
     require_service("postgresql")
-    with tempfile.TemporaryDirectory(prefix="timeline-") as folder:
-        os.chmod(folder, 0o711)
-        server = kind(Path(folder) / kind.name)
+    with server_folder() as folder:
+        server = kind(folder / kind.name)
         try:
             yield server.start()
         finally:

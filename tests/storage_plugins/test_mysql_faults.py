@@ -6,14 +6,13 @@ import asyncio
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
-from tests.servers.disk import remount, small_disk
+from tests.servers.disk import remount, server_folder, small_disk
 from tests.servers.mysql import PASSWORD, MysqlServer
 from tests.services import require_service
 from tests.storage_plugins.mysql_calls import trial
@@ -38,15 +37,12 @@ SMALL = (
 def server() -> Iterator[MysqlServer]:
     """A server that tests may harm, with TLS, on a disk of its own."""
     require_service("mysql")
-    with tempfile.TemporaryDirectory(prefix="timeline-") as folder:
-        os.chmod(folder, 0o711)
-        with small_disk(Path(folder) / "disk", "200m") as disk:
-            keys = _keys(Path(folder))
-            own = MysqlServer(disk / "server", *SMALL, *keys)
-            try:
-                yield own.start()
-            finally:
-                own.stop()
+    with server_folder() as folder, small_disk(folder / "disk", "200m") as disk:
+        own = MysqlServer(disk / "server", *SMALL, *_keys(folder))
+        try:
+            yield own.start()
+        finally:
+            own.stop()
 
 
 def _keys(folder: Path) -> list[str]:

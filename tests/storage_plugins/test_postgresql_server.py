@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -45,12 +43,10 @@ def own() -> Iterator[PostgresqlServer]:
 @pytest.fixture
 def small_disk() -> Iterator[Path]:
     """A disk of 32 MiB that the server's user may write to."""
-    with tempfile.TemporaryDirectory(prefix="timeline-") as folder:
-        os.chmod(folder, 0o711)
-        with disks.small_disk(Path(folder) / "disk", "32m") as disk:
-            (disk / "space").mkdir()
-            shutil.chown(disk / "space", "postgres")
-            yield disk
+    with disks.server_folder() as folder, disks.small_disk(folder / "disk", "32m") as disk:
+        (disk / "space").mkdir()
+        shutil.chown(disk / "space", "postgres")
+        yield disk
 
 
 async def _asked(url: str, statement: str) -> Any:
