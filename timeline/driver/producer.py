@@ -115,8 +115,8 @@ class Producer(MutationCalls):
         this id, only its due time is changed. It keeps its payload, tag, headers and expiry (`receipt.moved`).
         `if_exists="replace"`: this message replaces an unleased message of the same id.
 
-        `birth` (64 bits, not 0): a repeat of this call has the same one and the same `id`. It is recognised
-        (`receipt.repeat`), and stores nothing. Default: random.
+        `birth` (64 bits, not 0): a repeat of this call has the same one and the same `id`. It is recognised, stores
+        nothing and gets the same answer. Default: random.
 
         Return a Receipt: OK, or DUPLICATE if this very message is there already. Raise Exists if another message has
         the id, and Forbidden if that is another group's. Raise Invalid, TooLarge, Throttled, Leased, Dead, NotFound (no

@@ -73,8 +73,7 @@ class Receipt:
     may have any other status. `version`, `due_ms`: the message as it stands now, 0 if there is none. `detail`: a
     sentence for a refusal. `retry_after_ms`: the wait that the broker asked for, or 0. `operation`: the call, if known.
     `moved`: a put with `if_exists="move"` found a message and changed only its due time. Then payload, tag, headers and
-    expiry of the call were not stored. `repeat`: the call was done already, and is recognised by its birth or operation
-    id.
+    expiry of the call were not stored.
     """
 
     id: str
@@ -86,7 +85,6 @@ class Receipt:
     retry_after_ms: int = 0
     operation: Operation | None = field(default=None, compare=False)
     moved: bool = False
-    repeat: bool = field(default=False, compare=False)
 
     def __repr__(self) -> str:
         told = [repr(self.id), self.status.value]
@@ -120,7 +118,7 @@ def receipt_of(id: bytes, answer: MessageAnswer, operation: Operation, moves: bo
         moved = moves and status == OK and answer.version > 1 and answer.repeat != STORED_BEFORE
         return Receipt(
             id.decode(), Status.of(status), answer.version, answer.due_ms, bool(answer.settled),
-            operation=operation, moved=moved, repeat=bool(answer.repeat),
+            operation=operation, moved=moved,
         )  # fmt: skip
     raise error_of(status, id.decode(), answer.detail, answer.retry_after_ms, operation, answer.trouble)
 
@@ -202,7 +200,6 @@ class Receipts(Sequence[Receipt]):
             self._waits_ms.get(place, 0),
             self._operation,
             bool(self[place : place + 1].moved[0]) if self._moves else False,
-            bool(answers.repeat[place]),
         )
 
     def _at(self, places: Indexes) -> Receipts:

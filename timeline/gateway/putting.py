@@ -37,13 +37,13 @@ TOO_LONG = (
 STOPPED = ". Neither this line nor any after it was put"
 
 
-def answer_of_receipt(receipt: Receipt, repeatable: bool = False) -> PutAnswer:
-    """Return what became of one message. `repeatable`: a repeat of the call gets the first answer."""
+def answer_of_receipt(receipt: Receipt) -> PutAnswer:
+    """Return what became of one message."""
     if not receipt.ok:
         return PutAnswer(id=receipt.id, status=receipt.status, detail=why_failed(receipt))
     return PutAnswer(
         id=receipt.id,
-        status=Status.OK if repeatable and receipt.repeat and not receipt.settled else receipt.status,
+        status=receipt.status,
         version=receipt.version,
         due=iso_or_none(receipt.due_ms),
         settled=receipt.settled,
@@ -83,12 +83,10 @@ class PutOutcome:
     """What became of the messages of one call, by their places.
 
     `refused`: answers to those that were not sent, or whose call failed. `told`: the receipts of the others.
-    `repeatable`: the call has an Idempotency-Key.
     """
 
     refused: dict[int, PutAnswer]
     told: list[tuple[Sequence[int], Receipts]]
-    repeatable: bool = False
 
     def answers(self) -> list[PutAnswer]:
         """Return an answer for each message, in order."""
@@ -102,12 +100,7 @@ class PutOutcome:
         """Return the number of messages by status."""
         counts: Counter[str] = Counter(answer.status for answer in self.refused.values())
         for _, receipts in self.told:
-            codes = receipts.status_codes
-            if self.repeatable:  # a repeat has the first answer
-                again = receipts.repeats & ~receipts.settled & (codes == Status.DUPLICATE.code)
-                codes = np.where(again, Status.OK.code, codes)
-            for code, many in zip(*np.unique(codes, return_counts=True), strict=True):
-                counts[Status.of(int(code))] += int(many)
+            counts.update(receipts.counts)
         return counts
 
     def _sorted(self, failed_alone: bool) -> list[tuple[int, PutAnswer]]:
@@ -116,7 +109,7 @@ class PutOutcome:
             codes = receipts.status_codes
             failed = (codes != Status.OK.code) & (codes != Status.DUPLICATE.code)
             asked = np.flatnonzero(failed).tolist() if failed_alone else range(len(receipts))
-            answers.update((places[at], answer_of_receipt(receipts[at], self.repeatable)) for at in asked)
+            answers.update((places[at], answer_of_receipt(receipts[at])) for at in asked)
         return sorted(answers.items())
 
 
@@ -138,7 +131,7 @@ class PutRequest:
                 message.payload, at=message.at, in_=message.in_, id=message.id, tag=message.tag,
                 headers=message.headers, expires=message.expires, if_exists=put.if_exists, birth=birth,
             )  # fmt: skip
-        answer = answer_of_receipt(receipt, bool(self._key))
+        answer = answer_of_receipt(receipt)
         return answer, answer.status is Status.OK and not answer.moved
 
     async def many(self, asked: Sequence[NewMessage]) -> list[PutAnswer]:
@@ -173,7 +166,7 @@ class PutRequest:
             else:
                 groups.setdefault(put.group, []).append((place, put))
         work = (self._group(group, puts, first) for group, puts in groups.items())
-        outcome = PutOutcome(wrong, [], bool(self._key))
+        outcome = PutOutcome(wrong, [])
         for puts, told in zip(groups.values(), await asyncio.gather(*work, return_exceptions=True), strict=True):
             if isinstance(told, Receipts):
                 outcome.told.append(([place for place, _ in puts], told))

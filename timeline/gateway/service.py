@@ -1,4 +1,4 @@
-"""What all calls share: the settings, the clients, the bounds, and whether the gateway is about to end."""
+"""The settings, clients and bounds that all calls share, and whether the gateway is about to end."""
 
 from __future__ import annotations
 
