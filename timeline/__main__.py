@@ -22,7 +22,7 @@ def main() -> int:
     try:
         return _main()
     except KeyboardInterrupt:  # while the first modules are imported
-        print("\ntimeline: interrupted", file=sys.stderr)
+        print("\ntimeline: interrupted before it began: nothing was done", file=sys.stderr)
         return INTERRUPTED
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import timeline
-from tests.cli.conftest import Call, start
+from tests.cli.conftest import TIMELINE, Call, plain_environment, start
 from timeline.driver.blocking.client import SyncTimeline
 
 COUNT = 60_000
@@ -152,3 +153,60 @@ def test_what_is_refused_is_not_counted_as_moved(tell: Call, topic: str) -> None
     assert (done.code, done.out) == (1, "1 of 2 would be moved; 1 FORBIDDEN\n")
     told = tell("cancel", topic, "--tag", "spring", "--dry-run", "--group", "a", "--json").json[0]
     assert (told["matched"], told["changed"], told["finished"]) == (2, 1, True)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("call", [("move", "--by", "2h"), ("cancel",)])
+def test_an_interrupt_before_any_answer_says_that_nothing_was_done(call: tuple[str, ...], how: str) -> None:
+    """A broker that takes the connection and says nothing, as one that is stopped."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        command = start(*call, "t", "--tag", "spring", "--timeout", "10m", address=address, group=0)
+        asked, _ = silent.accept()
+        with asked:
+            command.send_signal(signal.Signals[how])
+            out, err = command.communicate(timeout=60)
+    done = "moved" if call[0] == "move" else "cancelled"
+    nothing, after = filter(None, err.decode().splitlines())
+    assert (command.returncode, out, after) == (130, b"", "timeline: interrupted")
+    assert nothing == f"timeline: nothing was {done}: it was still looking for the messages of the tag"
+
+
+@pytest.mark.processes
+def test_an_interrupt_of_a_resumed_call_before_any_answer_prints_the_token_again() -> None:
+    asked_for = {"the operation": "move", "topic": "t", "group": "default", "tag": "spring", "at": 0, "in_": -1}
+    asked_for |= {"by": TWO_HOURS_MS, "leased": False, "dry_run": False}
+    before = timeline.TagProgress(
+        {timeline.Status.OK: 7}, op=1, cursor=b"\0\0\0\1a", started_ms=START_MS, asked=asked_for
+    )
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        shift = ("move", "t", "--tag", "spring", "--by", "2h", "--timeout", "10m", "--resume", before.resume)
+        command = start(*shift, address=address, group=0)
+        asked, _ = silent.accept()
+        with asked:
+            command.send_signal(signal.SIGINT)
+            _, err = command.communicate(timeout=60)
+    how_far, line, _ = filter(None, err.decode().splitlines())
+    assert command.returncode == 130 and "stopped after 7 messages" in how_far, err
+    assert line == f"--resume {before.resume}"
+
+
+@pytest.mark.processes
+def test_an_interrupt_while_the_command_is_loaded_says_that_nothing_was_done(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == os.environ['INTERRUPTED_AT']:\n"
+        "            signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+    )
+    for place in ("timeline.cli.app", "timeline.cli.messages.change"):
+        environment = {**plain_environment(), "PYTHONPATH": str(tmp_path), "INTERRUPTED_AT": place}
+        done = subprocess.run(
+            [*TIMELINE, "move", "t", "--tag", "spring", "--by", "2h"], env=environment, capture_output=True, timeout=60
+        )
+        assert done.returncode == 130, (place, done)
+        assert done.stderr.decode().strip() == "timeline: interrupted before it began: nothing was done"

@@ -194,7 +194,7 @@ def cli(context: click.Context, debug: bool) -> None:
       timeline produce departures "gate closes" --in 10s --id UA1545
       timeline consume departures --count 1
     """
-    context.obj = {"debug": debug}
+    context.ensure_object(dict)["debug"] = debug
 
 
 def exit_code_of(error: TimelineError | OSError) -> int:
@@ -317,9 +317,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _run(listed: list[str], debug: bool) -> int:
     """Run a command, print its error if there is one, and return the exit code. Raises Unwritten."""
+    found: dict[str, bool] = {}  # filled once the command's modules are imported, which takes most of the start
     try:
         # When nobody reads the output any more (`timeline ls t | head`), click ends the process quietly, with 1.
-        code = cli.main(listed, prog_name="timeline", standalone_mode=False)
+        code = cli.main(listed, prog_name="timeline", standalone_mode=False, obj=found)
         if code == INTERRUPTED:
             complain(EXIT_CODES[INTERRUPTED][0])
         return code if isinstance(code, int) else DONE
@@ -335,7 +336,7 @@ def _run(listed: list[str], debug: bool) -> int:
     except (click.Abort, KeyboardInterrupt, asyncio.CancelledError):
         # asyncio would log what was cut off as an error.
         logging.getLogger("asyncio").disabled = True
-        complain(EXIT_CODES[INTERRUPTED][0])
+        complain(EXIT_CODES[INTERRUPTED][0] + ("" if found else " before it began: nothing was done"))
         return INTERRUPTED
     except click.ClickException as bad:
         complain(_explain_usage(bad))

@@ -92,8 +92,7 @@ async def move(
         when = due_of(to, in_, tz, ("--to", "--in")).asked()
     async with tl.producer(topic, group=group) as producer:
         if selection.tag is not None:
-            total = None if selection.dry_run else await _how_many(producer, selection.tag)
-            return await _ByTag(selection, "moved", options, total).run(producer.move_tag, **when)
+            return await _ByTag(selection, "moved", options, producer).run(producer.move_tag, **when)
         return await selection.run(tl, topic, "moved", options, producer.move, producer.move_many, MOVED, **when)
 
 
@@ -114,7 +113,7 @@ async def cancel(
     selection = _Selection(**selected)
     async with tl.producer(topic, group=group) as producer:
         if selection.tag is not None:
-            return await _ByTag(selection, "cancelled", options).run(producer.cancel_tag, leased=leased)
+            return await _ByTag(selection, "cancelled", options, producer).run(producer.cancel_tag, leased=leased)
         one, many = producer.cancel, producer.cancel_many
         return await selection.run(tl, topic, "cancelled", options, one, many, CANCELLED, leased=leased)
 
@@ -167,12 +166,12 @@ async def _how_many(producer: timeline.Producer, tag: str) -> int | None:
 
 class _ByTag:
     """A call by tag, watched. `what` was done to the messages, in words. When it is interrupted, it prints how to
-    continue."""
+    continue, or that nothing was done."""
 
-    def __init__(self, selection: _Selection, what: str, options: ClientOptions, total: int | None = None) -> None:
-        self._selection, self._what, self._options = selection, what, options
-        self._progress = Progress(what, total)
-        self._told: timeline.TagProgress | None = None
+    def __init__(self, selection: _Selection, what: str, options: ClientOptions, producer: timeline.Producer) -> None:
+        self._selection, self._what, self._options, self._producer = selection, what, options, producer
+        self._progress = Progress(what)
+        self._told = timeline.TagProgress.of(selection.resume) if selection.resume is not None else None
 
     def chunk(self, told: timeline.TagProgress) -> None:
         """Take note of the progress."""
@@ -189,6 +188,8 @@ class _ByTag:
         if threading.current_thread() is threading.main_thread():  # no other thread gets signals
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)
         try:
+            if not dry_run and self._what == "moved":  # a cancel counts by itself
+                self._progress.total = await _how_many(self._producer, tag)
             with self._progress:
                 told = await call(tag, dry_run=dry_run, progress=self.chunk, resume=resume, **given)
         except asyncio.CancelledError:
@@ -204,8 +205,11 @@ class _ByTag:
 
     def _broke_off(self) -> None:
         told = self._told
-        if told is None or not told.started_ms or self._selection.dry_run:
-            return  # nothing was changed
+        if self._selection.dry_run:
+            return
+        if told is None or not told.started_ms:
+            complain(f"nothing was {self._what}: it was still looking for the messages of the tag")
+            return
         if self._options.as_json:
             print_json(counts_json(told, dry_run=False))
             return
