@@ -50,6 +50,7 @@ GROUPS = {
         "dead": ("messages.dead", "List, revive and purge dead letters"),
     },
     "Topics": {"topic": ("topic", "Create, change and list topics")},
+    "Schedules": {"schedule": ("schedule", "Try when something recurs: cron, periods, calendar rules")},
     "Run": {
         "serve": ("run.serve", "Run a broker"),
         "gateway": ("run.gateway", "Run a gateway: HTTP in front of brokers"),

@@ -89,8 +89,8 @@ def _plain(value: Any) -> Any:
     return None if value == "" else value
 
 
-def print_json(value: Mapping[str, Any]) -> None:
-    """Print one object on a line of its own, and flush. Characters that the output's encoding lacks become JSON's
+def print_json(value: Mapping[str, Any] | Sequence[str]) -> None:
+    """Print one value on a line of its own, and flush. Characters that the output's encoding lacks become JSON's
     escapes; those of standard output are not JSON."""
     text = printable_json(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
     try:

@@ -1,0 +1,211 @@
+"""What may be written of a recurrence, what it means, and how a mistake is refused."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from timeline.errors import Invalid
+from timeline.recurrence import Recurrence
+
+FROM = datetime(2026, 11, 26, 12, tzinfo=UTC)
+
+
+def ms(when: datetime) -> int:
+    return int(when.timestamp() * 1_000)
+
+
+def shown(most: int = 3, since: datetime = FROM, **asked: Any) -> list[str]:
+    """The next times in UTC."""
+    found = islice(Recurrence(**asked).occurrences(ms(since)), most)
+    return [f"{datetime.fromtimestamp(one.at_ms / 1_000, UTC):%a %Y-%m-%d %H:%M:%S}" for one in found]
+
+
+@pytest.mark.parametrize(
+    ("cron", "times"),
+    [
+        ("0 9 * * 1-5", ["Fri 2026-11-27 09:00:00", "Mon 2026-11-30 09:00:00", "Tue 2026-12-01 09:00:00"]),
+        ("0 9 * * MON,WED", ["Mon 2026-11-30 09:00:00", "Wed 2026-12-02 09:00:00", "Mon 2026-12-07 09:00:00"]),
+        ("0 0 1 JAN *", ["Fri 2027-01-01 00:00:00", "Sat 2028-01-01 00:00:00", "Mon 2029-01-01 00:00:00"]),
+        ("30 8 L * *", ["Mon 2026-11-30 08:30:00", "Thu 2026-12-31 08:30:00", "Sun 2027-01-31 08:30:00"]),
+        ("30 8 LW * *", ["Mon 2026-11-30 08:30:00", "Thu 2026-12-31 08:30:00", "Fri 2027-01-29 08:30:00"]),
+        ("0 8 * * 5L", ["Fri 2026-11-27 08:00:00", "Fri 2026-12-25 08:00:00", "Fri 2027-01-29 08:00:00"]),
+        ("0 8 * * 5#3", ["Fri 2026-12-18 08:00:00", "Fri 2027-01-15 08:00:00", "Fri 2027-02-19 08:00:00"]),
+        # Sunday 15 November is over, Tuesday 15 December is one itself, Friday 15 January, Monday 15 February.
+        ("0 8 15W * *", ["Tue 2026-12-15 08:00:00", "Fri 2027-01-15 08:00:00", "Mon 2027-02-15 08:00:00"]),
+        # Saturday 1 May 2027 has its weekday after it, Sunday 31 January 2027 before it.
+        ("0 8 1W 5 *", ["Mon 2027-05-03 08:00:00", "Mon 2028-05-01 08:00:00", "Tue 2029-05-01 08:00:00"]),
+        ("0 8 31W 1 *", ["Fri 2027-01-29 08:00:00", "Mon 2028-01-31 08:00:00", "Wed 2029-01-31 08:00:00"]),
+        ("0 8 1W,20 * *", ["Tue 2026-12-01 08:00:00", "Sun 2026-12-20 08:00:00", "Fri 2027-01-01 08:00:00"]),
+        # Either day field, as in cron.
+        ("0 8 1W * 6", ["Sat 2026-11-28 08:00:00", "Tue 2026-12-01 08:00:00", "Sat 2026-12-05 08:00:00"]),
+        ("0 8 13 * 5", ["Fri 2026-11-27 08:00:00", "Fri 2026-12-04 08:00:00", "Fri 2026-12-11 08:00:00"]),
+        ("*/20 * * * * *", ["Thu 2026-11-26 12:00:00", "Thu 2026-11-26 12:00:20", "Thu 2026-11-26 12:00:40"]),
+        ("@daily", ["Fri 2026-11-27 00:00:00", "Sat 2026-11-28 00:00:00", "Sun 2026-11-29 00:00:00"]),
+        ("0 0 29 2 *", ["Tue 2028-02-29 00:00:00", "Sun 2032-02-29 00:00:00", "Fri 2036-02-29 00:00:00"]),
+        ("0 12 * * 0", ["Sun 2026-11-29 12:00:00", "Sun 2026-12-06 12:00:00", "Sun 2026-12-13 12:00:00"]),
+        ("0 12 * * 7", ["Sun 2026-11-29 12:00:00", "Sun 2026-12-06 12:00:00", "Sun 2026-12-13 12:00:00"]),
+    ],
+)
+def test_cron(cron: str, times: list[str]) -> None:
+    assert shown(cron=[cron]) == times
+
+
+@pytest.mark.parametrize(
+    ("rrule", "times"),
+    [
+        ("FREQ=MONTHLY;BYDAY=-1FR;BYHOUR=17", ["Fri 2026-11-27 17:00:00", "Fri 2026-12-25 17:00:00"]),
+        ("RRULE:FREQ=YEARLY;BYMONTH=12;BYMONTHDAY=-1", ["Thu 2026-12-31 00:00:00", "Fri 2027-12-31 00:00:00"]),
+        ("freq=weekly;byday=mo,th;byhour=6;byminute=15", ["Mon 2026-11-30 06:15:00", "Thu 2026-12-03 06:15:00"]),
+        ("FREQ=MINUTELY;BYMINUTE=0,50", ["Thu 2026-11-26 12:00:00", "Thu 2026-11-26 12:50:00"]),
+        ("FREQ=DAILY;UNTIL=20261128T000000Z", ["Fri 2026-11-27 00:00:00", "Sat 2026-11-28 00:00:00"]),
+        ("FREQ=DAILY;UNTIL=20261127", ["Fri 2026-11-27 00:00:00"]),
+        ("FREQ=MONTHLY;BYDAY=MO,TU,WE,TH,FR;BYSETPOS=-1", ["Mon 2026-11-30 00:00:00", "Thu 2026-12-31 00:00:00"]),
+        ("FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=30", []),
+    ],
+)
+def test_rules_of_rfc_5545(rrule: str, times: list[str]) -> None:
+    assert shown(2, rrule=[rrule]) == times
+
+
+@pytest.mark.parametrize("freq", ["SECONDLY", "MINUTELY", "HOURLY", "DAILY", "WEEKLY", "MONTHLY", "YEARLY"])
+def test_a_rule_gives_the_same_times_however_long_after_its_start_it_is_asked(freq: str) -> None:
+    start = datetime(2026, 1, 29, 8, 7, 5, tzinfo=UTC)
+    asked = Recurrence(rrule=[f"FREQ={freq};INTERVAL=3"], start_ms=ms(start))
+    every = [one.at_ms for one in islice(asked.occurrences(ms(start)), 400)]
+    for at in (1, 2, 100, 398):
+        for since_ms in (every[at - 1] + 1, every[at]):
+            assert [one.at_ms for one in islice(asked.occurrences(since_ms), 2)] == every[at : at + 2]
+
+
+def test_periods_count_from_the_start_or_from_1970() -> None:
+    assert shown(2, every_ms=7 * 60_000) == ["Thu 2026-11-26 12:01:00", "Thu 2026-11-26 12:08:00"]
+    start_ms = ms(datetime(2026, 11, 26, 11, 59, 30, tzinfo=UTC))
+    assert shown(2, every_ms=7 * 60_000, start_ms=start_ms) == ["Thu 2026-11-26 12:06:30", "Thu 2026-11-26 12:13:30"]
+
+
+def test_several_rules_give_each_time_once() -> None:
+    asked = {"cron": ["0 */2 * * *", "0 13 * * *"], "every_ms": 3_600_000 * 3, "rrule": ["FREQ=HOURLY;BYHOUR=16"]}
+    times = ["12:00", "13:00", "14:00", "15:00", "16:00", "18:00", "20:00", "21:00"]
+    assert [time[-8:-3] for time in shown(8, **asked)] == times
+
+
+@pytest.mark.parametrize(
+    ("exclude", "times"),
+    [
+        (["2026-11-27"], ["Sat 2026-11-28 09:00:00", "Sun 2026-11-29 09:00:00"]),
+        (["2026-11-27T10:00"], ["Sat 2026-11-28 09:00:00", "Sun 2026-11-29 09:00:00"]),
+        (["2026-11-27T09:00Z"], ["Sat 2026-11-28 09:00:00", "Sun 2026-11-29 09:00:00"]),
+        (["2026-11-27T09:00+02:00"], ["Fri 2026-11-27 09:00:00", "Sat 2026-11-28 09:00:00"]),
+        (["cron:* * * * 6,7"], ["Fri 2026-11-27 09:00:00", "Mon 2026-11-30 09:00:00"]),
+        (["rrule: FREQ=WEEKLY;BYDAY=FR;BYHOUR=10"], ["Sat 2026-11-28 09:00:00", "Sun 2026-11-29 09:00:00"]),
+        (["2026-11-27", "cron:0 10 28 * *"], ["Sun 2026-11-29 09:00:00", "Mon 2026-11-30 09:00:00"]),
+    ],
+)
+def test_what_is_excluded(exclude: list[str], times: list[str]) -> None:
+    assert shown(2, cron=["0 10 * * *"], exclude=exclude, zone="Europe/Berlin") == times
+
+
+def test_start_end_and_count_bound_it() -> None:
+    start_ms, end_ms = ms(datetime(2026, 11, 28, 9, tzinfo=UTC)), ms(datetime(2026, 12, 1, 9, tzinfo=UTC))
+    days = ["Sat 2026-11-28 09:00:00", "Sun 2026-11-29 09:00:00", "Mon 2026-11-30 09:00:00"]
+    assert shown(9, cron=["0 9 * * *"], start_ms=start_ms, end_ms=end_ms) == days
+    assert shown(9, cron=["0 9 * * *"], start_ms=start_ms, count=2) == days[:2]
+    rest = Recurrence(cron=["0 9 * * *"], start_ms=start_ms, count=3).occurrences(start_ms + 1, before=1)
+    assert len(list(rest)) == 2
+    assert shown(9, rrule=["FREQ=DAILY;COUNT=3"], start_ms=start_ms) == days
+
+
+def test_what_never_comes_ends() -> None:
+    assert shown(cron=["0 0 * * *"], exclude=["cron:0 0 * * *"]) == []
+    assert shown(cron=["0 0 * * *"], since=datetime(9999, 12, 30, 12, tzinfo=UTC)) == ["Fri 9999-12-31 00:00:00"]
+    assert shown(every_ms=86_400_000, since=datetime(9999, 12, 30, 12, tzinfo=UTC)) == ["Fri 9999-12-31 00:00:00"]
+
+
+@pytest.mark.parametrize(
+    ("cron", "said"),
+    [
+        ("61 * * * *", "the minute of cron '61 * * * *' must be 0 to 59, or *, a list (1,3)"),
+        ("* 24 * * *", "the hour of cron '* 24 * * *' must be 0 to 23"),
+        ("* * 32 * *", "the day of the month of cron '* * 32 * *' must be 1 to 31, L (the last)"),
+        ("* * 32W * *", "the day of the month of cron '* * 32W * *' must be 1 to 31, L (the last)"),
+        ("* * * FOO *", "the month of cron '* * * FOO *' must be 1 to 12, or JAN to DEC"),
+        ("* * * * FRI-SUN", "the day of the week of cron '* * * * FRI-SUN' must be 0 to 7"),
+        ("60 * * * * *", "the second of cron '60 * * * * *' must be 0 to 59"),
+        ("* * * *", "must have five fields (minute, hour, day of the month, month, day of the week), or six"),
+        ("", "must have five fields"),
+        ("*/0 * * * *", "the minute of cron '*/0 * * * *'"),
+        ("0 0 31 2,4 *", "cron '0 0 31 2,4 *' has a day of the month that none of its months has"),
+        ("@never", "must have five fields"),
+    ],
+)
+def test_a_wrong_cron_expression_is_refused_by_its_field(cron: str, said: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        Recurrence(cron=[cron])
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("rrule", "said"),
+    [
+        ("", "it is one rule, like FREQ=WEEKLY;BYDAY=MO,TH"),
+        ("DTSTART:20260101T000000\nRRULE:FREQ=DAILY", "give its DTSTART as start"),
+        ("BYDAY=MO", "FREQ must be one of SECONDLY, MINUTELY, HOURLY, DAILY, WEEKLY, MONTHLY, YEARLY, not ''"),
+        ("FREQ=OFTEN", "FREQ must be one of"),
+        ("FREQ=DAILY;BYHOUR=24", "BYHOUR must be 0 to 23, not '24'"),
+        ("FREQ=DAILY;BYMONTHDAY=0", "BYMONTHDAY must be 1 to 31, or -31 to -1 from the end, not '0'"),
+        ("FREQ=DAILY;INTERVAL=0", "INTERVAL must be 1 to 1000000, not '0'"),
+        ("FREQ=DAILY;INTERVAL=2", "COUNT and INTERVAL count from a start, and none is given"),
+        ("FREQ=DAILY;COUNT=2", "COUNT and INTERVAL count from a start, and none is given"),
+        ("FREQ=DAILY;COUNT=2;UNTIL=20270101", "it takes COUNT or UNTIL, not both"),
+        ("FREQ=DAILY;COUNT=100001", "COUNT must be 1 to 100000"),
+        ("FREQ=WEEKLY;BYDAY=MONDAY", "BYDAY must be days like MO,TH, or -1FR for the last Friday, not 'MONDAY'"),
+        ("FREQ=DAILY;UNTIL=tomorrow", "UNTIL must be like 20271231 or 20271231T235959Z, not 'TOMORROW'"),
+        ("FREQ=DAILY;UNTIL=20271332", "UNTIL must be like"),
+        ("FREQ=DAILY;BYEASTER=0", "there is no part BYEASTER: the parts are FREQ, UNTIL, INTERVAL"),
+        ("FREQ=DAILY;;", "'' must be a name and a value, like BYHOUR=9"),
+        ("FREQ=DAILY;FREQ=DAILY", "each name once"),
+        ("FREQ=MINUTELY;BYSETPOS=1", "BYSETPOS needs FREQ=DAILY or a longer one"),
+        ("FREQ=WEEKLY;WKST=XX", "WKST must be one of MO, TU"),
+        ("FREQ=DAILY;BYDAY=2MO;BYSETPOS=0", "BYSETPOS must be 1 to 366"),
+    ],
+)
+def test_a_wrong_rule_is_refused_by_its_part(rrule: str, said: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        Recurrence(rrule=[rrule])
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({}, "a schedule needs a rule: give cron (like '0 9 * * 1-5'), every (like 15m) or rrule"),
+        ({"every_ms": 999}, "every must be at least 1s, not 999 ms"),
+        ({"cron": ["@daily"], "zone": "Mars/Base"}, "no time zone 'Mars/Base' is known here"),
+        ({"cron": ["@daily"], "zone": "../etc/passwd"}, "no time zone '../etc/passwd' is known here"),
+        ({"cron": ["@daily"], "exclude": ["soon"]}, "exclude 'soon' must be a date (2026-12-25), a time"),
+        ({"cron": ["@daily"], "exclude": ["2026-13-01"]}, "exclude '2026-13-01' must be a date"),
+        ({"cron": ["@daily"], "exclude": ["cron:61 * * * *"]}, "the minute of cron '61 * * * *'"),
+        ({"cron": ["@daily"], "count": 3}, "count must be 1 or more, and needs a start to count from"),
+        ({"cron": ["@daily"], "start_ms": 5, "end_ms": 5}, "end must be after start"),
+    ],
+)
+def test_other_mistakes_are_refused_by_their_field(asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        Recurrence(**asked)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"cron": ["0 9 * * 1-5"]}, "At 09:00 on Monday through Friday, in UTC"),
+        ({"cron": ["0 9 15W * *"], "zone": "Asia/Tokyo"}, "By the cron expression 0 9 15W * *, in Asia/Tokyo"),
+        ({"every_ms": 900_000, "rrule": ["FREQ=DAILY"]}, "By the rule FREQ=DAILY and every 15m, in UTC"),
+    ],
+)
+def test_words(asked: dict[str, Any], words: str) -> None:
+    assert Recurrence(**asked).words() == words

@@ -1,0 +1,280 @@
+"""When something recurs: several rules together, in a time zone, less what is excluded, as exact points in time."""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from enum import StrEnum
+from zoneinfo import ZoneInfo
+
+from timeline.errors import Invalid
+from timeline.recurrence.rules import CronRule, RecurrenceRule
+from timeline.wording import shown_duration
+
+LEAST_PERIOD_MS = 1_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
+_MOST_CHANGE = timedelta(hours=26)
+"""No clock was ever set by more."""
+_HORIZON_MS = 50 * 366 * 86_400_000
+"""A recurrence that gives nothing for as long is over."""
+_MOST_EXCLUDED = 200_000
+"""So is one of which so many in a row are excluded."""
+_OFFSET = re.compile(r"(Z|[+-][0-9]{2}:?[0-9]{2})$")
+
+
+class GapPolicy(StrEnum):
+    """What follows for a wall time that clocks skip: it is later by the skipped time, or there is none."""
+
+    LATER = "later"
+    SKIP = "skip"
+
+
+class FoldPolicy(StrEnum):
+    """Which of the two times counts that clocks show twice."""
+
+    FIRST = "first"
+    SECOND = "second"
+    BOTH = "both"
+
+
+class WallChange(StrEnum):
+    """What a change of clocks did to an occurrence. Its wall time was skipped, or it is the first or second of two."""
+
+    NONE = ""
+    SKIPPED = "skipped"
+    FIRST = "first"
+    SECOND = "second"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Occurrence:
+    """One occurrence, at `at_ms` (milliseconds UTC). `wall`: the naive wall time that its rule names."""
+
+    at_ms: int
+    wall: datetime
+    change: WallChange = WallChange.NONE
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """When something recurs. Give one rule or several: their occurrences are put together, and equal times are one.
+
+    `cron`, `rrule`: expressions on the wall clock of `zone`, an IANA name. `every_ms`: a period in ms, counted
+    from `start_ms`, or else from 1970. `start_ms`, `end_ms`: no occurrence before the one, none at or after the other
+    (0: no bound). `count`: the most occurrences from `start_ms` on (0: no bound).
+
+    `exclude`: dates (2026-12-25), times in the zone (2026-12-25T09:00) or with an offset, and rules (`cron:…`,
+    `rrule:…`). What these name is left out.
+
+    `gap`, `fold`: see there. None: by the rule. One that goes with the clock's time, like `*/15 * * * *`, goes on
+    through each change. For others a skipped time is later, and of two times the first counts.
+
+    Raise Invalid, which names the field and says what would be right.
+    """
+
+    cron: Sequence[str] = ()
+    every_ms: int = 0
+    rrule: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    start_ms: int = 0
+    end_ms: int = 0
+    count: int = 0
+    zone: str = "UTC"
+    gap: GapPolicy | None = None
+    fold: FoldPolicy | None = None
+    _compiled: _Compiled = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not (self.cron or self.rrule or self.every_ms):
+            raise Invalid("a schedule needs a rule: give cron (like '0 9 * * 1-5'), every (like 15m) or rrule")
+        if self.every_ms and self.every_ms < LEAST_PERIOD_MS:
+            raise Invalid(f"every must be at least {shown_duration(LEAST_PERIOD_MS)}, not {self.every_ms} ms")
+        if self.count < 0 or (self.count and not self.start_ms):
+            raise Invalid("count must be 1 or more, and needs a start to count from")
+        if self.end_ms and self.end_ms <= self.start_ms:
+            raise Invalid("end must be after start")
+        object.__setattr__(self, "_compiled", _Compiled(self))  # which checks the texts
+
+    def occurrences(self, from_ms: int, before: int = 0) -> Iterator[Occurrence]:
+        """Yield occurrences at or after `from_ms`, in order. `before`: how many of `count` lie before it; they are not
+        counted again here."""
+        yield from self._compiled.occurrences(max(from_ms, self.start_ms), before)
+
+    def words(self) -> str:
+        """Return the rules in English."""
+        return self._compiled.words()
+
+
+class _Compiled:
+    """A recurrence with its texts read."""
+
+    def __init__(self, asked: Recurrence) -> None:
+        self._asked = asked
+        self._zone = _zone(asked.zone)
+        self._start = _wall(asked.start_ms, self._zone) if asked.start_ms else None
+        self._rules = self._read(asked.cron, asked.rrule)
+        self._dates: set[date] = set()
+        self._walls: set[datetime] = set()
+        self._times_ms: set[int] = set()
+        cron, rrule = [], []
+        for text in asked.exclude:
+            kind, _, rule = text.partition(":")
+            if kind == "cron":
+                cron.append(rule.strip())
+            elif kind == "rrule":
+                rrule.append(rule.strip())
+            else:
+                self._exclude(text)
+        self._excluding = self._read(cron, rrule)
+
+    def _read(self, cron: Sequence[str], rrule: Sequence[str]) -> list[CronRule | RecurrenceRule]:
+        read: list[CronRule | RecurrenceRule] = [CronRule(text) for text in cron]
+        return [*read, *(RecurrenceRule(text, self._start, self._zone) for text in rrule)]
+
+    def _exclude(self, text: str) -> None:
+        try:
+            if len(text) == len("2026-12-25"):
+                self._dates.add(date.fromisoformat(text))
+                return
+            when = datetime.fromisoformat(text)
+        except ValueError:
+            raise Invalid(
+                f"exclude {text!r:.80} must be a date (2026-12-25), a time (2026-12-25T09:00, in the zone or with its "
+                "offset), or a rule (cron:* * 25 12 *)"
+            ) from None
+        if when.tzinfo is None:
+            self._walls.add(when)
+        else:
+            self._times_ms.add((when - _EPOCH) // _MS)
+
+    def words(self) -> str:
+        said = [rule.words() for rule in self._rules]
+        if self._asked.every_ms:
+            said.append(f"every {shown_duration(self._asked.every_ms)}")
+        text = " and ".join(said)
+        return f"{text[:1].upper()}{text[1:]}, in {self._asked.zone}"
+
+    def occurrences(self, from_ms: int, before: int) -> Iterator[Occurrence]:
+        asked = self._asked
+        found = [self._of_rule(rule, from_ms) for rule in self._rules]
+        if asked.every_ms:
+            found.append(self._of_period(from_ms))
+        excluding = _Excluding(heapq.merge(*(self._of_rule(rule, from_ms) for rule in self._excluding)))
+        last_ms = from_ms - 1
+        excluded, given = 0, before
+        for occurrence in heapq.merge(*found):
+            if occurrence.at_ms == last_ms:
+                continue
+            if excluded >= _MOST_EXCLUDED or occurrence.at_ms - max(last_ms, from_ms) > _HORIZON_MS:
+                return
+            if (asked.end_ms and occurrence.at_ms >= asked.end_ms) or (asked.count and given >= asked.count):
+                return
+            if self._is_excluded(occurrence) or excluding.has(occurrence.at_ms):
+                excluded += 1
+                continue
+            last_ms, excluded, given = occurrence.at_ms, 0, given + 1
+            yield occurrence
+
+    def _is_excluded(self, occurrence: Occurrence) -> bool:
+        wall = occurrence.wall
+        return occurrence.at_ms in self._times_ms or wall in self._walls or wall.date() in self._dates
+
+    def _of_period(self, from_ms: int) -> Iterator[Occurrence]:
+        period_ms, anchor_ms = self._asked.every_ms, self._asked.start_ms
+        at_ms = anchor_ms + -(-(from_ms - anchor_ms) // period_ms) * period_ms
+        try:
+            while True:
+                yield Occurrence(at_ms, _wall(at_ms, self._zone))
+                at_ms += period_ms
+        except OverflowError:  # the year 9999 is over
+            return
+
+    def _of_rule(self, rule: CronRule | RecurrenceRule, from_ms: int) -> Iterator[Occurrence]:
+        """Yield the occurrences of one rule, in the order of time. Where clocks change, that is not the order of wall
+        times: what is shown twice may wait for the second time, and what is skipped comes later."""
+        asked = self._asked
+        gap = asked.gap or (GapPolicy.SKIP if rule.of_clock else GapPolicy.LATER)
+        fold = asked.fold or (FoldPolicy.BOTH if rule.of_clock else FoldPolicy.FIRST)
+        waiting: list[Occurrence] = []
+        reached_ms = from_ms
+        for wall in rule.walls(self._begin(from_ms)):
+            try:
+                first_ms, second_ms = _utc_ms(wall, self._zone, 0), _utc_ms(wall, self._zone, 1)
+            except OverflowError:
+                break
+            for occurrence in _occurrences(wall, first_ms, second_ms, gap, fold):
+                if occurrence.at_ms >= from_ms:
+                    heapq.heappush(waiting, occurrence)
+            # All later wall times are at this time or later.
+            reached_ms = max(reached_ms, min(first_ms, second_ms))
+            while waiting and waiting[0].at_ms <= reached_ms:
+                yield heapq.heappop(waiting)
+        while waiting:
+            yield heapq.heappop(waiting)
+
+    def _begin(self, from_ms: int) -> datetime:
+        """Return a wall time that no occurrence from `from_ms` on is named before."""
+        here = _EPOCH + from_ms * _MS
+        offsets = [
+            (here + away).astimezone(self._zone).utcoffset() for away in (-_MOST_CHANGE, timedelta(0), _MOST_CHANGE)
+        ]
+        now = offsets[1]
+        assert now is not None
+        back = max(abs(each - now) for each in offsets if each is not None)
+        return _wall(from_ms, self._zone) - back
+
+
+class _Excluding:
+    """Excluded occurrences in order, asked for times in order."""
+
+    def __init__(self, occurrences: Iterator[Occurrence]) -> None:
+        self._occurrences = occurrences
+        self._next_ms = -1
+        self._over = False
+
+    def has(self, at_ms: int) -> bool:
+        while not self._over and self._next_ms < at_ms:
+            following = next(self._occurrences, None)
+            self._over = following is None
+            if following is not None:
+                self._next_ms = following.at_ms
+        return self._next_ms == at_ms
+
+
+def _occurrences(
+    wall: datetime, first_ms: int, second_ms: int, gap: GapPolicy, fold: FoldPolicy
+) -> Iterator[Occurrence]:
+    """Yield what a wall time stands for. `first_ms`, `second_ms`: the time by the offset before a change of clocks, and
+    by the one after it. A time that is skipped is the later of them by the first: its wall time then is later, too."""
+    if first_ms == second_ms:
+        yield Occurrence(first_ms, wall)
+    elif first_ms > second_ms:
+        if gap is GapPolicy.LATER:
+            yield Occurrence(first_ms, wall, WallChange.SKIPPED)
+    else:
+        if fold is not FoldPolicy.SECOND:
+            yield Occurrence(first_ms, wall, WallChange.FIRST)
+        if fold is not FoldPolicy.FIRST:
+            yield Occurrence(second_ms, wall, WallChange.SECOND)
+
+
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError, TypeError):
+        raise Invalid(
+            f"no time zone {name!r:.80} is known here: use a name like 'America/New_York' "
+            "(if none is known, install the package tzdata)"
+        ) from None
+
+
+def _wall(at_ms: int, zone: ZoneInfo) -> datetime:
+    return (_EPOCH + at_ms * _MS).astimezone(zone).replace(tzinfo=None)
+
+
+def _utc_ms(wall: datetime, zone: ZoneInfo, fold: int) -> int:
+    return (wall.replace(tzinfo=zone, fold=fold) - _EPOCH) // _MS

@@ -1,0 +1,298 @@
+"""The rules by which something recurs on a wall clock: cron expressions and recurrence rules of RFC 5545.
+
+A rule gives naive wall times in ascending order. `recurrence` finds out which points in time these are.
+"""
+
+from __future__ import annotations
+
+import calendar
+import heapq
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+from dateutil.rrule import rrule, rrulestr
+
+from timeline.errors import Invalid
+
+_TICK = timedelta(microseconds=1)
+_ANY = "*"
+_ALIASES = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+_FIELDS = (
+    ("second", "0 to 59"),
+    ("minute", "0 to 59"),
+    ("hour", "0 to 23"),
+    ("day of the month", "1 to 31, L (the last), LW (the last weekday) or 15W (the weekday nearest to the 15th)"),
+    ("month", "1 to 12, or JAN to DEC"),
+    ("day of the week", "0 to 7 (0 and 7 are Sunday), SUN to SAT, 5L (the last Friday) or 5#3 (the third Friday)"),
+)
+"""Each field of six: its name, and what it may be."""
+_DAY, _WEEKDAY = 3, 5
+_NEAREST = re.compile(r"([0-9]{1,2})W", re.IGNORECASE)
+_SATURDAY, _SUNDAY = 5, 6
+
+
+class CronRule:
+    """A cron expression of five fields, or of six with the seconds first. Days are `L`, `LW`, `15W`, `5L` and `5#3`,
+    too. As in cron, a day must match both day fields if one begins with `*`, and otherwise either of them.
+
+    Raise Invalid, which names the field that is wrong and says what it may be.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        fields = _ALIASES.get(text.strip().lower(), text).split()
+        self.of_clock = len(fields) == 6 or any(field.startswith(_ANY) for field in fields[:2])
+        """Whether it goes with the clock's time, like `*/15 * * * *`, rather than with hours of the day."""
+        if len(fields) == 5:
+            fields.insert(0, "0")
+        if len(fields) != 6:
+            raise Invalid(
+                f"cron {text!r:.80} must have five fields (minute, hour, day of the month, month, day of the week), or "
+                f"six with the second first; it has {len(fields)}"
+            )
+        self._parts = list(self._parted(fields))
+
+    def words(self) -> str:
+        """Return the expression in English, if there are words for it."""
+        if any(nearest for _, nearest in self._parts):
+            return f"by the cron expression {self.text}"
+        expression, _ = self._parts[0]
+        said: str = CronSim(expression, _SOME_TIME).explain()
+        return f"{said[0].lower()}{said[1:]}"
+
+    def walls(self, begin: datetime) -> Iterator[datetime]:
+        """Yield its wall times from `begin`, which may be one of them."""
+        last = None
+        for wall in heapq.merge(*(self._walls(begin, *part) for part in self._parts)):
+            if wall != last:
+                yield wall
+            last = wall
+
+    def _walls(self, begin: datetime, expression: str, nearest: frozenset[int]) -> Iterator[datetime]:
+        with suppress(OverflowError):  # the year 9999 is over
+            for wall in CronSim(expression, begin - _TICK):
+                if not nearest or _is_nearest(wall, nearest):
+                    yield wall
+
+    def _parted(self, fields: list[str]) -> Iterator[tuple[str, frozenset[int]]]:
+        """Yield expressions that together are this one, each with the days of the month to whose nearest weekdays it is
+        limited; none: it is not."""
+        days = fields[_DAY].split(",")
+        nearest = frozenset(int(match[1]) for day in days if (match := _NEAREST.fullmatch(day)))
+        others = [day for day in days if not _NEAREST.fullmatch(day)]
+        if not nearest:
+            yield self._checked(fields), nearest
+            return
+        if not nearest <= set(range(1, 32)):
+            raise self._wrong(_DAY, fields[_DAY])
+        yield self._checked([*fields[:_DAY], _ANY, fields[_DAY + 1], _ANY]), nearest
+        if others or not fields[_WEEKDAY].startswith(_ANY):
+            yield self._checked([*fields[:_DAY], ",".join(others) or _ANY, *fields[_DAY + 1 :]]), frozenset()
+
+    def _checked(self, fields: list[str]) -> str:
+        expression = " ".join(fields)
+        try:
+            CronSim(expression, _SOME_TIME)
+        except CronSimError:
+            for place, field in enumerate(fields):
+                alone = [_ANY] * len(fields)
+                alone[place] = field
+                if not _reads(" ".join(alone)):
+                    raise self._wrong(place, field) from None
+            raise Invalid(f"cron {self.text!r:.80} has a day of the month that none of its months has") from None
+        return expression
+
+    def _wrong(self, place: int, field: str) -> Invalid:
+        name, allowed = _FIELDS[place]
+        return Invalid(
+            f"the {name} of cron {self.text!r:.80} must be {allowed}, or *, a list (1,3), a range upwards (1-5) or a "
+            f"step (*/5); it is {field!r:.40}"
+        )
+
+
+_SOME_TIME = datetime(2000, 1, 1)
+
+
+def _reads(expression: str) -> bool:
+    try:
+        CronSim(expression, _SOME_TIME)
+    except CronSimError:
+        return False
+    return True
+
+
+def _is_nearest(wall: datetime, days: frozenset[int]) -> bool:
+    """Return whether a day is the weekday nearest to one of `days`, within its month."""
+    last = calendar.monthrange(wall.year, wall.month)[1]
+    return any(wall.day == _nearest_weekday(wall.year, wall.month, day, last) for day in days if day <= last)
+
+
+def _nearest_weekday(year: int, month: int, day: int, last: int) -> int:
+    weekday = calendar.weekday(year, month, day)
+    if weekday == _SATURDAY:
+        return day - 1 if day > 1 else day + 2
+    if weekday == _SUNDAY:
+        return day + 1 if day < last else day - 2
+    return day
+
+
+_STEPS = {
+    "SECONDLY": timedelta(seconds=1),
+    "MINUTELY": timedelta(minutes=1),
+    "HOURLY": timedelta(hours=1),
+    "DAILY": timedelta(days=1),
+    "WEEKLY": timedelta(weeks=1),
+    "MONTHLY": None,
+    "YEARLY": None,
+}
+"""Each FREQ, and the length of its periods on a wall clock, if they are all as long."""
+_OF_CLOCK = ("SECONDLY", "MINUTELY", "HOURLY")
+MOST_COUNT = 100_000
+_NUMBERS = {
+    "INTERVAL": (1, 1_000_000, False),
+    "COUNT": (1, MOST_COUNT, False),
+    "BYSECOND": (0, 59, False),
+    "BYMINUTE": (0, 59, False),
+    "BYHOUR": (0, 23, False),
+    "BYMONTHDAY": (1, 31, True),
+    "BYYEARDAY": (1, 366, True),
+    "BYWEEKNO": (1, 53, True),
+    "BYMONTH": (1, 12, False),
+    "BYSETPOS": (1, 366, True),
+}
+"""Parts that are numbers: the least, the most, and whether a minus counts from the end."""
+_DAYS = ("MO", "TU", "WE", "TH", "FR", "SA", "SU")
+_BYDAY = re.compile(r"([+-]?[0-9]{1,2})?(MO|TU|WE|TH|FR|SA|SU)")
+_UNTIL = re.compile(r"([0-9]{8})(?:T([0-9]{6})(Z?))?")
+_SECOND, _YEAR = timedelta(seconds=1), timedelta(days=366)
+_AHEAD, _AHEAD_OF_CLOCK = 50 * _YEAR, 9 * _YEAR
+"""A rule that gives nothing for as long is over. The library would walk on to the year 9999. Rules that go with the
+clock's time cost it a day's work for each day."""
+
+
+class RecurrenceRule:
+    """A recurrence rule of RFC 5545, like `FREQ=MONTHLY;BYDAY=-1FR`. `start`: its DTSTART on the wall. None: the first
+    midnight of 1970, for rules that do not count from their start.
+
+    Raise Invalid, which names the part that is wrong and says what it may be.
+    """
+
+    def __init__(self, text: str, start: datetime | None, zone: ZoneInfo) -> None:
+        self.text = text
+        said = text.strip().upper().removeprefix("RRULE:")
+        if not said or "\n" in said or ":" in said:
+            raise self._wrong(
+                "it is one rule, like FREQ=WEEKLY;BYDAY=MO,TH: give its DTSTART as start, EXDATE as exclude"
+            )
+        parts: dict[str, str] = {}
+        for part in said.split(";"):
+            name, separator, value = part.partition("=")
+            if not separator or not value or name in parts:
+                raise self._wrong(f"{part[:40]!r} must be a name and a value, like BYHOUR=9, each name once")
+            parts[name] = value
+        self._check(parts)
+        if start is None and ("COUNT" in parts or parts.get("INTERVAL", "1") != "1"):
+            raise self._wrong("COUNT and INTERVAL count from a start, and none is given")
+        self._step = _STEPS[parts["FREQ"]]
+        self.of_clock = parts["FREQ"] in _OF_CLOCK
+        """As of a `CronRule`."""
+        self._ahead = _AHEAD_OF_CLOCK if self.of_clock else _AHEAD
+        self._start = start or datetime(1970, 1, 1)
+        self._interval = int(parts.get("INTERVAL", "1"))
+        self._count = int(parts.pop("COUNT", "0"))
+        until = parts.pop("UNTIL", None)
+        self._until = datetime.max if until is None else self._until_of(until, zone)
+        self._said = ";".join(f"{name}={value}" for name, value in parts.items())
+        self._rule(self._start, self._start)
+
+    def words(self) -> str:
+        """Return the rule as it was given."""
+        return f"by the rule {self.text}"
+
+    def walls(self, begin: datetime) -> Iterator[datetime]:
+        """Yield its wall times from `begin`, which may be one of them."""
+        if self._count:
+            yield from (wall for wall in islice(self._from(self._start), self._count) if wall >= begin)
+        else:
+            yield from self._from(begin)
+
+    def _from(self, begin: datetime) -> Iterator[datetime]:
+        """Yield wall times from `begin`, whatever the count."""
+        gives = True
+        while gives and begin <= self._until:
+            start = self._start
+            if self._step is not None and begin > start:
+                # A start nearer to `begin` gives the same times from there on, and no years of seconds to walk through.
+                period = self._step * self._interval
+                start += max(0, (begin - start) // period - 1) * period
+            since, gives = max(start, begin), False
+            until = since + min(self._ahead, datetime.max - since)
+            for wall in self._rule(start, until).xafter(begin, inc=True):
+                gives = True
+                yield wall
+            begin = until + min(_SECOND, datetime.max - until)
+            gives = gives and until < datetime.max - _SECOND
+
+    def _rule(self, start: datetime, until: datetime) -> rrule:
+        said = f"{self._said};UNTIL={min(until, self._until):%Y%m%dT%H%M%S}"
+        try:
+            made = rrulestr(said, dtstart=start)
+        except (ValueError, TypeError) as bad:
+            raise self._wrong(f"it does not fit together: {bad}") from None
+        assert isinstance(made, rrule)
+        return made
+
+    def _check(self, parts: dict[str, str]) -> None:
+        freq = parts.get("FREQ", "")
+        if freq not in _STEPS:
+            raise self._wrong(f"FREQ must be one of {', '.join(_STEPS)}, not {freq[:40]!r}")
+        for name, value in parts.items():
+            if name in _NUMBERS:
+                self._check_numbers(name, value)
+            elif name == "BYDAY" and not all(_BYDAY.fullmatch(day) for day in value.split(",")):
+                raise self._wrong(f"BYDAY must be days like MO,TH, or -1FR for the last Friday, not {value[:40]!r}")
+            elif name == "WKST" and value not in _DAYS:
+                raise self._wrong(f"WKST must be one of {', '.join(_DAYS)}, not {value[:40]!r}")
+            elif name not in ("FREQ", "BYDAY", "WKST", "UNTIL"):
+                known = ("FREQ", "UNTIL", *_NUMBERS, "BYDAY", "WKST")
+                raise self._wrong(f"there is no part {name[:40]}: the parts are {', '.join(known)}")
+        if "COUNT" in parts and "UNTIL" in parts:
+            raise self._wrong("it takes COUNT or UNTIL, not both")
+        if "BYSETPOS" in parts and freq in _OF_CLOCK:
+            raise self._wrong("BYSETPOS needs FREQ=DAILY or a longer one")
+
+    def _check_numbers(self, name: str, value: str) -> None:
+        low, high, signed = _NUMBERS[name]
+        single = name in ("INTERVAL", "COUNT")
+        for one in (value,) if single else value.split(","):
+            digits = one.lstrip("+-") if signed else one
+            if not (digits.isascii() and digits.isdigit() and len(digits) <= 7 and low <= int(digits) <= high):
+                or_back = f", or -{high} to -{low} from the end" if signed else ""
+                raise self._wrong(f"{name} must be {low} to {high}{or_back}, not {one[:40]!r}")
+
+    def _until_of(self, value: str, zone: ZoneInfo) -> datetime:
+        match = _UNTIL.fullmatch(value)
+        try:
+            if match is None:
+                raise ValueError
+            until = datetime.strptime(match[1] + (match[2] or "235959"), "%Y%m%d%H%M%S")
+            # With a Z it is a point in time. The library wants one on the wall, as the others are.
+            return until.replace(tzinfo=UTC).astimezone(zone).replace(tzinfo=None) if match[3] else until
+        except (ValueError, OverflowError):
+            raise self._wrong(f"UNTIL must be like 20271231 or 20271231T235959Z, not {value[:40]!r}") from None
+
+    def _wrong(self, why: str) -> Invalid:
+        return Invalid(f"rrule {self.text[:120]!r}: {why}")
