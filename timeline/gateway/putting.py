@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from timeline.driver.batch import Batch
-from timeline.driver.message import move_flag
+from timeline.driver.message import Message, move_flag
 from timeline.driver.receipts import Receipt, Receipts
 from timeline.errors import FIXED_LIMIT, Invalid, TimelineError, TooLarge
 from timeline.gateway.clients import CallerClient
@@ -62,10 +62,11 @@ def why_failed(receipt: Receipt) -> str:
 
 def _birth(put: ToPut, key: RepeatKey, place: int) -> int:
     """Return the birth of a message. Its trace has no part in it: a repeat may be of another one."""
-    message = put.message
-    headers = sorted((name, text) for name, text in (message.headers or {}).items() if name.lower() not in TRACE)
-    asked = (message.id, message.at, message.in_, message.tag, headers, message.expires, put.group, put.if_exists)
-    return key.birth(place, message.payload, *asked)
+    fields = put.fields
+    headers = sorted((name, text) for name, text in (fields["headers"] or {}).items() if name.lower() not in TRACE)
+    when = fields.get("at"), fields.get("in_")
+    asked = (fields["id"], *when, fields["tag"], headers, fields["expires"], put.group, put.if_exists)
+    return key.birth(place, fields["payload"], *asked)
 
 
 def listed(body: bytes) -> list[NewMessage]:
@@ -125,12 +126,9 @@ class PutRequest:
 
     async def one(self, put: ToPut) -> tuple[PutAnswer, bool]:
         """Put one message. Return the answer, and whether the message was created by this call or its repeat."""
-        message, birth = put.message, _birth(put, self._key, 0) if self._key else None
+        birth = _birth(put, self._key, 0) if self._key else None
         async with self._client.producer(self._topic, put.group) as producer:
-            receipt = await producer.produce(
-                message.payload, at=message.at, in_=message.in_, id=message.id, tag=message.tag,
-                headers=message.headers, expires=message.expires, if_exists=put.if_exists, birth=birth,
-            )  # fmt: skip
+            receipt = await producer.produce(**put.fields, if_exists=put.if_exists, birth=birth)
         answer = answer_of_receipt(receipt)
         return answer, answer.status is Status.OK and not answer.moved
 
@@ -155,40 +153,36 @@ class PutRequest:
 
     async def _groups(self, asked: Sequence[NewMessage | TimelineError], first: int) -> PutOutcome:
         wrong: dict[int, PutAnswer] = {}
-        groups: dict[str, list[tuple[int, ToPut]]] = {}
+        groups: dict[str, list[tuple[int, ToPut, Message]]] = {}
         for place, one in enumerate(asked):
             try:
                 if isinstance(one, TimelineError):
                     raise one
                 put = self.to_put(one, first + place)
+                message = Message(**put.fields)
             except (Invalid, TooLarge) as bad:
                 wrong[place] = refused(bad)
             else:
-                groups.setdefault(put.group, []).append((place, put))
+                groups.setdefault(put.group, []).append((place, put, message))
         work = (self._group(group, puts, first) for group, puts in groups.items())
         outcome = PutOutcome(wrong, [])
         for puts, told in zip(groups.values(), await asyncio.gather(*work, return_exceptions=True), strict=True):
             if isinstance(told, Receipts):
-                outcome.told.append(([place for place, _ in puts], told))
+                outcome.told.append(([place for place, *_ in puts], told))
             elif not isinstance(told, TimelineError) or len(groups) == 1:
                 raise told
             else:
-                wrong.update((place, refused(told, put.message.id)) for place, put in puts)
+                wrong.update((place, refused(told, message.id)) for place, _, message in puts)
         return outcome
 
-    async def _group(self, group: str, placed: list[tuple[int, ToPut]], first: int) -> Receipts:
-        places, puts = zip(*placed, strict=True)
-        async with self._client.producer(self._topic, group) as producer:
-            return await producer.produce_many(self._batch(puts, [first + place for place in places]))
-
-    def _batch(self, puts: Sequence[ToPut], places: Sequence[int]) -> Batch:
-        """Return the batch of `puts`, which stand at `places` of the request."""
-        batch = Batch.of([put.message for put in puts])
-        if any(put.if_exists is not None for put in puts):
-            batch.flags = batch.flags | np.array([move_flag(put.if_exists) for put in puts], dtype=np.uint8)
+    async def _group(self, group: str, placed: list[tuple[int, ToPut, Message]], first: int) -> Receipts:
+        batch = Batch.of([message for *_, message in placed])
+        if any(put.if_exists is not None for _, put, _ in placed):
+            batch.flags = batch.flags | np.array([move_flag(put.if_exists) for _, put, _ in placed], dtype=np.uint8)
         if self._key:
-            batch.births = [_birth(put, self._key, place) for put, place in zip(puts, places, strict=True)]
-        return batch
+            batch.births = [_birth(put, self._key, first + place) for place, put, _ in placed]
+        async with self._client.producer(self._topic, group) as producer:
+            return await producer.produce_many(batch)
 
 
 def refused(error: TimelineError, id: str | None = None) -> PutAnswer:

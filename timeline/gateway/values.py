@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Raw, UnsetType
 
 from timeline.driver.consume.pull import PulledDelivery
-from timeline.driver.message import Message, of_message
+from timeline.driver.message import of_message
 from timeline.driver.times import Duration, When, as_datetime, duration_ms, instant_ms, shown
 from timeline.errors import FIXED_LIMIT, Invalid, TooLarge
 from timeline.gateway.shapes import LeasedMessage, NewMessage
@@ -114,28 +114,36 @@ def expiry(value: str | int) -> When | timedelta:
 
 
 class ToPut(NamedTuple):
-    """One message to put, checked, with its group and what to do if its id is taken."""
+    """One message to put: the arguments of its `Message`, its group, and what to do if its id is taken."""
 
-    message: Message
+    fields: dict[str, Any]
     group: str = DEFAULT_GROUP
     if_exists: str | None = None
 
 
 def to_put(asked: NewMessage, id: str | None = None, trace: Mapping[str, str] = NO_TRACE) -> ToPut:
-    """Return the message of a body. `id`: for one that has none. `trace`: headers of the caller's trace, for a message
-    without an id of its own; another one may be put again in another trace, and must then be the same message. Raise
-    Invalid or TooLarge."""
+    """Return what a body asks to put. `id`: for a message that has none. `trace`: headers of the caller's trace.
+
+    They go with a message without an id of its own. Another one may be put again in another trace, and must then be the
+    same message. Raise Invalid or TooLarge.
+    """
     try:
         payload, headers = _payload_of(asked)
         if trace and asked.id is None:
             headers = {**trace, **(headers or {})}
         when = due_of(asked.at, asked.in_)
         expires = None if asked.expires is None else expiry(asked.expires)
-        own = asked.id if asked.id is not None else id
-        message = Message(payload, id=own, tag=asked.tag, headers=headers, expires=expires, **when)
     except (Invalid, TooLarge) as wrong:
         raise of_message(wrong, asked.id) from None
-    return ToPut(message, asked.group, asked.if_exists)
+    fields = {
+        "payload": payload,
+        "id": id if asked.id is None else asked.id,
+        "tag": asked.tag,
+        "headers": headers,
+        "expires": expires,
+        **when,
+    }
+    return ToPut(fields, asked.group, asked.if_exists)
 
 
 def _payload_of(asked: NewMessage) -> tuple[bytes, dict[str, str] | None]:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from litestar import Response, delete, get, patch, post
 
-from timeline.driver.message import Message, StoredMessage
+from timeline.driver.message import StoredMessage
 from timeline.errors import Invalid, NotFound
 from timeline.gateway.clients import CallerClient
 from timeline.gateway.keys import RepeatKey
@@ -89,15 +89,15 @@ def raw_message(request: ApiRequest, body: bytes, key: RepeatKey) -> ToPut:
     when = due_of(given["at"], given["in"])
     expires = given["expires"]
     kind = request.headers.get("content-type")
-    message = Message(
-        body,
-        id=given["id"] or key.id(0),
-        tag=given["tag"],
-        headers={CONTENT_TYPE: kind} if kind else None,
-        expires=None if expires is None else expiry(expires),
+    fields = {
+        "payload": body,
+        "id": given["id"] or key.id(0),
+        "tag": given["tag"],
+        "headers": {CONTENT_TYPE: kind} if kind else None,
+        "expires": None if expires is None else expiry(expires),
         **when,
-    )
-    return ToPut(message, given["group"] or DEFAULT_GROUP, given["if-exists"])
+    }
+    return ToPut(fields, given["group"] or DEFAULT_GROUP, given["if-exists"])
 
 
 def _answered(answer: PutAnswer, created: bool) -> Response[Any]:
