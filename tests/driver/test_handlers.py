@@ -7,6 +7,7 @@ import gc
 import os
 import random
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -317,21 +318,114 @@ async def test_a_settle_on_its_way_is_not_broken_off_when_the_lease_ends(
         await running
 
 
-@pytest.mark.parametrize("stray", [StopIteration, SystemExit, KeyboardInterrupt])
-async def test_what_would_end_more_than_its_thread_is_a_failure_like_any_other(
-    tl: timeline.Timeline, stray: type[BaseException], caplog: pytest.LogCaptureFixture
+async def test_an_exception_that_no_future_can_carry_is_a_failure_like_any_other(
+    tl: timeline.Timeline, caplog: pytest.LogCaptureFixture
 ) -> None:
     done, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def handler(d: timeline.SyncDelivery) -> None:
         if d.deliveries == 1:
-            raise stray(3)
+            raise StopIteration(3)
         loop.call_soon_threadsafe(done.set)
 
     async with tl.producer("t") as p, tl.consumer("t", id="w") as c:
         await p.produce(b"", in_=0)
         await _run_until(c, done, handler, concurrency=1, backoff=Backoff(first=0))
-    assert done.is_set() and f"the handler raised {stray.__name__}(3)" in caplog.text
+    assert done.is_set() and "the handler raised StopIteration(3)" in caplog.text
+
+
+class Stray(BaseException):
+    """A handler's own, above Exception."""
+
+
+def _strays(kind: str, stray: type[BaseException], others: list[str]) -> Any:
+    """A handler, async or plain, that raises `stray` for the message `bad`, once the other has begun."""
+    begun = threading.Event()
+
+    def plain(d: timeline.SyncDelivery) -> None:
+        if d.id == "bad":
+            begun.wait()
+            raise stray(3)
+        begun.set()
+        others.append(d.id)
+
+    async def awaits(d: timeline.Delivery) -> None:
+        if d.id == "bad":
+            while not begun.is_set():
+                await asyncio.sleep(0)
+            raise stray(3)
+        begun.set()
+        await asyncio.sleep(0)
+        others.append(d.id)
+
+    return plain if kind == "plain" else awaits
+
+
+STRAYS = [KeyboardInterrupt, SystemExit, Stray]
+
+
+@pytest.mark.parametrize("stray", STRAYS)
+@pytest.mark.parametrize("kind", ["async", "plain"])
+async def test_what_is_no_exception_ends_the_run_and_its_message_goes_back(
+    tl: timeline.Timeline, kind: str, stray: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    others: list[str] = []
+    async with tl.producer("t") as p, tl.consumer("t", id="w", lease="10m") as c:
+        await p.produce_many([timeline.Message(b"", in_=0, id=id) for id in ("bad", "good")])
+        with pytest.raises(stray, match=r"^3$"):
+            await c.run(_strays(kind, stray, others), concurrency=2, backoff=Backoff(first="1h"))
+        assert others == ["good"] and caplog.records == [], "the caller is told, and nobody else"
+        left = {m.id: (m.state, m.deliveries, m.holder) async for m in tl.scan("t")}
+        assert left == {"bad": (timeline.State.WAITING, 1, None)}, "what was done is acknowledged"
+
+
+@pytest.mark.parametrize("stray", STRAYS)
+@pytest.mark.parametrize("kind", ["async", "plain"])
+def test_without_await_the_caller_gets_it_and_the_client_works_on(
+    served: str, kind: str, stray: type[BaseException]
+) -> None:
+    others: list[str] = []
+    with timeline.connect_sync(served, timeout="10s") as tl:
+        tl.create_topic("t")
+        with tl.producer("t") as p, tl.consumer("t", id="w", lease="10m") as c:
+            p.produce_many([timeline.Message(b"", in_=0, id=id) for id in ("bad", "good")])
+            with pytest.raises(stray, match=r"^3$"):
+                c.run(_strays(kind, stray, others), concurrency=2, backoff=Backoff(first="1h"))
+            assert others == ["good"]
+            assert {m.id: (m.state, m.deliveries) for m in tl.scan("t")} == {"bad": (timeline.State.WAITING, 1)}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("stray", ["SystemExit(3)", "KeyboardInterrupt()"])
+@pytest.mark.parametrize("run", ["asyncio.run(main())", "blocking()"])
+async def test_a_program_whose_handler_exits_ends_and_prints_it_once(broker: Broker, run: str, stray: str) -> None:
+    program = f"""
+import asyncio, sys, timeline
+
+async def handler(d):
+    raise {stray}
+
+async def main():
+    async with timeline.connect(sys.argv[1]) as tl, tl.consumer("t") as c:
+        await c.run(handler)
+
+def blocking():
+    with timeline.connect_sync(sys.argv[1]) as tl, tl.consumer("t") as c:
+        c.run(handler)
+
+{run}
+"""
+    async with timeline.connect(broker.address, timeout="20s") as tl:
+        await tl.create_topic("t")
+        await tl.producer("t").produce(b"", in_=0)
+    pipe = asyncio.subprocess.PIPE
+    ends = await asyncio.create_subprocess_exec(sys.executable, "-c", program, broker.address, stdout=pipe, stderr=pipe)
+    out, err = await ends.communicate()
+    if stray == "SystemExit(3)":
+        assert (ends.returncode, out, err) == (3, b"", b"")
+    else:
+        assert ends.returncode in (1, -2, 130) and out == b"" and err.decode().count("KeyboardInterrupt") <= 2, err
+        assert b"never retrieved" not in err and b"failed, again" not in err
 
 
 @pytest.mark.parametrize("raised", [lambda why: Bury(why), lambda why: Retry(reason=why)])

@@ -80,31 +80,6 @@ async def test_a_handler_that_is_torn_down_ends_without_a_word(
         assert caplog.records == []
 
 
-class Stray(BaseException):
-    """A handler's own, above Exception."""
-
-
-async def test_a_handler_that_raises_what_is_no_exception_has_failed_and_its_worker_goes_on(
-    tl: timeline.Timeline, caplog: pytest.LogCaptureFixture
-) -> None:
-    done = asyncio.Event()
-
-    async def handler(d: timeline.Delivery) -> None:
-        if d.deliveries <= 2:
-            raise Stray("of its own")
-        done.set()
-
-    async with tl.producer("t") as p, tl.consumer("t", id="w") as c:
-        await p.produce(b"", in_=0)
-        running = asyncio.ensure_future(c.run(handler, concurrency=1, backoff=Backoff(first=0)))
-        ended = asyncio.ensure_future(done.wait())
-        await asyncio.wait({running, ended}, return_when=asyncio.FIRST_COMPLETED)
-        assert done.is_set()
-        c.stop_taking()
-        await running
-    assert caplog.text.count("Stray: of its own") >= 2
-
-
 async def test_a_thread_past_its_timeout_is_told_and_its_end_is_no_alarm(
     tl: timeline.Timeline, caplog: pytest.LogCaptureFixture
 ) -> None:

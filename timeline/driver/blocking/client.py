@@ -5,9 +5,10 @@ Every method does the same as its namesake in `client.py`, `producer.py` or `con
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn, overload
 
@@ -106,6 +107,17 @@ class SyncProducer(Blocking):
         return [receipt async for receipt in told]
 
 
+async def _raised_by(work: Awaitable[None]) -> BaseException | None:
+    """Await `work`, and return what it raised if that is no Exception: a task that raises it ends the client's loop."""
+    try:
+        await work
+    except (Exception, asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:
+        return error
+    return None
+
+
 class SyncConsumer(Blocking):
     """See `Consumer`. Iterate it from any thread."""
 
@@ -187,10 +199,10 @@ class SyncConsumer(Blocking):
         undo = self._on_sigterm()
         try:
             working = self._background.start(
-                self._target.run(handler, concurrency, backoff=backoff, timeout=timeout, grace=grace)
+                _raised_by(self._target.run(handler, concurrency, backoff=backoff, timeout=timeout, grace=grace))
             )
             try:
-                self._background.wait(working)
+                ended_by = self._background.wait(working)
             except KeyboardInterrupt:
                 try:
                     self.stop_taking()
@@ -200,6 +212,8 @@ class SyncConsumer(Blocking):
                 raise
         finally:
             undo()
+        if ended_by is not None:
+            raise ended_by
 
     stop_taking = in_loop(Consumer.stop_taking)
 

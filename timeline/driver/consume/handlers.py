@@ -106,11 +106,11 @@ class Threads:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _work(self, delivery: Delivery) -> None:
-        """Call the handler. Exceptions that no future can carry, or that would end the loop, are failures like others.
-        So is a result that must still be run."""
+        """Call the handler. An exception that no future can carry is a failure like others. So is a result that must
+        still be run."""
         try:
             left = self._handler(SyncDelivery.of(delivery, self._from_thread))
-        except (StopIteration, SystemExit, KeyboardInterrupt) as stray:
+        except StopIteration as stray:
             raise RuntimeError(f"the handler raised {stray!r}") from stray
         if inspect.isawaitable(left) or inspect.isasyncgen(left) or inspect.isgenerator(left):
             if inspect.iscoroutine(left):
@@ -238,6 +238,8 @@ class _Crew:
         self.threads = None if is_async(handler) else Threads(handler, concurrency)
         self.ending = False
         """Whether the workers are being cancelled."""
+        self.ended_by: BaseException | None = None
+        """What a handler raised that ends the run: a BaseException that is no Exception."""
         self._runner = asyncio.current_task()
         self._too_long = f"the handler took longer than {shown_duration(timeout_ms or 0)}"
         self._kept_ms = 0.0
@@ -279,20 +281,28 @@ class _Crew:
             what = "its own task was cancelled" if _uncancelled(job.task) else "what it waited for was cancelled"
             await self._failed(delivery, f"CancelledError: {what}", cancelled)
         except _GivenBack as late:
-            if late.__cause__ is not None:
+            if late.__cause__ is not None and not self._ended_by(late.__cause__):
                 log.warning("the handler of %r ended at last: %s", delivery.id, _words(late.__cause__))
         except Retry as again:
             if not await self._buried(delivery, again.reason or "its handler asked for another delivery"):
                 await self._again(delivery, again)
         except Bury as bury:
             await self._settle(delivery, partial(delivery.bury, _short(bury.reason) or "buried by its handler"))
-        except (KeyboardInterrupt, SystemExit, GeneratorExit):
-            raise  # they end the loop, or this call
-        except BaseException as error:  # also one that is no Exception: it must not end a worker
-            await self._failed(delivery, _words(error), error)
+        except GeneratorExit:
+            raise  # it ends this call, which must not wait any more
+        except BaseException as error:  # a task that raised SystemExit or KeyboardInterrupt would end the loop
+            await self._failed(delivery, _words(error), error, quiet=self._ended_by(error))
         else:
             if not self._settled(delivery):
                 self.consumer.ack_handled(delivery)  # not awaited: the next delivery needs no answer to this one
+
+    def _ended_by(self, error: BaseException) -> bool:
+        """Return whether `error` ends the run, which then raises it. No other handler begins."""
+        if isinstance(error, Exception) or self.ended_by is not None:
+            return False
+        self.ended_by = error
+        self.consumer.stop_taking()
+        return True
 
     def _how_lost(self, delivery: Delivery) -> str:
         ended = float(delivery._frame.end_ms[delivery._index]) <= self.consumer.monotonic_ms()
@@ -311,29 +321,37 @@ class _Crew:
         except TimelineError as error:
             self.consumer.settle_failed(delivery, error)
 
-    async def _failed(self, delivery: Delivery, reason: str, error: BaseException | None = None) -> None:
-        """Release the message with backoff, if the topic permits another delivery and it is not settled yet."""
+    async def _failed(
+        self, delivery: Delivery, reason: str, error: BaseException | None = None, *, quiet: bool = False
+    ) -> None:
+        """Release the message with backoff, if the topic permits another delivery and it is not settled yet. `quiet`:
+        log nothing, since `run` raises the error."""
         if self._settled(delivery):
-            log.warning("the handler of %r failed after it had settled it: %s", delivery.id, reason, exc_info=error)
+            if not quiet:
+                log.warning("the handler of %r failed after it had settled it: %s", delivery.id, reason, exc_info=error)
             return
-        if await self._buried(delivery, reason, error):
+        if await self._buried(delivery, reason, error, quiet=quiet):
             return
         if self.backoff is None:
             wait_ms = round(delivery.retry_in / timedelta(milliseconds=1))
         else:
             wait_ms = self.backoff.delay_ms(delivery.deliveries, self.consumer.random)
-        log.warning("the handler of %r failed, again in %d ms: %s", delivery.id, wait_ms, reason, exc_info=error)
+        if not quiet:
+            log.warning("the handler of %r failed, again in %d ms: %s", delivery.id, wait_ms, reason, exc_info=error)
         await self._settle(delivery, partial(delivery.release, in_=wait_ms / 1000.0, reason=_short(reason)))
 
-    async def _buried(self, delivery: Delivery, reason: str, error: BaseException | None = None) -> bool:
+    async def _buried(
+        self, delivery: Delivery, reason: str, error: BaseException | None = None, *, quiet: bool = False
+    ) -> bool:
         """Bury a message after the last delivery that its topic permits. After a release it would become a dead letter,
         too, but without the reason. Return False if more deliveries may come."""
         most = delivery._frame.columns.max_deliveries
         if not 0 < most <= delivery.deliveries or self._settled(delivery):
             return False
         log.error(
-            "the handler of %r failed at the last of %d deliveries: %s", delivery.id, most, reason, exc_info=error
-        )
+            "the handler of %r failed at the last of %d deliveries: %s",
+            delivery.id, most, reason, exc_info=None if quiet else error,
+        )  # fmt: skip
         await self._settle(delivery, partial(delivery.bury, _short(f"{DELIVERED_OUT.decode()}: {reason}")))
         return True
 
@@ -496,6 +514,8 @@ async def run_handlers(
         await asyncio.wait({*keepers, *workers})
         if crew.threads is not None:
             crew.threads.close()
+    if crew.ended_by is not None:
+        failed = crew.ended_by
     if failed is not None:
         raise failed
 
