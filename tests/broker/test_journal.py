@@ -103,6 +103,19 @@ def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
     assert "hunter2" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("postgresql://u:hunter2@h/db", "^INVALID: postgresql:// is no filesystem. Give a folder, such as file:///"),
+        ("gcs://b/j", "^INVALID: gcs:// needs a package that is not installed: .*gcsfs"),
+    ],
+)
+def test_what_a_journal_may_be_is_said(url: str, said: str) -> None:
+    with pytest.raises(Invalid, match=said) as refused:
+        Folder(url)
+    assert "hunter2" not in str(refused.value) and "Protocol" not in str(refused.value)
+
+
 async def _live(address: str) -> None:
     """One of everything."""
     async with timeline.connect(address, timeout="30s") as tl:

@@ -11,17 +11,17 @@ import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from timeline.errors import Invalid
-from timeline.files import write_whole
+from timeline.files import no_filesystem, write_whole
 from timeline.storage_plugins import shown
 
 
 def at(url: str) -> tuple[Any, str]:
-    """Return the filesystem of `url`, and the path in it. Raise Invalid, with fsspec's words, for a scheme that is
+    """Return the filesystem of `url`, and the path in it. Raise Invalid for a scheme that is
     unknown or lacks its package. Raise Invalid for credentials in front of a bucket too."""
     try:
         filesystem, path = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as bad:
-        raise Invalid(f"{shown(url)!r} is no place for files: {bad}") from bad
+        raise Invalid(f"{shown(url)!r} is no place for files: {no_filesystem(url, bad)}") from bad
     if "@" in path.partition("/")[0]:
         raise Invalid(
             f"{shown(url)!r}: credentials are not taken from a URL, because URLs are shown and logged. Put them into "

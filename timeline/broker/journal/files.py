@@ -32,7 +32,7 @@ from timeline.broker.journal.pipe import HEAD, URL_VARIABLE
 from timeline.clock import Clock
 from timeline.config import parse_count, parse_duration_ms
 from timeline.errors import Invalid
-from timeline.files import write_whole
+from timeline.files import no_filesystem, write_whole
 from timeline.model import LateCause
 
 log = logging.getLogger("timeline.journal")
@@ -93,7 +93,7 @@ class Folder:
         try:
             self._filesystem, self._path = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as missing:
-            raise Invalid(f"{url.partition('://')[0]}: {missing}") from missing
+            raise Invalid(no_filesystem(url, missing)) from missing
         if "@" in self._path.partition("/")[0]:
             raise Invalid(
                 "credentials are not taken from a URL, which is shown and logged: put them into the environment, as "

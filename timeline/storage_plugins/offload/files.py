@@ -16,7 +16,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from timeline.files import write_whole
+from timeline.files import no_filesystem, write_whole
 from timeline.storage_plugins.offload import PayloadGone, PayloadsRefused, PayloadStore, PayloadsUnavailable
 
 T = TypeVar("T")
@@ -36,10 +36,8 @@ class PayloadFiles(PayloadStore):
         try:
             # Listings are not cached: other brokers write and delete here too.
             self._files, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
-        except ValueError as unknown:
-            raise PayloadsRefused(f"fsspec knows no filesystem for {_scheme(url)}: {unknown}") from unknown
-        except ImportError as missing:
-            raise PayloadsRefused(f"{_scheme(url)} needs a package that is not installed: {missing}") from missing
+        except (ImportError, ValueError) as missing:
+            raise PayloadsRefused(no_filesystem(url, missing)) from missing
         self._root = str(root).rstrip("/")
         if "@" in self._root.partition("/")[0]:
             raise PayloadsRefused(
