@@ -150,6 +150,18 @@ async def test_a_stream_of_lines_is_put_whole(http: httpx.AsyncClient, tl: timel
     assert await tl.get("departures", f"line-{many - 1}") is not None
 
 
+async def test_blank_lines_of_a_stream_count_as_lines(http: httpx.AsyncClient) -> None:
+    good = '{"id": "b%d", "payload": 1, "in": "1h"}'
+    lines = ["", good % 2, " ", "", "no JSON", *(good % number for number in range(6, 1_500)), "", "\t", "neither"]
+    kind = {"Content-Type": "application/x-ndjson"}
+    told = (await http.post(MESSAGES, content="\r\n".join(lines), headers=kind)).json()
+    assert told["counts"] == {"OK": 1_495, "INVALID": 2}
+    assert [one["line"] for one in told["failed"]] == [5, 1_502]
+    answer = await http.post(MESSAGES, content="\n".join(lines), headers=kind | {"Accept": "application/x-ndjson"})
+    numbers = [json.loads(line)["line"] for line in answer.text.splitlines()]
+    assert numbers == [at for at, line in enumerate(lines, 1) if line.strip()]
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [

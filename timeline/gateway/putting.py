@@ -197,7 +197,7 @@ class LineStream:
 
     def __init__(self, request: ApiRequest, puts: PutRequest) -> None:
         self._request, self._puts = request, puts
-        self._line = self._rest_bytes = 0
+        self._line = self._put_lines = self._rest_bytes = 0
         self.stopped: LineAnswer | None = None
         """At the end: where the body broke off, and why. None: it did not."""
 
@@ -205,7 +205,7 @@ class LineStream:
         """Yield the answers as they come, in order. Nothing is read before the answers so far were taken. If the body
         breaks off after lines that were put, the last answer says where. Raise the error if none was put."""
         async for line, outcome in self._outcomes():
-            yield [_of_line(answer, line + place) for place, answer in enumerate(outcome.answers())]
+            yield [_of_line(answer, line[place]) for place, answer in enumerate(outcome.answers())]
 
     async def summary(self) -> BulkAnswer:
         """Put all, and return what became of them: the counts, and the first failures."""
@@ -214,21 +214,21 @@ class LineStream:
         async for line, outcome in self._outcomes():
             counts += outcome.counts()
             if len(failed) < FAILED_SHOWN:
-                failed += [_of_line(answer, line + place) for place, answer in outcome.failed()]
+                failed += [_of_line(answer, line[place]) for place, answer in outcome.failed()]
         del failed[FAILED_SHOWN:]
         good = counts[Status.OK] + counts[Status.DUPLICATE]
         omitted = counts.total() - good - len(failed)
         return BulkAnswer(counts=dict(counts), failed=failed, failed_omitted=omitted, stopped=self.stopped)
 
-    async def _outcomes(self) -> AsyncIterator[tuple[int, PutOutcome]]:
-        """Yield the first line of each part, and what became of its lines. See `answers`."""
-        held: list[bytes] = []
+    async def _outcomes(self) -> AsyncIterator[tuple[list[int], PutOutcome]]:
+        """Yield for each part the numbers of its lines in the body, and what became of them. See `answers`."""
+        held: list[tuple[int, bytes]] = []
         held_bytes = 0
         try:
             async for lines in self._lines():
                 for line in lines:
                     held.append(line)
-                    held_bytes += len(line)
+                    held_bytes += len(line[1])
                     if len(held) >= LINES_AT_ONCE or held_bytes >= BYTES_AT_ONCE:
                         yield await self._put(held)
                         held, held_bytes = [], 0
@@ -236,14 +236,14 @@ class LineStream:
             if held:
                 yield await self._put(held)
         except TimelineError as error:
-            if not self._line:  # nothing was put: the call as a whole has this answer
+            if not self._put_lines:  # nothing was put: the call as a whole has this answer
                 raise
-            self.stopped = _of_line(refused(error), self._line + 1)
+            self.stopped = _of_line(refused(error), held[0][0] if held else self._line + 1)
             self.stopped.detail += STOPPED
 
-    async def _lines(self) -> AsyncIterator[list[bytes]]:
-        """Yield the lines that came at once, without empty ones. Raise TooLarge for one that is longer than a body may
-        be."""
+    async def _lines(self) -> AsyncIterator[list[tuple[int, bytes]]]:
+        """Yield the lines that came at once, each with its number in the body, without empty ones. Raise TooLarge for
+        one that is longer than a body may be."""
         rest = bytearray()
         async for part in self._request.chunks():
             rest += part
@@ -251,17 +251,19 @@ class LineStream:
                 whole, _, last = bytes(rest).rpartition(b"\n")
                 rest = bytearray(last)
                 self._rest_bytes = len(rest)
-                yield [line for line in whole.split(b"\n") if line.strip()]
+                lines = whole.split(b"\n")
+                first, self._line = self._line + 1, self._line + len(lines)
+                yield [(number, line) for number, line in enumerate(lines, first) if line.strip()]
             if len(rest) > MAX_BODY_BYTES:
                 raise TooLarge(f"line {self._line + 1} has more than {MAX_BODY_BYTES} bytes")
         if rest.strip():
-            yield [bytes(rest)]
+            self._line += 1
+            yield [(self._line, bytes(rest))]
 
-    async def _put(self, lines: list[bytes]) -> tuple[int, PutOutcome]:
-        asked, first = [_decoded(line) for line in lines], self._line
-        outcome = await self._puts.part(asked, first)
-        self._line += len(lines)
-        return first + 1, outcome
+    async def _put(self, lines: list[tuple[int, bytes]]) -> tuple[list[int], PutOutcome]:
+        outcome = await self._puts.part([_decoded(line) for _, line in lines], self._put_lines)
+        self._put_lines += len(lines)
+        return [number for number, _ in lines], outcome
 
 
 def _decoded(line: bytes) -> NewMessage | Invalid:

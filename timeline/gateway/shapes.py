@@ -77,7 +77,7 @@ class PutAnswers(Struct):
 
 
 class LineAnswer(PutAnswer, kw_only=True, omit_defaults=True):
-    """What became of one line of a stream. Lines count from 1."""
+    """What became of one line of a stream. Lines count from 1, blank ones too."""
 
     line: int = 0
 
