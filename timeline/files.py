@@ -70,14 +70,10 @@ def write_whole(file: str, content: bytes | memoryview) -> None:
 def no_filesystem(url: str, cannot: Exception) -> str:
     """Return why fsspec has no filesystem for `url`, and what it may be. `cannot`: its error. Of the URL only the
     scheme is repeated: the rest may hold a password."""
-    import fsspec  # those who write no files go without it
-
     scheme = url.partition("://")[0]
     if isinstance(cannot, ImportError):
         return f"{scheme}:// needs a package that is not installed: {cannot}"
-    if scheme in fsspec.available_protocols():
-        return f"this is no URL of a place on {scheme}://: {cannot}"
     return (
-        f"{scheme}:// is no filesystem. Give a folder, such as file:///var/lib/timeline/files, or an object store, "
-        "such as s3://bucket/folder"
+        f"no files can be kept at {scheme}://. Give a folder, such as file:///var/lib/timeline/files, or an object "
+        "store, such as s3://bucket/folder"
     )

@@ -106,7 +106,10 @@ def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("postgresql://u:hunter2@h/db", "^INVALID: postgresql:// is no filesystem. Give a folder, such as file:///"),
+        (
+            "postgresql://u:hunter2@h/db",
+            "^INVALID: no files can be kept at postgresql://. Give a folder, such as file:///",
+        ),
         ("gcs://b/j", "^INVALID: gcs:// needs a package that is not installed: .*gcsfs"),
     ],
 )

@@ -153,7 +153,7 @@ def test_urls() -> None:
         ("memory://?payloads=/folder", "by URL, file:///folder"),
         ("memory://?payloads=file:///tmp/x&payload_offload_bytes=lots", "payload_offload_bytes: a size"),
         ("memory://?payloads=file:///tmp/x&payload_offload_bytes=10", "from 1024 to"),
-        ("memory://?payloads=nofs://x", "nofs:// is no filesystem. Give a folder"),
+        ("memory://?payloads=nofs://x", "no files can be kept at nofs://. Give a folder"),
         ("memory://?payloads=memory://", "memory:// alone is no place"),
         ("memory://?payloads=s3://key:secret@bucket/x", "credentials are not taken from a URL"),
     ],
