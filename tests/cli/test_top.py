@@ -220,3 +220,8 @@ def _read_out(terminal: int) -> None:
             pass
     except OSError:
         return  # how a terminal ends
+
+
+def test_the_help_names_what_tells_that_something_is_missing(call: Call) -> None:
+    said = call("top", "--help").out
+    assert "unknown" in said and "unreachable" in said

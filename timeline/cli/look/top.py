@@ -75,6 +75,9 @@ async def top(
     or --json, or without a terminal, it looks twice, --every apart, for the rates. Then it prints one picture, with
     percentiles since the broker started, and ends.
 
+    In JSON, `unknown` says why nothing is known but the state of the brokers themselves, as when none of them can read
+    its store. Otherwise it is empty. `unreachable` has each broker that does not answer, with the reason.
+
     \b
     Example:
       timeline top
