@@ -79,10 +79,12 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
         _describe_payload(case, valid)
     if call == "leaseMessages" and isinstance(case.body, dict) and (valid or "wait" not in case.body):
         case.body = case.body | {"wait": "5ms"}  # a long poll waits as long as asked, which is no fault
+    # A stream ends with its reader; the test of the browser reads it. In a query a number and its text look alike, so
+    # that a call which is meant to be invalid may open a stream, too.
+    if call == "streamMessages" and (valid or case.path_parameters.get("topic") in TOPICS):
+        case.path_parameters = {"topic": NO_TOPIC}
     if not valid:
         return
-    if call == "streamMessages":
-        case.path_parameters = {"topic": NO_TOPIC}  # a stream ends with its reader; the test of the browser reads it
     if isinstance(case.query, dict) and call == "cancelTag":
         case.query.pop("resume", None)  # only a call that broke off makes one
     if isinstance(case.body, dict):
