@@ -126,7 +126,7 @@ class Producer(MutationCalls):
         message = Message(payload, at, in_, id, tag, headers, expires)
         try:
             flag, timeout_ms = move_flag(if_exists), self._context.patience_ms(timeout)
-            number = self._number(birth, "birth")
+            number = self._context.ids.number() if birth is None else self._number(birth, "birth")
         except Invalid as wrong:
             raise of_message(wrong, id) from None
         return await self._put(message, number, flag, timeout_ms)
