@@ -84,6 +84,10 @@ async def test_of_two_that_are_stalled_the_one_that_ends_meanwhile_is_left_alone
     streams, one, other = Streams(Limits(stall_ms=1), Metrics()), Stalled(), Stalled()
     with streams.serving(one):
         with streams.serving(other):
+            go_on.set()
+            await streams.abort_stalled(5.0, CooperativePace())
+            assert not aborted
+            go_on.clear()
             looking = asyncio.create_task(streams.abort_stalled(10.0, CooperativePace()))
             await asyncio.sleep(0)
         assert aborted == [one] and not looking.done()

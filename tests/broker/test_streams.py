@@ -11,6 +11,7 @@ from tests.broker.link import Link, Pipe, broker, statuses
 from tests.faults.hostile import hello
 from timeline.broker.dispatch.roster import ConsumerHealth
 from timeline.broker.limits import Limits
+from timeline.clock import Clock
 from timeline.model import LeavingReason, Status
 from timeline.wire import (
     Deliver,
@@ -84,6 +85,35 @@ async def test_a_superseded_stream_that_stopped_reading_ends_and_the_new_one_get
         await asyncio.wait([first.task])
         assert (await second.down(Deliver)).ids.tolist() == [b"a"]
         await gone(link, 1)
+
+
+async def test_a_broker_that_was_held_up_ends_no_stream_before_it_has_looked_twice():
+    """What its peers took meanwhile is read after its first look."""
+    clock = Held()
+    async with broker(limits=Limits(observe_every_ms=3_600_000), clock=Clock(clock.s, clock.s)) as link:
+        consumers = [await link.consume(name) for name in ("reads", "does not")]
+        for pipe in consumers:
+            pipe.flowing.clear()
+        await link.put([f"m{at}" for at in range(4)])
+        while not all(pipe.sending for pipe in consumers):
+            await asyncio.sleep(0)
+        clock.gone_s += 12.0
+        await link.node._look_over()
+        consumers[0].flowing.set()
+        while consumers[0].sending:
+            await asyncio.sleep(0)
+        await link.node._look_over()
+        await gone(link, 1)
+        assert [pipe.task is not None and pipe.task.done() for pipe in consumers] == [False, True]
+
+
+class Held:
+    """A clock that a test moves."""
+
+    gone_s = 1_700_000_000.0
+
+    def s(self) -> float:
+        return self.gone_s
 
 
 async def test_a_producer_that_stopped_reading_ends():

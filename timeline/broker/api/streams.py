@@ -47,6 +47,8 @@ class Streams:
         self._peers: Counter[str] = Counter()
         self._served: dict[Served, None] = {}  # in order of arrival, so that a run can be repeated
         self._ended = asyncio.Event()
+        self._stalled: dict[Served, float] = {}
+        """Streams that the last look found stalled, and since when."""
 
     def __len__(self) -> int:
         return self._peers.total()
@@ -100,12 +102,18 @@ class Streams:
             del self._served[stream]
 
     async def abort_stalled(self, now_ms: float, pace: CooperativePace) -> None:
-        """End streams whose peers have not taken a frame for too long at monotonic `now_ms`."""
+        """End streams whose peers have not taken a frame for too long at monotonic `now_ms`, if the last look found the
+        same. A broker that was held up itself does not know yet, at its first look, what was taken meanwhile."""
+        before, self._stalled = self._stalled, {}
         for some in pace.some(self._served):
             for stream in some:
                 since_ms = stream.sending_since_ms
-                if since_ms is not None and now_ms - since_ms > self._limits.stall_ms and stream in self._served:
+                if since_ms is None or now_ms - since_ms <= self._limits.stall_ms or stream not in self._served:
+                    continue
+                if before.get(stream) == since_ms:
                     stream.abort()
+                else:
+                    self._stalled[stream] = since_ms
             await pace.did(len(some))
 
     def of(self, kind: type[S]) -> list[S]:
