@@ -120,6 +120,7 @@ async def test_two_workers_deal_together_one_is_killed_and_comes_back(servers: R
         assert served.process.returncode == 0, errors.decode()
         assert b"worker w-1 ended with code -9: another begins" in errors
         assert errors.count(b"stopped") >= 2
+        assert b"Traceback" not in errors, errors.decode()
 
 
 async def test_workers_are_members_through_etcd_like_any_other_broker(servers: Running, tmp_path: Path) -> None:

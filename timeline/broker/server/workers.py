@@ -308,7 +308,9 @@ class WorkerProcess:
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=LINE_BYTES)
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
-        self._out, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, sys.stdout.buffer)
+        # A file of its own, since the transport closes it: the command flushes standard output at its end.
+        out = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+        self._out, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, out)
         self._tasks = [loop.create_task(self._hear(reader, supervisor_gone)), loop.create_task(self._beat())]
 
     async def stop(self) -> None:
