@@ -72,8 +72,8 @@ async def top(
     their causes.
 
     Percentiles are bounds that were kept in the last minute. At the first look: since the broker started. With --once
-    or --json, or without a terminal, it looks twice, --every apart, for the rates. Then it prints one picture, with
-    percentiles since the broker started, and ends.
+    or --json, or without a terminal, it looks twice, --every apart, for the rates: once if topics are not known. Then
+    it prints one picture, with percentiles since the broker started, and ends.
 
     In JSON, `unknown` says why nothing is known but the state of the brokers themselves, as when none of them can read
     its store. Otherwise it is empty. `unreachable` has each broker that does not answer, with the reason.
@@ -97,9 +97,10 @@ async def top(
         )
     watcher = Watcher(tl, topic or "", ever=True)
     width = screen.width if screen.is_terminal else WIDTH_UNSEEN
-    await watcher.look(seconds_ahead(width))
-    await asyncio.sleep(every / 1000)
     snapshot = await watcher.look(seconds_ahead(width))
+    if not snapshot.unknown:  # else there are no rates, and another look would wait for --timeout as this one did
+        await asyncio.sleep(every / 1000)
+        snapshot = await watcher.look(seconds_ahead(width))
     if options.as_json:
         print_json(snapshot.as_json())
     else:
@@ -341,7 +342,8 @@ def picture(snapshot: Snapshot, width: int, height: int | None, zone: ZoneInfo |
     parts += store_warnings(snapshot.brokers, no_wrap=True)
     parts += [Text(f"  ✗ {named_trouble(address, why)}", "bold red") for address, why in snapshot.unreachable.items()]
     if snapshot.unknown:
-        return Group(*parts, Text(f"\nTopics, load and late deliveries are not known: {snapshot.unknown}", "bold red"))
+        said = f"Topics, load and late deliveries are not known: {snapshot.unknown}"
+        return Group(*parts, Text(""), Text(said, "bold red"))
     parts += _ahead(snapshot, zone)
     used = len(parts) + ROWS_ASIDE + (3 if snapshot.late else 1)
     topics, consumers, late = _shares(height, used, (len(snapshot.topics), len(snapshot.consumers), len(snapshot.late)))
