@@ -105,6 +105,26 @@ async def test_passwords_rights_tls_and_a_periodic_commit_log(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+async def test_an_empty_node_at_the_same_address_is_found_to_be_another_store(tmp_path: Path) -> None:
+    for name in ("old", "empty"):
+        (tmp_path / name).mkdir()
+    async with _own(tmp_path / "old") as node, Trial(lambda: make_store(node.url)) as trial:
+        await asyncio.to_thread(node.stop)
+        empty = CassandraServer(tmp_path / "empty", commitlog_sync="periodic")
+        empty.port, empty.storage_port = node.port, node.storage_port
+        await asyncio.to_thread(empty.start)
+        try:
+            found = await trial.store.inspect()
+        finally:
+            await asyncio.to_thread(empty.stop)
+        assert found.cluster_uid == ""
+        assert "commitlog_sync of node 127.0.0.1 is periodic" in found.warnings[0]
+        await asyncio.to_thread(node.start)
+        await usable(trial)
+        assert await trial.store.inspect() == trial.opened
+
+
+@pytest.mark.slow
 async def test_connections_exhausted_say_so(tmp_path: Path) -> None:
     few = {"native_transport_max_concurrent_connections": 6}
     async with _own(tmp_path, more=few) as node, Trial(lambda: make_store(node.url)) as trial:

@@ -135,13 +135,7 @@ async def cluster_uid(connected: CassandraSession, fresh: str, version: str) -> 
                 await connected.write([("meta_add", (name, value))])
             except WriteUnknown as doubt:
                 raise StoreUnavailable(f"the cluster's record is not known to be written: {doubt}") from doubt
-    return await known_uid(connected)
-
-
-async def known_uid(connected: CassandraSession) -> str:
-    """Return the cluster's uid; empty if there is none."""
-    found = await connected.read("meta", "cluster", serial=True)
-    return str(found[0].value) if found else ""
+    return str((await connected.read("meta", "cluster", serial=True))[0].value)
 
 
 async def probe(connected: CassandraSession) -> None:

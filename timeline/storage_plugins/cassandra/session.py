@@ -29,7 +29,7 @@ from cassandra.policies import (
 )
 from cassandra.pool import Host
 from cassandra.protocol import SyntaxException
-from cassandra.query import BatchStatement, BatchType, BoundStatement, PreparedStatement
+from cassandra.query import BatchStatement, BatchType, BoundStatement, PreparedStatement, SimpleStatement
 
 from timeline.storage_plugins.cassandra.location import PASSWORD, USER, CassandraLocation
 from timeline.storage_plugins.cassandra.statements import BATCHED, TABLES, TEXTS
@@ -334,16 +334,35 @@ def older(version: str) -> bool:
     return (major, minor) < OLDEST
 
 
-def look(session: Session, location: CassandraLocation) -> tuple[tuple[str, ...], bool]:
-    """Return a sentence per setting that may lose what was answered, and whether the keyspace has the store's record.
-    Blocks, and changes nothing. Nodes that are down are left out."""
+def look(session: Session, location: CassandraLocation) -> tuple[tuple[str, ...], str]:
+    """Return a sentence per setting that may lose what was answered, and the cluster's uid: empty if the keyspace has
+    no store. Blocks, and changes nothing. Nodes that are down are left out.
+
+    If `session` reaches no node, a new one looks. The driver selects the keyspace on each connection of `session`, so
+    it cannot connect to a node without that keyspace, and calls it down.
+    """
+    try:
+        return _look(session, location)
+    except NoHostAvailable:
+        cluster = _cluster(location)
+        try:
+            return _look(cluster.connect(), location)
+        finally:
+            cluster.shutdown()
+
+
+def _look(session: Session, location: CassandraLocation) -> tuple[tuple[str, ...], str]:
     name = location.keyspace.lower()
     kept = session.execute("SELECT durable_writes FROM system_schema.keyspaces WHERE keyspace_name = %s", (name,)).one()
     tables = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s AND table_name = 'meta'"
     unsafe = _unsafe(session, [host for host in session.cluster.metadata.all_hosts() if host.is_up])
     if kept is not None and not kept.durable_writes:
         unsafe.append(_not_kept(location))
-    return tuple(unsafe), session.execute(tables, (name,)).one() is not None
+    if session.execute(tables, (name,)).one() is None:
+        return tuple(unsafe), ""
+    record = f"SELECT value FROM {name}.meta WHERE name = 'cluster'"
+    found = session.execute(SimpleStatement(record, consistency_level=ConsistencyLevel.LOCAL_SERIAL)).one()
+    return tuple(unsafe), "" if found is None else str(found.value)
 
 
 def _unsafe(session: Session, hosts: Iterable[Host]) -> list[str]:

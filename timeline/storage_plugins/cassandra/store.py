@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from cassandra import DriverException
 from cassandra.cluster import NoHostAvailable
+from cassandra.connection import ConnectionException
 
 from timeline.columns import Int64
 from timeline.model import Answers, Rows, Topic
@@ -99,8 +100,7 @@ class CassandraStore(Store):
     async def inspect(self) -> Opened:
         connected, opened = self._connected(), self._opened
         assert opened is not None
-        unsafe, there = await _in_thread(look, connected.session, self._location)
-        uid = await records.known_uid(connected) if there else ""
+        unsafe, uid = await _in_thread(look, connected.session, self._location)
         self.capabilities = dataclasses.replace(self.capabilities, durable=not unsafe)
         return Opened(uid, opened.server, unsafe + self._warnings)
 
@@ -213,5 +213,5 @@ async def _in_thread(work: Callable[..., Answer], *given: Any) -> Answer:
     """Return what `work` answers, which blocks. Raise StoreUnavailable for the driver's errors."""
     try:
         return await asyncio.to_thread(work, *given)
-    except (DriverException, NoHostAvailable) as error:
+    except (DriverException, NoHostAvailable, ConnectionException) as error:
         raise unavailable(error) from error
