@@ -52,11 +52,12 @@ API_HEAD = """# Python API
 Everything that a program needs is in the package `timeline`. Do not import from its sub-packages. The asynchronous and
 the synchronous client have the same methods: `await` those of the first, and leave out `await` with the second.
 
-| type in signatures | accepts | |---|---| | `When` | A point in time: an aware datetime, or an integer of
-*milliseconds* since 1970 UTC. | | `Duration` | A `timedelta`, a number of *seconds*, or a text: `"250ms"`, `"30s"`,
-`"15m"`, `"2h"`, `"10d"`, `"1h30m"`. | | `Expiry` | A `When`; or a `timedelta` or a text, counted from now. A number of
-seconds is refused. | | `Handler` | An async function of a `Delivery`; or a plain function of a `SyncDelivery`, which
-runs in a thread. |
+| type in signatures | accepts |
+|---|---|
+| `When` | An aware datetime, or an integer of *milliseconds* since 1970 UTC. |
+| `Duration` | A `timedelta`, a number of *seconds*, or a text: `"250ms"`, `"30s"`, `"15m"`, `"2h"`, `"10d"`, `"1h30m"`. |
+| `Expiry` | A `When`; or a `timedelta` or a text, counted from now. A number of seconds is refused. |
+| `Handler` | An async function of a `Delivery`, or a plain one of a `SyncDelivery`, run in a thread. |
 
 Parts of a millisecond round up, so that no message is early. A time in the past means now. Naive datetimes, seconds
 instead of milliseconds, and times before 1970 are refused. `timeline.__version__` is the version of the package."""

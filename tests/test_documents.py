@@ -144,6 +144,15 @@ def test_the_written_references_are_current(page: Path) -> None:
     assert page.read_text(encoding="utf-8") == reference_pages.written(page), "run: make docs"
 
 
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.stem)
+def test_tables_have_a_row_on_each_line(page: Path) -> None:
+    """Folded like a paragraph, a table is shown as one."""
+    plain = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    tables = [part.splitlines() for part in re.split(r"\n\s*\n", plain) if part.lstrip().startswith("|")]
+    assert not [line for table in tables for line in table if not re.fullmatch(r" *\|.*\|", line)]
+    assert not [table[0] for table in tables if not re.fullmatch(r" *\|( *:?-+:? *\|)+", table[1])]
+
+
 def test_every_command_is_documented() -> None:
     text = (REFERENCE / "commands.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"^##+ (.+)$", text, re.MULTILINE)) == sorted(name for name, _ in commands())
