@@ -55,7 +55,7 @@ the synchronous client have the same methods: `await` those of the first, and le
 | type in signatures | accepts |
 |---|---|
 | `When` | An aware datetime, or an integer of *milliseconds* since 1970 UTC. |
-| `Duration` | A `timedelta`, a number of *seconds*, or a text: `"250ms"`, `"30s"`, `"15m"`, `"2h"`, `"10d"`, `"1h30m"`. |
+| `Duration` | A `timedelta`, a number of *seconds*, or text: `"250ms"`, `"30s"`, `"15m"`, `"2h"`, `"10d"`, `"1h30m"`. |
 | `Expiry` | A `When`; or a `timedelta` or a text, counted from now. A number of seconds is refused. |
 | `Handler` | An async function of a `Delivery`, or a plain one of a `SyncDelivery`, run in a thread. |
 

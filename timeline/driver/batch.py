@@ -242,12 +242,26 @@ def _texts_column(items: Any, count: int, name: str, read: Any, bad: Judgement |
         if isinstance(items, np.ndarray) or not _is_column(items):
             listed = items.tolist() if isinstance(items, np.ndarray) else list(items)
             _check_length(listed, count, name)
-            encoded = (item.decode("utf-8", "surrogateescape") if isinstance(item, bytes) else item for item in listed)
-            return Ragged.of([_one(name, place, read, item, bad, _shown(item)) for place, item in enumerate(encoded)])
+            return Ragged.of(
+                [
+                    _one(name, place, lambda item: read(_decoded(item)), item, bad, _shown(item))
+                    for place, item in enumerate(listed)
+                ]
+            )
         items = arrow_column(items, name, bad)
     _check_length(items, count, name)
     column: Ragged = items
     return column
+
+
+def _decoded(item: Any) -> Any:
+    """Return bytes as text. Raise Invalid if they are not UTF-8."""
+    if not isinstance(item, bytes):
+        return item
+    try:
+        return item.decode()
+    except UnicodeDecodeError:
+        raise Invalid(f"bytes of a text must be UTF-8, not {item!r:.80}") from None
 
 
 def _shown(item: object) -> bytes:
