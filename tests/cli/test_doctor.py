@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import socket
+import subprocess
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from tests.cli.conftest import Call, start
 from tests.servers.redis import RedisServer
 from tests.services import require_service
 from timeline.cli.look.doctor import Finding, Severity, of_broker, of_store, of_topics
+from timeline.config import ServeConfig, split_address
 from timeline.driver.brokers import BrokerStanding, ConsumerStatus, Standings, TopicLoad
 from timeline.driver.late import ADVICE, HAPPENED, KEEPS, Cause
 from timeline.driver.queries import PingAnswer
@@ -135,6 +138,68 @@ def test_doctor_names_the_broker_that_has_the_port(
     asked = call("doctor", "--address", address, "--config", tmp_path / "serve.toml", "--json")
     (port,) = [row for row in asked.json if row["about"] == "port"]
     assert (asked.code, port["verdict"], port["found"]) == (0, "good", held)
+
+
+@pytest.mark.processes
+def test_doctor_tries_ports_beside_a_broker_that_answers(
+    call: Call, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ports(**given: str) -> tuple[int, list[tuple[str, str]]]:
+        for name in ("listen", "metrics", "http"):
+            monkeypatch.setenv(
+                f"TIMELINE_{name.upper()}", given.get(name, "127.0.0.1:0" if name == "listen" else "off")
+            )
+        done = call("doctor", "--address", address, "--json")
+        return done.code, [(row["verdict"], row["found"]) for row in done.json if row["about"] == "port"]
+
+    assert ports() == (0, [("good", "127.0.0.1:0 for --listen is free")])
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        for option in ("listen", "metrics", "http"):
+            code, found = ports(**{option: taken})
+            assert (code, found[-1][0]) == (1, "bad"), found
+            assert found[-1][1].startswith(f"{taken} for --{option} cannot be had: ")
+    default = ServeConfig().metrics
+    with ExitStack() as held:
+        with suppress(OSError):  # another program has it: as well
+            held.enter_context(socket.create_server(split_address(default)))
+        code, found = ports(metrics=default)
+    assert (code, found[-1][0]) == (0, "warning") and found[-1][1].startswith(f"{default} for --metrics cannot be had")
+
+
+def line_of(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+@pytest.mark.processes
+def test_doctor_names_all_ports_of_a_broker_that_answers(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ("--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--store", "memory://", "--json")
+    running = [start("serve", *flags, cwd=tmp_path)]
+    try:
+        served = json.loads(line_of(running[0]))
+        flags = ("--listen", "127.0.0.1:0", "--broker", served["listen"], "--json")
+        running.append(start("gateway", *flags, cwd=tmp_path))
+        http = json.loads(line_of(running[1]))["listen"]
+        for name, value in (("LISTEN", served["listen"]), ("METRICS", served["metrics"]), ("HTTP", http)):
+            monkeypatch.setenv(f"TIMELINE_{name}", value)
+        rows = call("doctor", "--address", served["listen"], "--json")
+        found = [(row["verdict"], row["found"]) for row in rows.json if row["about"] == "port"]
+        assert rows.code == 0 and [verdict for verdict, _ in found] == ["good"] * 3, found
+        assert "the Timeline broker" in found[0][1]
+        assert [said for _, said in found[1:]] == [
+            f"{served['metrics']} for --metrics: a Timeline broker already serves this here",
+            f"{http} for --http: a Timeline broker already serves this here",
+        ]
+        # Another broker cannot have the metrics of this one.
+        monkeypatch.setenv("TIMELINE_LISTEN", "127.0.0.1:0")
+        assert call("doctor", "--address", served["listen"]).code == 1
+    finally:
+        for one in reversed(running):
+            one.terminate()
+            one.communicate(timeout=30)
 
 
 @pytest.mark.parametrize(

@@ -455,12 +455,16 @@ async def no_answer(addresses: str, error: TimelineError, within: str = "") -> N
     return NoAnswer(said, LOOK_AT_IT, nobody=False)
 
 
+def local_address(listen: str) -> str:
+    """Return where this machine reaches what listens on `listen`."""
+    host, port = split_address(listen)
+    return joined({"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host), port)
+
+
 async def who_serves(listen: str) -> str:
     """Return which broker has the address that a broker would listen on here, in words. Empty when none does."""
-    host, port = split_address(listen)
-    here = joined({"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host), port)
     try:
-        async with connected(here, "1s") as tl:
+        async with connected(local_address(listen), "1s") as tl:
             answer = await tl.ping()
     except TimelineError as trouble:
         if trouble.lasting or isinstance(trouble, Forbidden):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import shutil
+import ssl
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from importlib.metadata import PackageNotFoundError, version
@@ -23,10 +25,12 @@ from timeline.cli.app import DONE, SOME_FAILED
 from timeline.cli.data.store import file_of
 from timeline.cli.look.top import added_up
 from timeline.cli.options import (
+    PROBE_S,
     ClientOptions,
     client_command,
     connected,
     credentials,
+    local_address,
     no_answer,
     who_serves,
 )
@@ -111,8 +115,12 @@ _SIGNS = {GOOD: ("✓", "green"), WARNING: ("!", "bold yellow"), BAD: ("✗", "b
 def doctor(options: ClientOptions, file: str | None) -> int:
     """Check versions, configuration, broker, clock, store, ports, topics and consumers, and say what to do.
 
-    If a broker answers at --address, it is asked for its status. If nothing listens there, the store and the ports that
-    'timeline serve' would use here are tried. Exit code 1 when something is wrong; a warning alone is no error.
+    A broker that answers at --address is asked for its status. The ports that 'timeline serve' would use here are
+    tried, too, and its store if nothing listens at --address. Exit code 1 when something is wrong; a warning alone is
+    no error.
+
+    A port that a Timeline broker has is named as such: a warning if none answers at --address. A port that another
+    program has is wrong. Only a default port is then a warning, if a broker answers: this machine may serve nothing.
 
     \b
     Example:
@@ -183,8 +191,7 @@ async def _look(tl: timeline.Timeline, options: ClientOptions, file: str | None)
         silent.found = standings.found.get(gone, ())
         yield [await _no_broker(gone, silent)]
     yield of_topics(standings, {each.name: each.settings for each in await _topics(tl)})
-    # Beside a broker that answers, ports matter only for the --config of another one.
-    if settings is not None and file is not None:
+    if settings is not None:
         yield await of_ports(settings, answered=True)
 
 
@@ -297,27 +304,50 @@ def _store_at_work(one: BrokerStanding) -> Finding:
 
 async def of_ports(settings: config.ServeConfig, answered: bool) -> list[Finding]:
     """Check whether the ports that serve would use here are free, or which broker has them. `answered`: a broker has
-    answered, so that one here is no surprise."""
+    answered, so that one here is no surprise, and a default port need not be meant."""
     found, who = [], ""
-    for option, address in (("--listen", settings.listen), ("--metrics", settings.metrics)):
-        if address == "off":
+    for option in ("listen", "metrics", "http"):
+        address = getattr(settings, option)
+        if address in ("", "off"):
             continue
-        another = f"choose another: {option} HOST:PORT"
+        about, another = f"{address} for --{option}", f"choose another: --{option} HOST:PORT"
         try:
             check_free(address)
         except OSError as taken:
-            if option == "--listen":
-                who = await who_serves(address)
-            if who:
-                about = who if option == "--listen" else "it is taken, as is the port of --listen"
-                verdict = GOOD if answered else WARNING
-                found.append(Finding("port", verdict, f"{address} for {option}: {about}", "" if answered else another))
+            if option == "listen":
+                ours = who = await who_serves(address)
             else:
-                why = (taken.strerror or str(taken)).lower()
-                found.append(Finding("port", BAD, f"{address} for {option} cannot be had: {why}", another))
+                ours = "a Timeline broker already serves this here" if who and await _serves_metrics(address) else ""
+            if ours:
+                verdict, advice = (GOOD, "") if answered else (WARNING, another)
+                found.append(Finding("port", verdict, f"{about}: {ours}", advice))
+                continue
+            default = address == getattr(config.ServeConfig(), option)
+            why = (taken.strerror or str(taken)).lower()
+            verdict = WARNING if answered and default else BAD
+            found.append(Finding("port", verdict, f"{about} cannot be had: {why}", another))
         else:
-            found.append(Finding("port", GOOD, f"{address} for {option} is free"))
+            found.append(Finding("port", GOOD, f"{about} is free"))
     return found
+
+
+async def _serves_metrics(listen: str) -> bool:
+    """Return whether a broker or a gateway has its metrics at the address, with TLS or without."""
+    host, port = config.split_address(local_address(listen))
+    unverified = ssl.create_default_context()
+    unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
+    request = f"GET /metrics HTTP/1.1\r\nHost: {config.joined(host, port)}\r\nConnection: close\r\n\r\n"
+    for tls in (None, unverified):
+        with suppress(OSError, EOFError, asyncio.LimitOverrunError):
+            async with asyncio.timeout(PROBE_S):
+                reader, writer = await asyncio.open_connection(host, port, ssl=tls)
+                try:
+                    writer.write(request.encode())
+                    await reader.readuntil(b"# HELP timeline_")
+                    return True
+                finally:
+                    writer.close()
+    return False
 
 
 async def of_store(url: str) -> list[Finding]:
