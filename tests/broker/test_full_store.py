@@ -164,7 +164,7 @@ async def makes_room(link: Link, consumer: Any, got: Deliver, stored: set[bytes]
 
 async def begun(link: Link) -> tuple[Any, Deliver, set[bytes]]:
     """A consumer, what it was delivered, and what there is once nothing more can be put."""
-    consumer = await link.consume()
+    consumer = await link.consume(lease_ms=FAR_MS)  # which lasts until a slow disk is full
     await link.put(["now"])
     got = await consumer.down(Deliver)
     stored = await fill(link) | {b"now"}

@@ -121,6 +121,7 @@ FED: dict[str, Callable[[Stage], list[str]]] = {
     "topic update": lambda at: [at.topic, "--lease", EVIL],
     "topic secret": lambda at: [EVIL, "--rotate"],
     "push test": lambda at: [EVIL],
+    "schedule preview": lambda at: [EVIL],
     "topic pause": lambda at: [EVIL],
     "topic resume": lambda at: [EVIL],
     "topic drop": lambda at: [EVIL, "--yes"],

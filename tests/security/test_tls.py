@@ -18,12 +18,19 @@ from tests.security.guarded import Guarded
 from timeline.broker.server.certificates import Certificates
 from timeline.clock import Clock
 from timeline.credentials import Credentials, credentials_of
+from timeline.driver.transport import probe as probing
 from timeline.driver.transport.grpc_transport import GrpcTransport
 from timeline.driver.transport.relay import RelayTransport
 from timeline.errors import Invalid
 from timeline.wire import Fault, Ping, Pong, TransportError, decode_as, encode
 
 Start = Callable[..., Coroutine[Any, Any, Guarded]]
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take longer for a handshake than a person waits."""
+    monkeypatch.setattr(probing, "PROBE_S", 20.0)
 
 
 @pytest.fixture
