@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import io
 
-from rich.console import Console
-
 from tests.cli.conftest import Call
 from timeline.cli.look.cluster import DEALT_SAID, ClusterLook, picture, put_together
+from timeline.cli.output import Screen
 from timeline.driver.brokers import BrokerStanding, ConsumerStatus, LatenessHistogram, Standings, TopicLoad
 from timeline.driver.queries import PingAnswer
 from timeline.wire import Health
@@ -41,7 +40,8 @@ def look() -> ClusterLook:
 
 def drawn(width: int = 160) -> str:
     screen = io.StringIO()
-    Console(file=screen, width=width, highlight=False).print(picture(look()))
+    Screen(screen, width).print(picture(look()))
+    assert "\\" not in screen.getvalue()  # nothing of its own is escaped
     return screen.getvalue()
 
 

@@ -12,11 +12,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from tests.cli.conftest import TIMELINE, Call, plain_environment, start
 from timeline.cli.look.top import Snapshot, TopicSnapshot, Watcher, added_up, picture, seconds_ahead
 from timeline.cli.options import zone_of
+from timeline.cli.output import Screen
 from timeline.driver.brokers import BrokerStanding, ConsumerStatus, LatenessHistogram, Standings, TopicLoad
 from timeline.driver.late import Cause, LateDelivery
 from timeline.wire import Health
@@ -42,8 +42,10 @@ GLANCE = Snapshot(
 
 
 def drawn(snapshot: Snapshot, width: int = 120, height: int | None = None, trouble: str = "") -> list[str]:
+    """The lines of a picture, none of which has an escape: its own texts are printable."""
     screen = io.StringIO()
-    Console(file=screen, width=width, highlight=False).print(picture(snapshot, width, height, zone_of("UTC"), trouble))
+    Screen(screen, width).print(picture(snapshot, width, height, zone_of("UTC"), trouble))
+    assert "\\" not in screen.getvalue()
     return [line.rstrip() for line in screen.getvalue().splitlines()]
 
 
@@ -83,6 +85,8 @@ def test_trouble_is_seen() -> None:
     assert "4 due and not delivered" in text
     narrow = drawn(dataclasses.replace(GLANCE, brokers=(down,)), 60)[1]
     assert narrow.startswith("  ● b1  the store is down: disk full")  # the cause is not what is cut
+    unknown = drawn(dataclasses.replace(GLANCE, brokers=(down,), unknown="the store is down"))
+    assert unknown[-2:] == ["", "Topics, load and late deliveries are not known: the store is down"]
     assert drawn(GLANCE, trouble="how it stood; UNAVAILABLE")[0].endswith("UNAVAILABLE")
 
 
