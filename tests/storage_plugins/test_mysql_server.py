@@ -72,6 +72,20 @@ async def test_a_missing_database_is_refused(server: MysqlServer) -> None:
     assert "no such database: CREATE DATABASE it" in await _refused(f"{url}_not")
 
 
+async def test_a_database_that_is_gone_has_no_cluster(server: MysqlServer) -> None:
+    """As at another, empty server behind the same address."""
+    url = server.url
+    store = make_store(url)
+    await store.open()
+    mine = server.sql(f"SELECT id FROM information_schema.processlist WHERE db = '{database_of(url)}'").split()
+    server.sql(f"DROP DATABASE {database_of(url)}")
+    assert (await store.inspect()).cluster_uid == ""
+    for id in mine:
+        server.sql(f"KILL {id}")
+    assert (await store.inspect()).cluster_uid == ""
+    await store.close()
+
+
 async def test_a_user_without_the_rights_is_refused(server: MysqlServer) -> None:
     url = server.url
     server.sql(f"GRANT SELECT, INSERT ON {database_of(url)}.* TO 'guest'@'%' IDENTIFIED BY '{PASSWORD}'")

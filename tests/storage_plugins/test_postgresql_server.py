@@ -71,6 +71,17 @@ async def test_a_database_that_is_not_there_is_refused(servers: Running) -> None
         await _opened(url)
 
 
+async def test_a_database_that_is_gone_has_no_cluster(servers: Running) -> None:
+    """As at another, empty server behind the same address."""
+    url = servers.url(PostgresqlServer)
+    await _asked(url, "CREATE DATABASE gone")
+    store = make_store(url.rpartition("/")[0] + "/gone")
+    await store.open()
+    await _asked(url, "DROP DATABASE gone WITH (FORCE)")
+    assert (await store.inspect()).cluster_uid == ""
+    await store.close()
+
+
 @pytest.mark.parametrize(
     ("host", "says"), [("127.0.0.1:1", "no server listens there"), ("no-such.invalid", "this host name is not known")]
 )

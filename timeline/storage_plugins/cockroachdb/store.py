@@ -124,7 +124,7 @@ class CockroachStore(PostgresqlStore):
         found = await schema.prepare(self._connections, self._location)
         return Opened(found.cluster_uid, found.server, ())
 
-    async def inspect(self) -> Opened:
+    async def _look(self) -> Opened:
         found = await schema.look(self._connections, self._location)
         return Opened(found.cluster_uid, found.server, ())
 

@@ -45,10 +45,11 @@ TOGETHER_CHARACTERS = 1024 * 1024
 DEADLOCK, LOCK_WAIT = 1213, 1205
 LOST = frozenset({2003, 2006, 2013, 2014, 2055, 1053, 1927, 4031})
 _LOCKED = "this account is locked: ALTER USER … ACCOUNT UNLOCK, or use another"
+NO_DATABASE = 1049
 WRONG_SETTINGS = {
     1044: "the user has no rights to this database: GRANT them",
     1045: "user or password is wrong: correct them in the URL, or in TIMELINE_MYSQL_PASSWORD",
-    1049: "there is no such database: CREATE DATABASE it, or name another in the URL",
+    NO_DATABASE: "there is no such database: CREATE DATABASE it, or name another in the URL",
     1142: "the user lacks a right: GRANT ALL on this database",
     1227: "the user lacks a right: GRANT it",
     1286: "the server has no InnoDB: start it with InnoDB",

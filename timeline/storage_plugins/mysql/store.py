@@ -19,7 +19,14 @@ from timeline.storage_plugins.contract import (
     StoreUnavailable,
 )
 from timeline.storage_plugins.mysql import schema
-from timeline.storage_plugins.mysql.connections import Later, MysqlConnections, MysqlLocation, MysqlSession
+from timeline.storage_plugins.mysql.connections import (
+    NO_DATABASE,
+    Later,
+    MysqlConnections,
+    MysqlLocation,
+    MysqlSession,
+    code_of,
+)
 from timeline.storage_plugins.mysql.dialect import MysqlDialect, NumbersTaken, put, settle_plain
 from timeline.storage_plugins.records import dropped
 from timeline.storage_plugins.sql.changes import settle
@@ -67,7 +74,12 @@ class MysqlStore(ServerStore):
         return opened
 
     async def inspect(self) -> Opened:
-        return await self._transact(lambda session: self._found(session, schema.known_uid))
+        try:
+            return await self._transact(lambda session: self._found(session, schema.known_uid))
+        except StoreUnavailable as error:
+            if error.__cause__ is None or code_of(error.__cause__) != NO_DATABASE:
+                raise
+            return Opened("", "", ())
 
     def _found(self, session: MysqlSession, uid: Callable[[MysqlSession], str]) -> Opened:
         server = schema.server(session)

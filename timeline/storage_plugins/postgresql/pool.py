@@ -89,10 +89,11 @@ class PostgresqlLocation:
 
 _DOUBTFUL = ("08", "40003", "57P01", "57P02", "57P03")
 """SQLSTATEs after which the outcome of a commit is not known."""
+NO_DATABASE = "3D000"
 REFUSED = {
     "28P01": "the password is wrong: correct it in the URL, in PGPASSWORD or in ~/.pgpass",
     "28000": "this user may not connect: see the server's pg_hba.conf",
-    "3D000": "there is no such database: create it (createdb), or name another one in the URL",
+    NO_DATABASE: "there is no such database: create it (createdb), or name another one in the URL",
     "42501": "this user lacks rights: it must own the schema, or be allowed to create one in the database",
 }
 _UNAVAILABLE = {

@@ -33,7 +33,7 @@ from timeline.storage_plugins.postgresql.dialect import (
     put,
     settle_plain,
 )
-from timeline.storage_plugins.postgresql.pool import PostgresqlLocation
+from timeline.storage_plugins.postgresql.pool import NO_DATABASE, PostgresqlLocation, state_of
 from timeline.storage_plugins.postgresql.scan_floors import NEVER_MS, ScanFloors
 from timeline.storage_plugins.sql.changes import mutate, settle
 from timeline.storage_plugins.sql.dialect import Changes, SqlDialect
@@ -81,6 +81,14 @@ class PostgresqlStore(ServerStore):
         return self._as_found(await self._connections.transact(prepare))
 
     async def inspect(self) -> Opened:
+        try:
+            return await self._look()
+        except StoreUnavailable as error:
+            if error.__cause__ is None or state_of(error.__cause__) != NO_DATABASE:
+                raise
+            return Opened("", "", ())
+
+    async def _look(self) -> Opened:
         location = self._location
 
         async def look(connection: PostgresqlConnection) -> schema.FoundSchema:
