@@ -18,6 +18,7 @@ COMMANDS = (
     "topic pause t",
     "produce t x --in 1h",
     "consume t --count 1",
+    "consume t --wait 50ms",
     "show t a",
     "ls t",
     "ls t --follow",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import pytest
 
 import timeline
 from tests.driver.broker import Broker
-from timeline import Batch, Closed, Invalid
+from timeline import Batch, Closed, Invalid, Unavailable
+from timeline.broker.limits import Limits
 
 
 async def _buffered(c: timeline.Consumer, count: int) -> None:
@@ -129,6 +131,46 @@ async def test_a_closed_consumer_says_so_to_a_bounded_take(tl: timeline.Timeline
 async def test_a_take_raises_as_an_iteration_does(broker: Broker, tl: timeline.Timeline) -> None:
     with pytest.raises(timeline.NotFound):
         await tl.consumer("nowhere").take(max=1, timeout="20s")
+
+
+@pytest.mark.parametrize("said", ["nobody listens at", "did not answer in time"])
+def test_a_wait_that_ends_before_a_broker_is_there_says_why_in_both_drivers(said: str) -> None:
+    """The client's own timeout is longer, so the consumer has not given up when the wait ends."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{1 if said.startswith('nobody') else silent.getsockname()[1]}"
+
+        async def ask() -> None:
+            async with timeline.connect(address, timeout="2s") as tl, tl.consumer("t") as c:
+                with pytest.raises(Unavailable, match=said):
+                    await c.take(max=1, timeout="1s")
+
+        asyncio.run(ask())
+        with (
+            timeline.connect_sync(address, timeout="2s") as tl,
+            tl.consumer("t") as c,
+            pytest.raises(Unavailable, match=said),
+        ):
+            c.take(max=1, timeout="1s")
+
+
+async def test_a_consumer_that_the_broker_has_no_stream_for_does_not_look_like_an_empty_topic() -> None:
+    async with Broker(limits=Limits(streams_per_peer=1)) as broker, timeline.connect(broker.address, "10s") as tl:
+        await tl.create_topic("t")
+        async with tl.consumer("t") as first, tl.consumer("t") as second:
+            assert await first.take(max=1, timeout="20ms") == []
+            while not first.welcomed:
+                await asyncio.sleep(0)
+            with pytest.raises(Unavailable, match="max_streams_per_peer"):
+                await second.take(max=1, timeout="1s")
+
+
+async def test_a_consumer_that_lost_its_broker_gets_an_empty_list(broker: Broker, tl: timeline.Timeline) -> None:
+    async with tl.consumer("t") as c:
+        c.open()
+        while not c.welcomed:
+            await asyncio.sleep(0)
+        await broker.stop()
+        assert await c.take(max=1, timeout="1s") == []
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ class Consumer(LeaseHolder):
 
         With `max`, return a list as soon as there is a delivery: all buffered ones, up to `max`. The list is empty if
         none came within `timeout`. As with `queue.get`, None waits without a bound, and 0 takes only buffered ones.
+        Raise Unavailable if no broker has taken the consumer in that time, unless the first attempt has only begun.
         `max` bounds one call; `credit` bounds the messages that the consumer leases ahead of it. A cancelled call takes
         nothing. Raise Closed once the consumer is closed or takes nothing more, Invalid, and the errors of iteration.
 
@@ -101,6 +102,8 @@ class Consumer(LeaseHolder):
                     if not await self._more():
                         raise Closed("the consumer takes nothing more. Make another with tl.consumer(…)")
         except TimeoutError:
+            if wait_s and (why := self._session.unreached()) is not None:
+                raise why from None
             return []
         self._since_yield += len(taken)
         return taken

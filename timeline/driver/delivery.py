@@ -437,6 +437,11 @@ class LeaseHolder(Closing):
         """How long its leases last, ms."""
         return self._session.lease_ms
 
+    @property
+    def welcomed(self) -> bool:
+        """Whether a broker has ever taken it."""
+        return self._session.welcomed
+
     def monotonic_ms(self) -> float:
         """Return the monotonic time by which its leases end."""
         return self._context.clock.monotonic_ms()

@@ -47,7 +47,7 @@ _PROGRAM = re.compile(r"\s*([\w./+-]+)(?=\s|$)")
 @click.option("--lease", type=Milliseconds(), help="Lease of each message. Default: the topic's.")
 @click.option("--credit", type=click.IntRange(1, 100_000), default=100, help="Most messages in flight.")
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
-@click.option("--wait", type=Milliseconds(), help="End when no message came for this long.")
+@click.option("--wait", type=Milliseconds(), help="End when no message came for this long, once connected.")
 @click.option(
     "--release", type=Milliseconds(0), help="Release each message instead of an ack. It is due again after this time."
 )
@@ -159,7 +159,9 @@ class Taker:
                 async with asyncio.timeout(self.wait_s):
                     delivery = await consumer.take()
             except TimeoutError:
-                break
+                if consumer.welcomed:
+                    break
+                continue  # a wait begins once a broker is there; if none is, the client's timeout ends it
             if delivery is None:
                 break
             self.taken += 1

@@ -75,6 +75,8 @@ class Outage:
 
 
 SILENT_HEARTBEATS = 3
+CONNECTING_MS = 500.0
+"""How long a first connection may take before it counts as failed, unless an attempt fails earlier."""
 
 
 @dataclass(slots=True)
@@ -181,6 +183,18 @@ class ConsumerSession:
     def lease_ms(self) -> float:
         """How long its leases last, ms. Before the broker says it: the lease that was asked for."""
         return float(self.welcome.lease_ms) if self.welcome is not None else float(self.subscription.lease_ms or 30_000)
+
+    @property
+    def welcomed(self) -> bool:
+        """Whether a broker has ever welcomed this session."""
+        return self.welcome is not None
+
+    def unreached(self) -> Unavailable | None:
+        """Return why no broker has welcomed this session. None if one has, or if the first attempt has only begun."""
+        begun_ms = self._context.clock.monotonic_ms() - self._since_ms
+        if self.welcomed or (begun_ms < CONNECTING_MS and not self._context.channel.failing):
+            return None
+        return self._context.channel.unreached()
 
     def start(self) -> None:
         """Connect and stay connected, in a task of its own. Raise Superseded after another session took the id."""

@@ -160,6 +160,11 @@ class Channel:
         return self._current
 
     @property
+    def failing(self) -> bool:
+        """Whether an attempt has failed, and none has worked since."""
+        return not self._current and any(place.trouble for place in self._places.values())
+
+    @property
     def transports(self) -> list[Transport]:
         """The transports that were made."""
         return [place.transport for place in self._places.values() if place.transport is not None]
