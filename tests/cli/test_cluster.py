@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 from tests.cli.conftest import Call
-from timeline.cli.look.cluster import DEALT_SAID, ClusterLook, picture, put_together
+from timeline.cli.look.cluster import DEALT_SAID, TOPICS_SHOWN, ClusterLook, picture, put_together
 from timeline.cli.output import Screen
 from timeline.driver.brokers import BrokerStanding, ConsumerStatus, LatenessHistogram, Standings, TopicLoad
 from timeline.driver.queries import PingAnswer
@@ -57,6 +58,20 @@ def test_a_line_a_broker_a_line_a_topic_and_who_is_connected_where() -> None:
     assert text.count("! store of b1, b2: appendfsync no:") == 1
     assert "b3: the store is down: gone" in text and "b4:9000: nobody listens" in text
     assert ["b2-1", "departures", "b2", "healthy", "7", "93", "1.0"] in lines
+
+
+def test_of_many_topics_those_with_consumers_are_shown() -> None:
+    idle = [TopicLoad(f"idle-{at}", 0, 0, 0, NOW_MS, 0, 0, 0, 0, 0, 64, 64) for at in range(5_000)]
+    busy = TopicLoad("used", 0, 0, 0, NOW_MS, 2, 0, 0, 0, 0, 64, 64)
+    stands = replace(standing("b1", 0, 0), topics=(*idle, busy))
+    screen = io.StringIO()
+    seen = put_together(Standings((stands,), {}), [None])
+    Screen(file=screen, width=160, highlight=False).print(picture(seen))
+    lines = screen.getvalue().splitlines()
+    assert sum(line.startswith("idle-") for line in lines) == TOPICS_SHOWN - 1
+    assert next(line.split()[0] for line in lines if line.startswith(("idle-", "used"))) == "used"
+    assert f"… and {5_001 - TOPICS_SHOWN:,} topics more" in lines
+    assert len(seen.as_json()["assignment"]) == 5_001
 
 
 def test_as_json() -> None:

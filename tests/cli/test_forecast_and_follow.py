@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import signal
@@ -14,7 +15,11 @@ import pytest
 
 import timeline
 from tests.cli.conftest import Call, plain_environment, start
+from tests.driver.broker import Broker
+from timeline.cli.app import UNREACHABLE, Failed
+from timeline.cli.look.forecast import load_ahead
 from timeline.cli.messages.read import LIMIT, changes, follow_changes
+from timeline.columns import Int64
 from timeline.driver.late import ADVICE, HAPPENED, LEARNT, Cause
 from timeline.model import State
 
@@ -41,6 +46,29 @@ def test_forecast_of_all_topics_adds_them_up(tell: Call, topic: str) -> None:
         tell("produce", name, "x", "--in", "10m")
     (told,) = tell("forecast", "--json").json
     assert (told["topic"], told["total"]) == (None, before + 2)
+
+
+async def test_forecast_of_all_topics_keeps_to_its_timeout() -> None:
+    async with Broker() as broker, timeline.connect(broker.address, timeout="60s") as tl:
+        for name in ("a", "b", "c"):
+            await tl.create_topic(name)
+            async with tl.producer(name) as p:
+                await p.produce(b"", in_="1h")
+        assert broker.store is not None
+        count_due, slow = broker.store.count_due, asyncio.Event()
+
+        async def held(topic: timeline.Topic, edges_ms: Int64) -> Int64:
+            if topic.name != "a":
+                await slow.wait()
+            return await count_due(topic, edges_ms)
+
+        broker.store.count_due = held  # type: ignore[method-assign, assignment]
+        said = "UNAVAILABLE: only 1 of 3 topics were counted within 1s. Name one topic, or wait longer with --timeout"
+        with pytest.raises(Failed, match=said) as failed:
+            await load_ahead(tl, None, 7_200_000, 60_000, "1s")
+        assert failed.value.code == UNREACHABLE
+        slow.set()
+        assert (await load_ahead(tl, None, 7_200_000, 60_000, "60s")).total == 3
 
 
 def test_forecast_of_too_many_steps_is_refused(tell: Call, topic: str) -> None:

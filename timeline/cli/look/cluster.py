@@ -34,7 +34,7 @@ from timeline.driver.transport.channel import named_trouble
 from timeline.errors import TimelineError
 from timeline.wording import shown_lateness
 
-CONSUMERS_SHOWN = 12
+CONSUMERS_SHOWN, TOPICS_SHOWN = 12, 50
 WIDTH_UNSEEN = 160
 DEALT_SAID = "By topic and broker: buckets that the broker dispatches, for its number of connected consumers"
 
@@ -79,22 +79,23 @@ class ClusterLook:
         loads = (load for one in self.brokers for load in one.stands.topics)
         return dict(sorted((load.topic, load.buckets) for load in loads))
 
-    def dealt(self, topic: str) -> dict[str, tuple[int, int]]:
-        """Return, by broker's name: how many buckets of the topic it dispatches, and how many consumers it has."""
-        return {
-            one.stands.broker: (load.dealt if load.consumers else 0, load.consumers)
-            for one in self.brokers
-            for load in one.stands.topics
-            if load.topic == topic
-        }
+    @property
+    def dealt(self) -> dict[str, dict[str, tuple[int, int]]]:
+        """By topic and broker's name: how many buckets it dispatches, and how many consumers it has."""
+        found: dict[str, dict[str, tuple[int, int]]] = {}
+        for one in self.brokers:
+            for load in one.stands.topics:
+                mine = (load.dealt if load.consumers else 0, load.consumers)
+                found.setdefault(load.topic, {})[one.stands.broker] = mine
+        return found
 
     def as_json(self) -> dict[str, Any]:
         """Return the cluster for machines."""
-        assignment = []
+        assignment, all_dealt = [], self.dealt
         for topic, buckets in self.topics.items():
             dealt = {
                 name: {"buckets": dealt, "consumers": consumers}
-                for name, (dealt, consumers) in self.dealt(topic).items()
+                for name, (dealt, consumers) in all_dealt[topic].items()
             }
             assignment.append({"topic": topic, "buckets": buckets, "brokers": dealt})
         return {
@@ -123,7 +124,8 @@ async def cluster(tl: timeline.Timeline, options: ClientOptions, watch: bool, ev
     and its consumers.
 
     All brokers are asked that the ones at --address know of. CLOCK is the difference to the median of all brokers'
-    clocks. Lateness is of all deliveries since the broker started, as bounds that were kept.
+    clocks. Lateness is of all deliveries since the broker started, as bounds that were kept. At most 50 topics are
+    shown, those with most consumers first; --json has all.
 
     \b
     Example:
@@ -203,7 +205,8 @@ def picture(look: ClusterLook, trouble: str = "", width: int = WIDTH_UNSEEN) -> 
             parts.append(Text(f"  ● {one.stands.broker}: {one.stands.trouble}", "bold red"))
     parts += store_warnings([one.stands for one in look.brokers])
     parts += [Text(f"  ✗ {named_trouble(address, why)}", "bold red") for address, why in look.unreachable.items()]
-    parts += [Text(""), Text(DEALT_SAID, QUIET), _assignment(look, width), Text("")]
+    parts += [Text(""), Text(DEALT_SAID, QUIET), _assignment(look, width)]
+    parts += [*more(len(look.topics) - TOPICS_SHOWN, "topic"), Text("")]
     consumers = look.consumers
     shown = [one for _, one in consumers[:CONSUMERS_SHOWN]]
     parts.append(consumer_table(shown, width, [name for name, _ in consumers]))
@@ -241,10 +244,16 @@ def _clock(one: BrokerLine) -> Text:
 def _assignment(look: ClusterLook, width: int) -> Table:
     """Draw a line per topic: how many of its buckets each broker dispatches, and for how many consumers."""
     names = [one.stands.broker for one in look.brokers]
-    rows = []
-    for topic, buckets in look.topics.items():
-        dealt = [look.dealt(topic).get(name, (0, 0)) for name in names]
+    rows, all_dealt = [], look.dealt
+    # Topics with most consumers first: those without any say the least.
+    shown = sorted(look.topics.items(), key=lambda row: (-_consumers_of(all_dealt[row[0]]), row[0]))[:TOPICS_SHOWN]
+    for topic, buckets in shown:
+        dealt = [all_dealt[topic].get(name, (0, 0)) for name in names]
         cells = (Text(f"{mine:,} for {consumers:,}", "" if consumers else QUIET) for mine, consumers in dealt)
         rows.append((Text(topic, "bold"), f"{buckets:,}", *cells))
     numbers = ("BUCKETS", *(f"on {name}" for name in names))
     return table(("TOPIC", *numbers), rows, width, numbers, empty="no topics yet", spare=("BUCKETS",))
+
+
+def _consumers_of(dealt: dict[str, tuple[int, int]]) -> int:
+    return sum(consumers for _, consumers in dealt.values())

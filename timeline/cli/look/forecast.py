@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -13,11 +14,12 @@ import numpy as np
 from rich.text import Text
 
 import timeline
+from timeline.cli.app import UNREACHABLE, Failed
 from timeline.cli.options import DURATION, ClientOptions, Milliseconds, client_command, iso, topic_names, zone_option
 from timeline.cli.output import NICE_STEPS_MS, bars, console, nice_step_ms, picked, print_json, widened
 from timeline.driver.queries import MAX_STEPS
 from timeline.driver.times import as_datetime, duration_ms
-from timeline.errors import Invalid
+from timeline.errors import Invalid, Unavailable
 from timeline.wording import shown_duration
 
 AT_ONCE = 64
@@ -59,7 +61,7 @@ async def forecast(
     """Draw how many messages of TOPIC, or of all topics, come due in the time ahead.
 
     The store is counted as it is now. Messages that are put, moved or cancelled later change the picture. A leased
-    message counts at its lease's end.
+    message counts at its lease's end. Without TOPIC, all topics together are counted within --timeout.
 
     \b
     Example:
@@ -70,7 +72,7 @@ async def forecast(
     step_ms = nice_step_ms(window, max(10, width)) if step is None else duration_ms(step, "--step", least_ms=1)
     if -(-window // step_ms) > MAX_STEPS:
         raise Invalid(f"--window has more than {MAX_STEPS} steps of --step {step}: make the step longer")
-    load = await load_ahead(tl, topic, window, step_ms)
+    load = await load_ahead(tl, topic, window, step_ms, options.timeout)
     if options.as_json:
         print_json(_json(topic, load, step_ms))
     else:
@@ -78,22 +80,36 @@ async def forecast(
             console().print(line, soft_wrap=True)
 
 
-async def load_ahead(tl: timeline.Timeline, topic: str | None, window_ms: int, step_ms: int) -> DueLoad:
-    """Return the load of `topic`. None: of all topics, added up."""
+async def load_ahead(tl: timeline.Timeline, topic: str | None, window_ms: int, step_ms: int, timeout: str) -> DueLoad:
+    """Return the load of `topic`. None: of all topics, added up, within `timeout` in all. Raise Failed after that."""
+    if topic is not None:
+        return _sum([await tl.forecast(topic, window_ms / 1000, step_ms / 1000)])
     room = asyncio.Semaphore(AT_ONCE)
+    outlooks: list[timeline.Outlook] = []
+    names: list[str] = []
 
-    async def ask(name: str) -> timeline.Outlook | None:
+    async def ask(name: str) -> None:
         async with room:
-            try:
-                return await tl.forecast(name, window_ms / 1000, step_ms / 1000)
-            except timeline.NotFound:
-                if topic is not None:
-                    raise
-                return None  # dropped meanwhile
+            with suppress(timeline.NotFound):  # dropped meanwhile
+                outlooks.append(await tl.forecast(name, window_ms / 1000, step_ms / 1000))
 
-    names = [topic] if topic is not None else await _to_forecast(tl)
-    asked = await asyncio.gather(*map(ask, names))
-    outlooks = [outlook for outlook in asked if outlook is not None]
+    until_s = asyncio.get_running_loop().time() + duration_ms(timeout, "--timeout") / 1000
+    all_names = [each.name for each in await tl.topics()]
+    try:
+        async with asyncio.timeout_at(until_s):
+            names = await _to_forecast(tl, all_names)
+            await asyncio.gather(*map(ask, names))
+    except TimeoutError:
+        asked = len(names) or len(all_names)
+        raise Failed(
+            UNREACHABLE,
+            f"{Unavailable.code}: only {len(outlooks):,} of {asked:,} topics were counted within {timeout}. Name one "
+            "topic, or wait longer with --timeout",
+        ) from None
+    return _sum(outlooks)
+
+
+def _sum(outlooks: list[timeline.Outlook]) -> DueLoad:
     if not outlooks:
         return DueLoad([], [], 0, True)
     counts = np.sum([outlook.counts for outlook in outlooks], axis=0).tolist()
@@ -101,10 +117,9 @@ async def load_ahead(tl: timeline.Timeline, topic: str | None, window_ms: int, s
     return DueLoad(outlooks[0].edges_ms.tolist(), counts, overdue, all(outlook.exact for outlook in outlooks))
 
 
-async def _to_forecast(tl: timeline.Timeline) -> list[str]:
-    """Return the topics that may have messages: all but those that every broker counted as empty. If all are empty, one
-    is kept, for the steps. If a broker does not answer, all are kept."""
-    names = [each.name for each in await tl.topics()]
+async def _to_forecast(tl: timeline.Timeline, names: list[str]) -> list[str]:
+    """Return those of `names` that may have messages: all but those that every broker counted as empty. If all are
+    empty, one is kept, for the steps. If a broker does not answer, all are kept."""
     told = await tl.standing()
     if told.unreachable:
         return names
