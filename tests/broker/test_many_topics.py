@@ -225,6 +225,85 @@ def test_a_broker_that_hears_of_many_changes_spends_a_bounded_share_of_its_time_
     in_virtual_time(scene)
 
 
+# ── a start ──
+
+
+class Surveyed(Counted):
+    """Tells in one call which topics have messages. `look`: what happens during that call."""
+
+    look: Callable[[], Awaitable[object]] | None = None
+
+    async def next_dues(self) -> dict[int, int] | None:
+        self.calls["next_dues"] += 1
+        found = await super().next_dues()
+        if self.look is not None:
+            await self.look()
+        return found
+
+
+def test_a_restarted_broker_learns_in_one_call_which_topics_are_empty() -> None:
+    async def scene() -> None:
+        store = Surveyed(shared=True)
+        await store.open()
+        topics = [Topic(f"t{at}", 1_000 + at, TopicSettings()) for at in range(MANY)]
+        for topic in topics:
+            await store.create_topic(topic)
+        for topic in topics[:2]:
+            await put_elsewhere(store, topic, b"a", HOUR_MS)
+        loop = asyncio.get_running_loop()
+        async with broker(store, clock=Clock(loop.time, loop.time)) as link:
+            await wait(link.node.limits.count_every_ms / 2_000)
+            assert (store.calls["next_dues"], store.calls["next_due"]) == (1, 0)
+            depths = link.node.counts.depths
+            assert depths.keys() >= {topic.uid for topic in topics[2:]}
+            assert not depths.keys() & {topic.uid for topic in topics[:2]}
+            assert all(depth.counted_ms and not depth.next_due_ms for depth in depths.values())
+            value = link.node.metrics.registry.get_sample_value
+            assert value("timeline_messages_depth", {"topic": "t7", "state": "waiting"}) == 0
+            await wait(60.0)
+            assert all(depths[topic.uid].next_due_ms == HOUR_MS for topic in topics[:2])
+            link.node.counts.restart()  # as when another broker is gone
+            await wait(10.0)
+            assert store.calls["next_dues"] == 2 and len(depths) == MANY + 1
+
+    in_virtual_time(scene)
+
+
+def test_a_put_during_the_look_at_all_topics_is_not_taken_for_none() -> None:
+    async def scene() -> None:
+        store = Surveyed(shared=True)
+        await store.open()
+        for at in range(MANY):
+            await store.create_topic(Topic(f"t{at}", 1_000 + at, TopicSettings()))
+        loop = asyncio.get_running_loop()
+        async with broker(store, clock=Clock(loop.time, loop.time)) as link:
+            await wait(1.0)
+            link.node.counts.restart()
+            store.look = lambda: link.put(["a"], HOUR_MS, topic="t3")
+            await link.node.counts.survey()
+            assert 1_003 not in link.node.counts.depths and 1_004 in link.node.counts.depths
+
+    in_virtual_time(scene)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_topics_are_counted_one_by_one_if_the_look_at_all_says_nothing(fails: bool) -> None:
+    class Mute(Surveyed):
+        async def next_dues(self) -> dict[int, int] | None:
+            await super().next_dues()
+            if fails:
+                raise StoreUnavailable("the test says so")
+            return None
+
+    async def scene() -> None:
+        store = Mute()
+        async with crowded(store, MANY) as link:
+            assert len(link.node.counts.depths) == MANY + 1
+            assert link.node.not_ready == ""
+
+    in_virtual_time(scene)
+
+
 # ── at rest ──
 
 

@@ -159,6 +159,8 @@ SELECT name, value FROM timeline.meta;
 SELECT p.payload, p.headers FROM unnest($1::int8[]) WITH ORDINALITY AS a("row", n) LEFT JOIN LATERAL (
   SELECT c.payload, c.headers FROM timeline.payload AS c WHERE c."row" = a."row") AS p ON true ORDER BY a.n;
 
+SELECT t.uid, (SELECT m.due_ms FROM timeline.message AS m WHERE m.topic = t.key AND died_ms = 0 AND holder = ''::bytea ORDER BY m.due_ms, m.id LIMIT 1), (SELECT m.due_ms FROM timeline.message AS m WHERE m.topic = t.key AND died_ms = 0 AND holder != ''::bytea ORDER BY m.due_ms, m.id LIMIT 1) FROM timeline.topic AS t;
+
 SELECT uid, name, settings, revision, created_ms FROM timeline.topic;
 
 SELECT uid, name, settings, revision, created_ms FROM timeline.topic WHERE name = $1 FOR UPDATE;

@@ -203,6 +203,14 @@ class CountsTheUpperEdge(MemoryStore):
         return await super().count_due(topic, edges_ms + 1)
 
 
+@caught_by("next_dues")
+class DeadIsDue(MemoryStore):
+    """Takes topics that have only dead letters for topics with messages."""
+
+    async def next_dues(self) -> dict[int, int] | None:
+        return {topic.uid: 0 for topic in await self.topics()}
+
+
 @caught_by("next_due")
 class OverlooksWhatIsHeld(MemoryStore):
     async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:

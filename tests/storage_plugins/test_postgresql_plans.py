@@ -95,6 +95,7 @@ async def _every_call(trial: Trial, topic: Topic, name: str) -> None:
         assert sum(counts.values()) == 2 * BATCH
     await trial.store.sweep(topic, T0 + 7_000, BATCH)
     await trial.store.next_due(topic, [1, 2, 3], 0)
+    await trial.store.next_dues()
 
 
 def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:

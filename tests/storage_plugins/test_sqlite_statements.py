@@ -79,6 +79,7 @@ async def _every_call(store: Store, made: Topic) -> None:
     await store.count_due(made, np.array([0, NOW_MS, NOW_MS + 100], dtype=np.int64))
     for buckets in (None, [0, 1]):
         await store.next_due(made, buckets, 0)
+    await store.next_dues()
     await store.sweep(made, NOW_MS + 10_000_000, 100)
 
 

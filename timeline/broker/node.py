@@ -158,6 +158,7 @@ class Node:
         self.tasks.spawn(self._every(self.limits.inspect_every_ms, self._inspect_store), "store settings")
         self.tasks.spawn(self._every(self.limits.catalog_every_ms, self.catalog.refresh), "catalog")
         self.tasks.spawn(self._every(self.limits.sweep_every_ms, self._sweep), "sweep")
+        self.tasks.spawn(self.counts.survey(), "counting")
         for counting in (self.counts.near, self.counts.far):
             self.tasks.spawn(self._every(self.limits.count_every_ms, counting), "counting")
 

@@ -436,6 +436,11 @@ class Store(ABC):
     async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
         """Return the earliest due > after_ms of living rows, held ones too; None when there is none."""
 
+    async def next_dues(self) -> dict[int, int] | None:
+        """Return the earliest due of each topic that has living rows, by the topic's uid, as `next_due` answers it.
+        None, the default: the store would have to look at each topic by itself."""
+        return None
+
     @abstractmethod
     async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
         """Remove up to `limit` of each kind: expired messages without a live lease, remembered ids past their time, and

@@ -40,7 +40,7 @@ EXPIRED = bytes([Status.EXPIRED.code])
 NOT_FOUND = bytes([Status.NOT_FOUND.code])
 ON_THE_WAY = frozenset({"put", "mutate", "lease_due"})
 """Calls that messages wait for."""
-ASIDE = frozenset({"count_due", "inspect", "room"})
+ASIDE = frozenset({"count_due", "inspect", "next_dues", "room"})
 """Calls whose trouble is theirs alone. Counting many millions of rows may take longer than a healthy store permits, and
 no message waits for it."""
 OPEN_AGAIN = "Bring the old one back, and this broker goes on by itself. To accept what is there, restart every broker."

@@ -72,6 +72,11 @@ class TopicRounds:
         self._stocked.pop(uid, None)
         self._empty.pop(uid, None)
 
+    @property
+    def stocked(self) -> list[int]:
+        """The topics that may have messages."""
+        return list(self._stocked)
+
     def begin(self) -> list[int]:
         """Return the topics of the next round."""
         turn = [self._empty.popitem(last=False)[0] for _ in range(min(self._at_once, len(self._empty)))]
@@ -171,8 +176,37 @@ class MessageCounts:
         self._counted.pop(uid, None)
         self.depths.pop(uid, None)
 
+    async def survey(self) -> None:
+        """If the broker knows nothing of many topics yet, find out in one call which are empty, if the store can tell.
+        Otherwise ten thousand empty topics would be counted one by one after a start, for minutes."""
+        uids = [uid for uid in self.rounds.stocked if uid not in self.depths]
+        if len(uids) <= EMPTY_COUNTED:
+            return
+        now_ms = self._clock.now_ms()
+        for uid in uids:
+            self.rounds.empty(uid)
+        empty: set[int] = set()
+        try:
+            dues = await self._store.call("next_dues", self._store.store.next_dues())
+            empty = set() if dues is None else {uid for uid in uids if uid not in dues}
+        except StoreError:
+            pass  # they are counted one by one
+        finally:
+            for uid in uids:
+                if uid not in empty:  # or it is not known
+                    self._to_sweep.used(uid)
+                    self.rounds.used(uid)
+        pace = CooperativePace()
+        for some in pace.some(empty):
+            for uid in some:
+                topic = self._catalog.of(uid)
+                if topic is not None and self.rounds.is_empty(uid):  # not dropped, nor used, meanwhile
+                    self._tell(topic, _Counted(counted_ms=now_ms))
+            await pace.did(len(some))
+
     async def near(self) -> None:
         """Measure the room left. Then count, for each topic, what is due now and within ten minutes."""
+        await self.survey()
         await self._turns([self._room, *(partial(self._near, uid) for uid in self.rounds.begin())])
 
     async def far(self) -> None:

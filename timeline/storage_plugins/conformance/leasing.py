@@ -319,6 +319,25 @@ async def check_next_due(trial: Trial) -> None:
     expect_equal((await trial.lease(topic, now_ms=T0 + 99)).next_due_ms, None, "next_due_ms of an emptied topic")
 
 
+@check()
+async def check_next_dues(trial: Trial) -> None:
+    """next_dues answers for each topic with living rows what next_due does, or nothing at all."""
+    names = (b"free", b"held", b"dead", b"gone", b"none")
+    topics = {name: await trial.topic() for name in names}
+    for name in names[:-1]:
+        await trial.stored(topics[name], [b"a", b"b"], [T0 + 10, T0 + 20])
+    await trial.lease(topics[b"held"], now_ms=T0 + 20, lease_ms=4)
+    leased = await trial.lease(topics[b"dead"], now_ms=T0 + 20)
+    await trial.settle(topics[b"dead"], Operation.BURY, leased.rows, now_ms=T0 + 21)
+    await trial.mutate(topics[b"gone"], Operation.CANCEL, [b"a", b"b"])
+    dues = await trial.store.next_dues()
+    if dues is not None:
+        for name, topic in topics.items():
+            wanted = await trial.store.next_due(topic, None, -1)
+            expect_equal(dues.get(topic.uid), wanted, f"next_dues of the topic with messages {name.decode()}")
+        expect_equal(len(set(dues) & {topic.uid for topic in topics.values()}), 2, "topics with living messages")
+
+
 @check(needs=lambda capabilities: capabilities.exact_counts)
 async def check_count_due(trial: Trial) -> None:
     """count_due counts what is alive and without holder by steps of due, lower edge in, upper edge out."""

@@ -180,6 +180,10 @@ class MemoryStore(Store):
     async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
         return leasing.next_due(self._made(topic) or _NONE, buckets, after_ms)
 
+    async def next_dues(self) -> dict[int, int] | None:
+        found = {uid: leasing.next_due(rows, None, -1) for uid, rows in self._rows.items() if rows is not None}
+        return {uid: due_ms for uid, due_ms in found.items() if due_ms is not None}
+
     async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
         return changes.sweep(MemoryCall(self._made(topic) or _NONE, topic.settings, now_ms), limit)
 

@@ -401,6 +401,9 @@ class OffloadingStore(Store):
     async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
         return await self.inner.next_due(topic, buckets, after_ms)
 
+    async def next_dues(self) -> dict[int, int] | None:
+        return await self.inner.next_dues()
+
     async def _whole(self, topic: Topic, page: Page) -> Page:
         """Return the page with its payloads. One that is gone or damaged is empty, though its row has a size."""
         places = places_of(page.rows)

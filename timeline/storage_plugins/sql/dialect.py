@@ -170,6 +170,17 @@ class SqlDialect(ABC):
         ]
         return query.reading(f"SELECT {', '.join(asked)}, {self.stands(key)}", _only)
 
+    @property
+    def first_due_of_each(self) -> str:
+        """The query for each topic's uid and its earliest due times, of messages without and with a holder."""
+        # A limit, so that no planner joins the tables and reads all messages.
+        asked = (
+            f"(SELECT m.{self.due} FROM {self.along(index)} WHERE m.topic = t.{self.quoted('key')} AND {predicate} "
+            f"ORDER BY m.{self.due}, m.id LIMIT 1)"
+            for index, predicate in (("message_free", self.free), ("message_held", self.held))
+        )
+        return f"SELECT t.uid, {', '.join(asked)} FROM {self.table('topic')} AS t"
+
     def still_stands(self, key: int) -> Plan[bool]:
         """Return whether the topic was not dropped."""
         yield from ()

@@ -124,6 +124,9 @@ class SqlStore(Store):
     async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
         return await self._read_of(topic, lambda key: reading.next_due(self.sql, key, after_ms, buckets), lambda: None)
 
+    async def next_dues(self) -> dict[int, int] | None:
+        return await self._read(lambda: reading.next_dues(self.sql))
+
 
 class ServerStore(SqlStore):
     """The base of SQL stores on a server, which several brokers share."""
