@@ -66,7 +66,7 @@ def test_of_many_topics_those_with_consumers_are_shown() -> None:
     stands = replace(standing("b1", 0, 0), topics=(*idle, busy))
     screen = io.StringIO()
     seen = put_together(Standings((stands,), {}), [None])
-    Screen(file=screen, width=160, highlight=False).print(picture(seen))
+    Screen(screen, 160).print(picture(seen))
     lines = screen.getvalue().splitlines()
     assert sum(line.startswith("idle-") for line in lines) == TOPICS_SHOWN - 1
     assert next(line.split()[0] for line in lines if line.startswith(("idle-", "used"))) == "used"
