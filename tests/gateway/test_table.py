@@ -138,8 +138,36 @@ async def test_a_method_a_parameter_and_a_page_that_are_not_there(http: httpx.As
     assert "there is no parameter 'statee': this call takes cursor, due_from" in said
     said = problem(await http.post(f"{path}/messages?in=5s", json={"payload": 1, "in": "1h"}), 400, "INVALID")
     assert said == "there is no parameter 'in': this call takes none"
+    said = problem(await http.delete(f"{path}/messages"), 400, "INVALID")
+    assert said == "the parameter 'tag' is missing: put it into the address, ?tag=…"
     for page in ("/schema", "/schema/swagger", "/schema/openapi.json"):
         problem(await http.get(page), 404, "NOT_FOUND")
+
+
+async def test_a_body_that_is_not_read_is_refused_and_one_that_is_needed_is_asked_for(http: httpx.AsyncClient) -> None:
+    """A dry run or a version in the body of a DELETE would be as if it were not said."""
+    path = await made(http, "unread")
+    for id in ("a", "b"):
+        created = await http.post(f"{path}/messages", json={"id": id, "payload": 1, "in": "1h", "tag": "spring"})
+        assert created.status_code == 201
+    for where, asked in (
+        (f"{path}/messages?tag=spring", {"dry_run": True}),
+        (f"{path}/messages/a", {"if_version": 7}),
+        (path, {"confirm": False}),
+    ):
+        said = problem(await http.request("DELETE", where, json=asked), 400, "INVALID")
+        assert said.startswith(
+            "a DELETE has no body: write what it says into the address, ?name=value; this call takes"
+        )
+    listed = (await http.get(f"{path}/messages")).json()
+    assert sorted(one["id"] for one in listed["messages"]) == ["a", "b"]
+    for method, where in (
+        ("POST", f"{path}/dead:revive"), ("POST", f"{path}/leases"), ("POST", "/v1/leases:ack"),
+        ("PATCH", f"{path}/messages/a"), ("PATCH", f"{path}/messages?tag=spring"),
+    ):  # fmt: skip
+        said = problem(await http.request(method, where), 400, "INVALID")
+        assert said == "this call needs a body in JSON: /docs shows its fields", where
+    assert (await http.put(f"{path}2")).status_code == 201  # all settings have defaults
 
 
 async def test_every_setting_of_a_topic_can_be_set(http: httpx.AsyncClient) -> None:

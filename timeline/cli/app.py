@@ -50,7 +50,7 @@ GROUPS = {
         "dead": ("messages.dead", "List, revive and purge dead letters"),
     },
     "Topics": {"topic": ("topic", "Create, change and list topics")},
-    "Schedules": {"schedule": ("schedule", "Try when something recurs: cron, periods, calendar rules")},
+    "Schedules": {"schedule": ("schedule", "Show the times of a rule: cron, periods, RFC 5545")},
     "Run": {
         "serve": ("run.serve", "Run a broker"),
         "gateway": ("run.gateway", "Run a gateway: HTTP in front of brokers"),

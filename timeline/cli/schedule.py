@@ -26,7 +26,7 @@ _CHANGES = {
 
 @click.group(cls=Suggesting)
 def schedule() -> None:
-    """Try when something recurs.
+    """Show the times that a rule gives. Nothing is scheduled.
 
     \b
     Example:
@@ -42,7 +42,7 @@ def schedule() -> None:
     "--exclude",
     multiple=True,
     metavar="DATE|TIME|RULE",
-    help="What is left out: 2026-12-25, 'cron:* * 25 12 *'. May be repeated.",
+    help="What is left out: 2026-12-25, 'cron:* * 25 12 *', 'rrule:FREQ=…'. May be repeated.",
 )
 @click.option("--zone", default="UTC", show_default=True, help="Time zone of the rules.")
 @click.option(
@@ -68,12 +68,14 @@ def preview(
 ) -> None:  # fmt: skip
     """Show the next times of CRON, of --every or of --rrule, or of several together.
 
-    CRON has five fields: minute, hour, day of the month, month, day of the week; or six, with the second first. Days
-    may be L (the last), LW (the last weekday), 15W (the weekday nearest to the 15th), 5L (the last Friday) and 5#3 (the
-    third). Where clocks change, the table says so.
+    CRON has five fields in quotes: minute, hour, day of the month, month, day of the week; or six, with the second
+    first. Days may be L (the last), LW (the last one from Monday to Friday), 15W (the one of these that is nearest to
+    the 15th), 5L (the last Friday) and 5#3 (the third). Holidays are not known. If both days are given, either one
+    counts.
 
-    Rules that go with the clock's time, like */15 * * * *, go on through a change of clocks. For others, a time that
-    clocks skip is later by as much, and of two equal times the first counts.
+    --every is a fixed length: 1d is 24 hours. For the same time each day, use CRON. Where clocks change, the table says
+    so. Rules that go with the clock's time, like */15 * * * *, go on through a change. For others, a time that clocks
+    skip is later by as much, and of two equal times the first counts.
 
     \b
     Example:

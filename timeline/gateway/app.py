@@ -17,7 +17,7 @@ from timeline.gateway.clients import CallerClient
 from timeline.gateway.direct import DirectCalls
 from timeline.gateway.document.openapi import openapi_config
 from timeline.gateway.metrics import Observed
-from timeline.gateway.requests import ApiRequest, check_query
+from timeline.gateway.requests import ApiRequest, check_body, check_query
 from timeline.gateway.routes import leases, many, messages, pages, reading, topics
 from timeline.gateway.service import HttpGateway, gateway_of, serving
 
@@ -48,6 +48,7 @@ async def check_call(request: Request[Any, Any, Any]) -> Response[None] | None:
     if request.method != "GET" or request.scope["path_template"].endswith("/stream"):  # a stream takes messages
         request.check_origin(gateway_of(request).settings.origins)
     check_query(request)
+    check_body(request)
     if "data" in request.route_handler.parsed_fn_signature.parameters:
         async with serving(request):
             pass

@@ -261,15 +261,40 @@ OURS = {"request", "client", "data"}
 """What a call gets that its caller does not name."""
 
 
+def check_body(request: ApiRequest) -> None:
+    """Raise Invalid for a body that the call does not read, or for none where it needs one. A dry run that is asked for
+    in a body that nobody reads would cancel."""
+    shape = request.route_handler.parsed_data_field
+    has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+    if has_body and request.method == "DELETE":
+        raise Invalid(f"a DELETE has no body: write what it says into the address, ?name=value; {_takes(request)}")
+    if not has_body and shape is not None and not shape.is_optional:
+        raise Invalid("this call needs a body in JSON: /docs shows its fields")
+
+
 def check_query(request: Request[Any, Any, Any]) -> None:
-    """Raise Invalid for a parameter that the call has not."""
-    fields = request.route_handler.parsed_fn_signature.parameters
-    known = {getattr(field.kwarg_definition, "name", None) or name for name, field in fields.items()}
-    known -= OURS | set(request.path_params)
+    """Raise Invalid for a parameter that the call has not, and for one that it needs."""
+    known = _known_parameters(request)
     for name in request.query_params:
         if name not in known:
-            takes = f"this call takes {', '.join(sorted(known))}" if known else "this call takes none"
-            raise Invalid(f"there is no parameter {name!r:.80}: {takes}")
+            raise Invalid(f"there is no parameter {name!r:.80}: {_takes(request)}")
+    for name, needed in known.items():
+        if needed and name not in request.query_params:
+            raise Invalid(f"the parameter {name!r} is missing: put it into the address, ?{name}=…")
+
+
+def _takes(request: Request[Any, Any, Any]) -> str:
+    known = sorted(_known_parameters(request))
+    return f"this call takes {', '.join(known)}" if known else "this call takes none"
+
+
+def _known_parameters(request: Request[Any, Any, Any]) -> dict[str, bool]:
+    """Return the names of the query parameters of the call, each with whether it is needed."""
+    return {
+        getattr(field.kwarg_definition, "name", None) or name: field.is_required
+        for name, field in request.route_handler.parsed_fn_signature.parameters.items()
+        if name not in OURS and name not in request.path_params
+    }
 
 
 class Streamed(Response[None]):

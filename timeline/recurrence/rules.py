@@ -61,7 +61,7 @@ class CronRule:
         if len(fields) != 6:
             raise Invalid(
                 f"cron {text!r:.80} must have five fields (minute, hour, day of the month, month, day of the week), or "
-                f"six with the second first; it has {len(fields)}"
+                f"six with the second first, all in one text; it has {len(fields)}"
             )
         self._parts = list(self._parted(fields))
 
@@ -205,7 +205,7 @@ class RecurrenceRule:
             parts[name] = value
         self._check(parts)
         if start is None and ("COUNT" in parts or parts.get("INTERVAL", "1") != "1"):
-            raise self._wrong("COUNT and INTERVAL count from a start, and none is given")
+            raise self._wrong("COUNT and INTERVAL count from a start: give one")
         self._step = _STEPS[parts["FREQ"]]
         self.of_clock = parts["FREQ"] in _OF_CLOCK
         """As of a `CronRule`."""

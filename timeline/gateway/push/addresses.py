@@ -118,7 +118,7 @@ class AddressGuard:
             why = "; ".join(judged.values()) or "it has no address"
             raise AddressRefused(
                 f"webhooks must not go to {host}. {why}. If they should, give --push-allow and the network "
-                "to the gateway, or to serve, which keeps one"
+                "to whatever sends them: serve, gateway or push test"
             )
         return permitted
 
