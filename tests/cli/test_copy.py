@@ -368,6 +368,23 @@ async def test_leased_messages_are_refused_or_copied_as_due_later(tmp_path: Path
         assert sorted(row["due_ms"] for row in rows.values()) == [T0, T0, T0 + 50_000]
 
 
+@pytest.mark.parametrize("now_ms", [T0 + 10, T0 + 900], ids=["before its expiry", "after its expiry"])
+async def test_a_message_whose_lease_outlives_its_expiry_is_left_behind(now_ms: int) -> None:
+    """In the target it would be due at its lease's end, when it has expired. So it does not keep the copy unfinished. A
+    lease that ends before the expiry is copied."""
+    async with Trial(MemoryStore) as trial, Trial(MemoryStore) as other:
+        topic = await trial.topic()
+        await trial.stored(topic, named(4), T0, expires_ms=[T0 + 500, T0 + 1_000, T0 + 1_001, 0])
+        assert len((await trial.lease(topic, 4, lease_ms=1_000)).rows) == 4
+        copying = TopicCopy(trial.store, other.store, topic, lambda: now_ms, leased=True)
+        await copying.prepare()
+        done = await copying.run()
+        assert (done.copied, done.expired, done.failed) == (2, 2, 0), done.reasons
+        assert (await copying.compare()).same
+        rows = await everything(other.store, await topic_of(other.store, topic.name))
+        assert sorted(row["expires_ms"] for row in rows.values()) == [0, T0 + 1_001]
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 async def test_killed_in_the_middle_it_goes_on(tmp_path: Path, call: Call) -> None:

@@ -79,8 +79,8 @@ async def compare(
     source: Store, topic: Topic, target: Store, into: Topic, now_ms: int, said: Said = lambda _: None
 ) -> Compared:
     """Walk `topic` of `source` and `into` of `target` at once. Payloads of the target are read back and compared with
-    their checksums. Messages that are expired by `now_ms` are left out on both sides. `said` is called for every
-    message."""
+    their checksums. Messages that a copy leaves behind at `now_ms` are left out on both sides. `said` is called for
+    every message."""
     sides = (_Tally(), _Tally())
     differing, reasons = 0, dict[bytes, str]()
     left, right = _records(source, topic, now_ms, False), _records(target, into, now_ms, True)
@@ -122,7 +122,7 @@ async def _records(store: Store, topic: Topic, now_ms: int, payload: bool) -> As
     """Yield every message of the topic as it is copied, by (bucket, id)."""
     where = ScanFilter(LIVING | DEAD)
     async for page in pages(lambda cursor: store.scan(topic, now_ms, where, cursor, PAGE, payload)):
-        rows = page.take(~page.expired(now_ms))
+        rows = page.take(~left_behind(page, now_ms))
         sound = np.ones(len(rows), dtype=np.bool_)
         if payload and len(rows):
             assert rows.payloads is not None
@@ -152,6 +152,13 @@ def dues_of(rows: Rows) -> Int64:
     return np.where(held, rows.due_ms, rows.scheduled_ms)
 
 
+def left_behind(rows: Rows, now_ms: int) -> Bools:
+    """Return which messages are not copied: those that are expired, and those that would be due in the target only at
+    or after their expiry, because their lease lasts that long. They could never be delivered there."""
+    too_late: Bools = (rows.expires_ms > 0) & (rows.expires_ms <= dues_of(rows)) & (rows.died_ms == 0)
+    return rows.expired(now_ms) | too_late
+
+
 PAGES_AT_ONCE = 4
 HOLDER = b"timeline-copy"
 MOST_LEASES = 1_000
@@ -161,7 +168,7 @@ GONE = "its payload is gone or damaged in the source"
 @dataclass(slots=True)
 class Copied:
     """The result of a copy. `copied`: messages. `there`: messages that the target had already. `dead`: dead letters
-    among both. `expired`: messages that stay behind. `failed`: how many could not be copied. `reasons`: id → why."""
+    among both. `expired`: messages that stay behind, see `left_behind`. `failed`: how many could not be copied. `reasons`: id → why."""
 
     copied: int = 0
     there: int = 0
@@ -286,7 +293,7 @@ class TopicCopy:
     async def _copy(self, rows: Rows, dead: bool) -> int:
         """Copy those of a page that are not in the target. Return how many the page has."""
         count = len(rows)
-        expired = rows.expired(self._now_ms())
+        expired = left_behind(rows, self._now_ms())
         self.done.expired += int(expired.sum())
         rows = rows.take(~expired)
         if self._fresh:
