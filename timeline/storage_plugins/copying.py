@@ -168,7 +168,8 @@ GONE = "its payload is gone or damaged in the source"
 @dataclass(slots=True)
 class Copied:
     """The result of a copy. `copied`: messages. `there`: messages that the target had already. `dead`: dead letters
-    among both. `expired`: messages that stay behind, see `left_behind`. `failed`: how many could not be copied. `reasons`: id → why."""
+    among both. `expired`: messages that stay behind, see `left_behind`. `failed`: how many could not be copied.
+    `reasons`: id → why."""
 
     copied: int = 0
     there: int = 0
