@@ -379,6 +379,23 @@ async def test_what_is_no_exception_ends_the_run_and_its_message_goes_back(
         assert left == {"bad": (timeline.State.WAITING, 1, None)}, "what was done is acknowledged"
 
 
+async def test_a_generator_exit_ends_the_run_at_once_too(tl: timeline.Timeline) -> None:
+    """Its message waits for the end of its lease: nothing may be awaited after it."""
+    handled: list[str] = []
+
+    async def handler(d: timeline.Delivery) -> None:
+        handled.append(d.id)
+        if d.id == "bad":
+            raise GeneratorExit
+        await asyncio.sleep(0)
+
+    async with tl.producer("t") as p, tl.consumer("t", id="w", lease="10m") as c:
+        await p.produce(b"", in_=0, id="bad")
+        with pytest.raises(GeneratorExit):
+            await c.run(handler, concurrency=2)
+        assert not c.taking and handled == ["bad"]
+
+
 @pytest.mark.parametrize("stray", STRAYS)
 @pytest.mark.parametrize("kind", ["async", "plain"])
 def test_without_await_the_caller_gets_it_and_the_client_works_on(

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from timeline import tracing
 from timeline.driver.blocking.calls import SyncDelivery
-from timeline.driver.delivery import Delivery, LeaseHolder
+from timeline.driver.delivery import CREDIT_MESSAGES, Delivery, LeaseHolder
 from timeline.driver.message import Randomness
 from timeline.driver.times import Duration, When, duration_ms, grown_ms, shown
 from timeline.driver.transport.client_context import FORKED
@@ -145,8 +145,6 @@ Take: TypeAlias = Callable[[], Awaitable[Delivery | None]]
 MAX_CONCURRENCY = 10_000
 
 BUFFERED_MS = 20.0
-MOST_CREDIT = 256
-"""Unless twice the concurrency is more."""
 LOOK_MS = 250.0
 
 
@@ -169,20 +167,26 @@ class _RunCredit:
     besides one message for each.
 
     With less, quick handlers wait for the broker. What waits here is late if the handlers become slow, and other
-    consumers cannot have it: so it goes back then.
+    consumers cannot have it: so it goes back then. It also loses a delivery if the process dies. So nothing waits,
+    besides one for each, while a message has few deliveries left: one that kills the process must take few along.
     """
 
     def __init__(self, consumer: LeaseHolder, concurrency: int) -> None:
         self._consumer, self._concurrency = consumer, concurrency
         self._least = 2 * concurrency
-        self._most = max(self._least, MOST_CREDIT)
+        self._most = max(self._least, CREDIT_MESSAGES)
         self._working = self._handled = 0
         self._since_ms = self._busy_ms = 0.0
+        self._frail = False
+        """Whether a message began since the last look that one more crash, or two, would make a dead letter."""
         self._enough = asyncio.Event()
-        """Set: so many were handled that their speed is known."""
+        """Set: it is time for a look."""
 
-    def begins(self) -> None:
+    def begins(self, delivery: Delivery) -> None:
         """Note that a handler begins."""
+        if 0 < delivery._frame.columns.max_deliveries <= delivery.deliveries + 1 and not self._frail:
+            self._frail = True
+            self._enough.set()
         if not self._working:
             self._since_ms = self._consumer.monotonic_ms()
         self._working += 1
@@ -204,9 +208,9 @@ class _RunCredit:
                 now_ms = self._consumer.monotonic_ms()
                 self._busy_ms += now_ms - self._since_ms
                 self._since_ms = now_ms
-            if self._handled >= self._consumer.credit or self._busy_ms >= BUFFERED_MS:
-                self._fit(int(BUFFERED_MS * self._handled / max(self._busy_ms, 0.001)))
-                self._handled, self._busy_ms = 0, 0.0
+            if self._frail or self._handled >= self._consumer.credit or self._busy_ms >= BUFFERED_MS:
+                self._fit(0 if self._frail else int(BUFFERED_MS * self._handled / max(self._busy_ms, 0.001)))
+                self._handled, self._busy_ms, self._frail = 0, 0.0, False
 
     def _fit(self, buffered: int) -> None:
         credit, wanted = self._consumer.credit, min(self._most, max(self._least, self._concurrency + buffered))
@@ -256,7 +260,7 @@ class _Crew:
             job = _Job(delivery, self.consumer.extend_at_ms(delivery), task if self.threads is None else None)
             self.jobs.add(job)
             if self.credit is not None:
-                self.credit.begins()
+                self.credit.begins(delivery)
             try:
                 await self._handle(job)
             finally:
@@ -288,7 +292,8 @@ class _Crew:
                 await self._again(delivery, again)
         except Bury as bury:
             await self._settle(delivery, partial(delivery.bury, _short(bury.reason) or "buried by its handler"))
-        except GeneratorExit:
+        except GeneratorExit as closed:
+            self._ended_by(closed)
             raise  # it ends this call, which must not wait any more
         except BaseException as error:  # a task that raised SystemExit or KeyboardInterrupt would end the loop
             await self._failed(delivery, _words(error), error, quiet=self._ended_by(error))
