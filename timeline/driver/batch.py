@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from timeline.columns import Bools, Int64, Ragged, Text, UInt8, UInt64
 from timeline.driver.message import Headers, Message, check_headers, check_payload, encode_id, encode_tag
-from timeline.driver.times import LOOKS_LIKE_SECONDS, duration_ms, expiry_ms, instant_ms
+from timeline.driver.times import LOOKS_LIKE_SECONDS, duration_ms, expiry_ms, instant_ms, shown
 from timeline.errors import Invalid, TooLarge
 from timeline.model import ID_TEXT, MAX_DURATION_MS, MAX_PAYLOAD_BYTES, MAX_TIME_MS, TAG_TEXT, Status
 from timeline.wire import Judgement, PutFlag
@@ -39,8 +39,9 @@ class Batch:
     of tags, headers and expiries, None is none, and so is a null tag. Other nulls and masked times are refused.
 
     Missing ids are made when the batch is first sent, and stay, so that sending it again doubles nothing. To make
-    the same batch again after a crash and have it recognised, set `births`: 64 bits each, not 0. They are an array or a
-    list of ints. By default each call draws new ones.
+    the same batch again after a crash and have it recognised, give `ids`, and set `births`: 64 bits each, not 0. They
+    are an array or a list of ints. By default each call draws new ones. Payloads are not compared: another one under
+    the same id and birth is dropped, and its receipt is OK.
 
     A message out of range is refused alone: `refused` has its status and sentence by its index, and its receipt has
     them, too. Raise Invalid for an error that concerns all messages.
@@ -100,6 +101,13 @@ class Batch:
     def births(self, births: UInt64 | Sequence[int] | None) -> None:
         self._births = None if births is None else numbers_column(births, self._count, "births")
 
+    @property
+    def unnamed(self) -> bool:
+        """Whether there is a message without an id."""
+        if self.ids is None:
+            return self._count > 0
+        return any(place not in self.refused for place in np.flatnonzero(self.ids.sizes == 0).tolist())
+
     @classmethod
     def of(cls, messages: Iterable[Message]) -> Batch:
         """Return the columns of `messages`."""
@@ -148,7 +156,7 @@ def numbers_column(numbers: Any, count: int, name: str) -> UInt64:
 
 def is_number(value: object) -> bool:
     """Return whether a value may be a birth or the id of an operation: 64 bits, not 0."""
-    return isinstance(value, int | np.integer) and 0 < int(value) < 1 << 64
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 < int(value) < 1 << 64
 
 
 def _check_length(items: Any, count: int, name: str) -> None:
@@ -238,7 +246,7 @@ def _one(name: str, place: int, read: Any, item: Any, bad: Judgement | None, ins
 def _texts_column(items: Any, count: int, name: str, read: Any, bad: Judgement | None) -> Ragged:
     if not isinstance(items, Ragged):
         if not isinstance(items, Iterable):
-            raise Invalid(f"{name} must be texts, one each (a list, a numpy or an Arrow array), not {items!r:.60}")
+            raise Invalid(f"{name} must be texts, one each (a list, a numpy or an Arrow array), not {shown(items)}")
         if isinstance(items, np.ndarray) or not _is_column(items):
             listed = items.tolist() if isinstance(items, np.ndarray) else list(items)
             _check_length(listed, count, name)
@@ -268,7 +276,7 @@ def _shown(item: object) -> bytes:
     """Return the text that a receipt shows for a wrong id."""
     if isinstance(item, bytes):
         item = item.decode(errors="replace")
-    return (item if isinstance(item, str) else f"{item!r:.80}").encode(errors="replace")
+    return (item if isinstance(item, str) else shown(item)).encode(errors="replace")
 
 
 def ids_column(ids: Any, count: int, bad: Judgement | None = None) -> Ragged:
@@ -303,7 +311,7 @@ def _headers_column(headers: Any, count: int, bad: Judgement) -> Ragged:
         _check_length(headers, count, "headers")
         return headers
     if not isinstance(headers, Iterable) or not hasattr(headers, "__len__") or isinstance(headers, str | bytes):
-        raise Invalid(f"headers must be one mapping for all, or a list of one each, not {headers!r:.60}")
+        raise Invalid(f"headers must be one mapping for all, or a list of one each, not {shown(headers)}")
     _check_length(headers, count, "headers")
     return Ragged.of([_one("headers", place, check_headers, item, bad, b"") for place, item in enumerate(headers)])
 
@@ -311,7 +319,7 @@ def _headers_column(headers: Any, count: int, bad: Judgement) -> Ragged:
 def encode_ids(ids: Any, bad: Judgement | None = None) -> Ragged:
     """Return ids in any form that a batch takes as a column. Raise Invalid."""
     if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
-        raise Invalid(f"ids must be a list of ids, not {ids!r:.60}")
+        raise Invalid(f"ids must be a list of ids, not {shown(ids)}")
     listed: Any = ids if hasattr(ids, "__len__") else list(ids)
     return ids_column(listed, len(listed), bad)
 

@@ -26,7 +26,7 @@ from timeline.driver.consume.settler import ACK, Settler, SettleRequest, bury_of
 from timeline.driver.message import Headers, Randomness, about
 from timeline.driver.receipts import OK, MessageAnswer, Receipts, error_of
 from timeline.driver.tasks import Closing
-from timeline.driver.times import Duration, When, as_datetime, duration_ms, grown_ms
+from timeline.driver.times import Duration, When, as_datetime, duration_ms, grown_ms, shown
 from timeline.driver.transport.client_context import FORKED, ClientContext
 from timeline.errors import Closed, Invalid, LeaseLost, TimelineError
 from timeline.model import MAX_DURATION_MS, Operation, decode_headers
@@ -324,7 +324,7 @@ class Deliveries:
                 raise Invalid(f"only= is a mask of {len(asked)} for a batch of {len(self)}: one True or False each")
             asked = np.flatnonzero(asked)
         elif len(asked) and asked.dtype.kind not in "iu":
-            raise Invalid(f"only= takes places in the batch, whole numbers, or a mask, not {only!r:.60}")
+            raise Invalid(f"only= takes places in the batch, whole numbers, or a mask, not {shown(only)}")
         places = asked.astype(np.intp)
         if len(places) and (int(places.min()) < 0 or int(places.max()) >= len(self)):
             raise IndexError(f"only= names places outside of the batch of {len(self)}")

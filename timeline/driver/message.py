@@ -126,7 +126,7 @@ def encode_text(text: object, name: str, most_bytes: int, least_bytes: int = 1) 
 def _encoded(text: object, name: str, least: int, most: int, id: object = None) -> bytes:
     """Return `text` in UTF-8. Raise Invalid, about the message `id` if that is text."""
     if not isinstance(text, str):
-        raise Invalid(f"{name} is text, not {type(text).__name__}: {text!r:.80}")
+        raise Invalid(f"{name} is text, not {type(text).__name__}: {shown(text)}")
     about = id if isinstance(id, str) else None
     try:
         encoded = text.encode()

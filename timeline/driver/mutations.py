@@ -27,7 +27,7 @@ from timeline.driver.produce.request_queue import (
 from timeline.driver.produce.unary_calls import UnaryCalls
 from timeline.driver.receipts import Receipt, Receipts, receipt_of
 from timeline.driver.tasks import Closing
-from timeline.driver.times import Duration, When, duration_ms, instant_ms, shift_ms
+from timeline.driver.times import Duration, When, duration_ms, instant_ms, shift_ms, shown
 from timeline.driver.transport.channel import AttemptState
 from timeline.driver.transport.client_context import ClientContext
 from timeline.errors import Invalid, TimelineError, Unknown
@@ -116,7 +116,7 @@ class TagProgress:
         if isinstance(resume, TagProgress):
             return resume.copy()
         if not isinstance(resume, str):
-            raise Invalid(f"resume= takes a TagProgress or its token (.resume), not {resume!r:.60}")
+            raise Invalid(f"resume= takes a TagProgress or its token (.resume), not {shown(resume)}")
         text = resume.strip()
         if len(text) > MAX_TOKEN_BYTES:
             raise Invalid(NO_TOKEN)
@@ -247,7 +247,7 @@ class MutationCalls(Closing):
         if given is None:
             return self._context.ids.number()
         if not is_number(given):
-            raise Invalid(f"{name} must be an int of 64 bits, not 0 or negative, not {given!r:.60}")
+            raise Invalid(f"{name} must be an int of 64 bits, not 0 or negative, not {shown(given)}")
         return int(given)
 
     async def move_many(
@@ -515,12 +515,12 @@ def _times(at: Any, in_: Any, count: int, bad: Judgement) -> tuple[Int64, bool]:
 
 def _check_bool(value: object, name: str) -> None:
     if not isinstance(value, bool):
-        raise Invalid(f"{name} must be True or False, not {value!r:.60}")
+        raise Invalid(f"{name} must be True or False, not {shown(value)}")
 
 
 def _version(if_version: int | None) -> int:
     if if_version is None:
         return 0
     if isinstance(if_version, bool) or not isinstance(if_version, int) or not 1 <= if_version < 2**63:
-        raise Invalid(f"if_version must be a version, a whole number from 1, not {if_version!r:.40}")
+        raise Invalid(f"if_version must be a version, a whole number from 1, not {shown(if_version)}")
     return if_version

@@ -18,7 +18,7 @@ from timeline.driver.mutations import MutationCalls
 from timeline.driver.produce.produce_stream import OVERHEAD_BYTES, PUT_COLUMNS, ProduceStream, put_sizes
 from timeline.driver.produce.request_queue import BatchCall, Columns, QueueRunner
 from timeline.driver.receipts import Receipt, Receipts, receipt_of
-from timeline.driver.times import Duration, Expiry, When
+from timeline.driver.times import Duration, Expiry, When, shown
 from timeline.driver.transport.client_context import ClientContext
 from timeline.errors import Closed, Invalid, TimelineError, Unknown
 from timeline.model import Operation, Status
@@ -116,7 +116,8 @@ class Producer(MutationCalls):
         `if_exists="replace"`: this message replaces an unleased message of the same id.
 
         `birth` (64 bits, not 0): a repeat of this call has the same one and the same `id`. It is recognised, stores
-        nothing and gets the same answer. Default: random.
+        nothing and gets the same answer. Payloads are not compared: another one under both is dropped, and its receipt
+        is OK. Under another birth it raises Exists. Default: random.
 
         Return a Receipt: OK, or DUPLICATE if this very message is there already. Raise Exists if another message has
         the id, and Forbidden if that is another group's. Raise Invalid, TooLarge, Throttled, Leased, Dead, NotFound (no
@@ -126,7 +127,9 @@ class Producer(MutationCalls):
         message = Message(payload, at, in_, id, tag, headers, expires)
         try:
             flag, timeout_ms = move_flag(if_exists), self._context.patience_ms(timeout)
-            number = self._context.ids.number() if birth is None else self._number(birth, "birth")
+            number = self._number(birth, "birth")
+            if birth is not None and id is None:
+                raise Invalid("birth= needs id=: a repeat is recognised by both, and each call makes another id")
         except Invalid as wrong:
             raise of_message(wrong, id) from None
         return await self._put(message, number, flag, timeout_ms)
@@ -197,6 +200,8 @@ class Producer(MutationCalls):
 
     def _columns(self, batch: Batch, flag: int) -> Columns:
         count = len(batch)
+        if batch.births is not None and batch.unnamed:
+            raise Invalid("births need ids: a repeat is recognised by both, and each batch makes other ids")
         if batch.ids is None:
             batch.ids = self._context.ids.make_column(count)
         elif count and int(batch.ids.sizes.min()) == 0:
@@ -347,7 +352,7 @@ async def _next(source: AsyncIterator[Message]) -> Message:
     """Return the next message. In this coroutine a wrong source fails where its own exceptions do."""
     coming = anext(source)
     if not inspect.isawaitable(coming):
-        raise Invalid(f"produce_iter takes an async iterable, whose __anext__ is awaited; it gave {coming!r:.60}")
+        raise Invalid(f"produce_iter takes an async iterable, whose __anext__ is awaited; it gave {shown(coming)}")
     return await coming
 
 

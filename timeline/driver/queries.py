@@ -82,14 +82,14 @@ def settings_of(given: dict[str, Any]) -> dict[str, int | str | bool]:
             settings[PERCENTS[name]] = _percent(name, value)
         elif name in SETTING_RANGES:
             if isinstance(value, bool) or not isinstance(value, int):
-                raise Invalid(f"{name} must be a whole number, not {value!r:.60}")
+                raise Invalid(f"{name} must be a whole number, not {shown(value)}")
             if value.bit_length() > 63:  # more than the wire can carry; the broker checks the range
                 low, high = SETTING_RANGES[name]
-                raise Invalid(f"{name} must be a whole number from {low} to {high}, not {str(value)[:12]}…")
+                raise Invalid(f"{name} must be a whole number from {low} to {high}, not {shown(value)}")
             settings[name] = value
         elif name == "paused":
             if not isinstance(value, bool):
-                raise Invalid(f"paused must be True or False, not {value!r:.60}")
+                raise Invalid(f"paused must be True or False, not {shown(value)}")
             settings[name] = value
         elif name == "push_url":
             settings[name] = check_push_url(value) if value != "" else ""
@@ -106,10 +106,10 @@ def _percent(name: str, value: object) -> int:
     """Return a factor or share in hundredths. Raise Invalid unless it is in the setting's range."""
     low, high = (limit / 100 for limit in SETTING_RANGES[PERCENTS[name]])
     if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-        raise Invalid(f"{name} must be a number from {low:g} to {high:g}, not {value!r:.40}")
+        raise Invalid(f"{name} must be a number from {low:g} to {high:g}, not {shown(value)}")
     percent = round(value * 100)
     if abs(percent - value * 100) > 1e-6:
-        raise Invalid(f"{name} takes two decimals, not {value!r:.40}. Round it")
+        raise Invalid(f"{name} takes two decimals, not {shown(value)}. Round it")
     return percent
 
 
@@ -125,7 +125,7 @@ def wanted_states(state: str | Iterable[str] | None) -> tuple[State, ...]:
     wanted = [state] if isinstance(state, str) or not isinstance(state, Iterable) else list(state)
     for one in wanted:
         if not isinstance(one, str) or one not in allowed:
-            raise Invalid(f"state must be one of {', '.join(allowed)}, not {one!r:.60}")
+            raise Invalid(f"state must be one of {', '.join(allowed)}, not {shown(one)}")
     return tuple(dict.fromkeys(allowed[one] for one in wanted))
 
 
@@ -149,7 +149,7 @@ def wanted_buckets(buckets: tuple[int, int] | None) -> tuple[int, int]:
         return 0, 0
     whole = isinstance(buckets, tuple) and len(buckets) == 2 and all(type(one) is int for one in buckets)
     if not whole or not 0 <= buckets[0] < buckets[1] <= MAX_BUCKETS:
-        raise Invalid(f"buckets= is a pair (first, end) with 0 <= first < end <= {MAX_BUCKETS}, not {buckets!r:.60}")
+        raise Invalid(f"buckets= is a pair (first, end) with 0 <= first < end <= {MAX_BUCKETS}, not {shown(buckets)}")
     return buckets
 
 
@@ -350,7 +350,7 @@ class Queries:
         check_limit(limit)
         bucket_from, bucket_to = wanted_buckets(buckets)
         if not isinstance(payload, bool):
-            raise Invalid(f"payload must be True or False, not {payload!r:.60}")
+            raise Invalid(f"payload must be True or False, not {shown(payload)}")
         frame = Scan(
             topic=check_topic_name(topic),
             states=wanted_states(state),

@@ -133,7 +133,10 @@ def shown(value: object) -> str:
     """Return `value` for a refusal, shortened. Python does not write the longest ints."""
     if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:
         return f"a number of {value.bit_length()} bits"
-    return f"{value!r:.60}"
+    try:
+        return f"{value!r:.60}"
+    except ValueError:
+        return f"a {type(value).__name__} with a number too long to show"
 
 
 def _text_us(text: str, name: str) -> int:
@@ -302,14 +305,14 @@ def _day(day: date | str) -> date:
     try:
         return date.fromisoformat(day)
     except (TypeError, ValueError):
-        raise Invalid(f"the day must be a date or 'YYYY-MM-DD', not {day!r:.60}") from None
+        raise Invalid(f"the day must be a date or 'YYYY-MM-DD', not {shown(day)}") from None
 
 
 def _clock(clock: time | str) -> time:
     try:
         read = clock if isinstance(clock, time) else time.fromisoformat(clock)
     except (TypeError, ValueError):
-        raise Invalid(f"the time of day must be a time or 'HH:MM', not {clock!r:.60}") from None
+        raise Invalid(f"the time of day must be a time or 'HH:MM', not {shown(clock)}") from None
     if read.tzinfo is not None:
         raise Invalid(f"the time of day must have no time zone of its own: {clock!s} has one")
     return read

@@ -495,11 +495,11 @@ async def run_handlers(
 ) -> None:
     """See `Consumer.run`."""
     if not callable(handler):
-        raise Invalid(f"a handler is a function of a delivery, not {handler!r:.80}")
+        raise Invalid(f"a handler is a function of a delivery, not {shown(handler)}")
     if isinstance(concurrency, bool) or not isinstance(concurrency, int) or not 1 <= concurrency <= MAX_CONCURRENCY:
-        raise Invalid(f"concurrency must be a whole number from 1 to {MAX_CONCURRENCY}, not {concurrency!r}")
+        raise Invalid(f"concurrency must be a whole number from 1 to {MAX_CONCURRENCY}, not {shown(concurrency)}")
     if backoff is not None and not isinstance(backoff, Backoff):
-        raise Invalid(f"backoff is a timeline.Backoff(first=…, cap=…), not {backoff!r:.80}")
+        raise Invalid(f"backoff is a timeline.Backoff(first=…, cap=…), not {shown(backoff)}")
     timeout_ms = None if timeout is None else duration_ms(timeout, "timeout", least_ms=1)
     grace_ms = duration_ms(grace, "grace")
     consumer.open(credit=2 * concurrency)

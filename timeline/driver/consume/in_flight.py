@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from timeline.columns import Bools, Indexes, Int64, Ragged, UInt64
+from timeline.driver.times import shown
 from timeline.errors import Invalid
 from timeline.model import MAX_BATCH
 from timeline.wire.frames import Deliver
@@ -204,7 +205,7 @@ def distinct(at: Indexes) -> Indexes:
 def check_credit(credit: Any, name: str, most: int) -> int:
     """Return `credit` if it is a whole number from 1 to `most`. Raise Invalid otherwise."""
     if isinstance(credit, bool) or not isinstance(credit, int) or not 1 <= credit <= most:
-        raise Invalid(f"{name} must be a whole number from 1 to {most}, not {credit!r}")
+        raise Invalid(f"{name} must be a whole number from 1 to {most}, not {shown(credit)}")
     return credit
 
 

@@ -35,7 +35,7 @@ from timeline.driver.produce.request_queue import (
 )
 from timeline.driver.produce.unary_calls import UnaryCalls
 from timeline.driver.receipts import Receipts
-from timeline.driver.times import Duration, When, duration_ms
+from timeline.driver.times import Duration, When, duration_ms, shown
 from timeline.driver.transport.channel import AttemptState, Deadline
 from timeline.driver.transport.client_context import ClientContext
 from timeline.errors import Invalid, TimelineError
@@ -347,7 +347,7 @@ def settle_request(
 ) -> SettleRequest:
     """Return the request of a settle in words. Raise Invalid for an argument that the verb does not take."""
     if verb not in VERBS:
-        raise Invalid(f"verb must be one of {', '.join(VERBS)}, not {verb!r:.60}")
+        raise Invalid(f"verb must be one of {', '.join(VERBS)}, not {shown(verb)}")
     given = {"in_": in_, "at": at, "reason": reason or None, "lease": lease}
     takes = {"release": ("in_", "at", "reason"), "bury": ("reason",), "extend": ("lease",)}.get(verb, ())
     for name, value in given.items():

@@ -13,6 +13,7 @@ import zlib
 from itertools import accumulate
 from typing import NamedTuple
 
+from timeline.driver.times import shown
 from timeline.errors import Invalid
 from timeline.model import MAX_HOLDER_BYTES, MAX_ID_BYTES, MAX_TOPIC_CHARS, check_topic_name
 
@@ -45,7 +46,7 @@ class LeaseToken(NamedTuple):
     def of(cls, receipt: object) -> LeaseToken:
         """Return the lease that a receipt names. Raise Invalid for anything else."""
         if not isinstance(receipt, str):
-            raise Invalid(f"a receipt is a text, as d.receipt gives it, not {receipt!r:.60}")
+            raise Invalid(f"a receipt is a text, as d.receipt gives it, not {shown(receipt)}")
         text = receipt.strip()
         if not 0 < len(text) <= MAX_TEXT:
             raise Invalid(NO_RECEIPT)

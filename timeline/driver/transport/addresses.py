@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from timeline.config import is_host, is_ipv6, is_loopback, split_address
+from timeline.driver.times import shown
 from timeline.errors import Invalid
 
 DEFAULT_ADDRESS = "localhost:9000"
@@ -16,7 +17,7 @@ _ADDRESS = re.compile(r"(?:\[([^\s\[\]]+)\]|([^\s:/@\[\]]+)):([0-9]{1,5})")
 def parse_addresses(addresses: str | Sequence[str]) -> list[str]:
     """Return "host:port,host:port" as a list. Raise Invalid for anything else, with the probable address."""
     if hasattr(addresses, "decode") or not isinstance(addresses, Sequence):  # bytes are a sequence of numbers
-        raise Invalid(f"addresses are 'host:port', comma-separated or a list of them, not {addresses!r:.80}")
+        raise Invalid(f"addresses are 'host:port', comma-separated or a list of them, not {shown(addresses)}")
     parts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
     parsed: list[str] = []
     for part in parts:
