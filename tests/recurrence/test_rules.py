@@ -64,7 +64,8 @@ def test_cron(cron: str, times: list[str]) -> None:
         ("FREQ=DAILY;UNTIL=20261128T000000Z", ["Fri 2026-11-27 00:00:00", "Sat 2026-11-28 00:00:00"]),
         ("FREQ=DAILY;UNTIL=20261127", ["Fri 2026-11-27 00:00:00"]),
         ("FREQ=MONTHLY;BYDAY=MO,TU,WE,TH,FR;BYSETPOS=-1", ["Mon 2026-11-30 00:00:00", "Thu 2026-12-31 00:00:00"]),
-        ("FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=30", []),
+        ("FREQ=YEARLY;BYMONTH=2;BYYEARDAY=100", []),
+        ("FREQ=DAILY;BYMONTH=2;BYYEARDAY=100", []),
     ],
 )
 def test_rules_of_rfc_5545(rrule: str, times: list[str]) -> None:
@@ -121,8 +122,20 @@ def test_start_end_and_count_bound_it() -> None:
 
 def test_what_never_comes_ends() -> None:
     assert shown(cron=["0 0 * * *"], exclude=["cron:0 0 * * *"]) == []
-    assert shown(cron=["0 0 * * *"], since=datetime(9999, 12, 30, 12, tzinfo=UTC)) == ["Fri 9999-12-31 00:00:00"]
-    assert shown(every_ms=86_400_000, since=datetime(9999, 12, 30, 12, tzinfo=UTC)) == ["Fri 9999-12-31 00:00:00"]
+    day_ms, last = 86_400_000, ["Thu 9998-12-31 00:00:00"]
+    for zone in ("UTC", "Pacific/Kiritimati", "Pacific/Niue"):
+        assert len(shown(every_ms=day_ms, zone=zone, since=datetime(9998, 12, 30, 12, tzinfo=UTC))) == 1
+        rules: list[dict[str, Any]] = [{"cron": ["0 0 * * *"]}, {"rrule": ["FREQ=DAILY"]}, {"every_ms": day_ms}]
+        for rule in rules:
+            assert shown(**rule, zone=zone, since=datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)) == []
+    assert shown(cron=["0 0 * * *"], since=datetime(9998, 12, 30, 12, tzinfo=UTC)) == last
+
+
+def test_rules_that_are_far_apart_are_not_walked_through_time_by_time() -> None:
+    """An excluded rule of each second, beside one of each day."""
+    assert shown(cron=["0 9 * * *"], exclude=["cron:* * 10-23 * * *"]) == shown(cron=["0 9 * * *"])
+    assert shown(1, cron=["0 0 1 1 *"], exclude=["cron:* * * * * 1-5"]) == ["Sat 2028-01-01 00:00:00"]
+    assert shown(1, cron=["0 9 * * *"], exclude=["rrule:FREQ=SECONDLY;BYDAY=FR"]) == ["Sat 2026-11-28 09:00:00"]
 
 
 @pytest.mark.parametrize(
@@ -131,6 +144,7 @@ def test_what_never_comes_ends() -> None:
         ("61 * * * *", "the minute of cron '61 * * * *' must be 0 to 59, or *, a list (1,3)"),
         ("* 24 * * *", "the hour of cron '* 24 * * *' must be 0 to 23"),
         ("* * 32 * *", "the day of the month of cron '* * 32 * *' must be 1 to 31, L (the last)"),
+        ("* * 31W 2 *", "cron '* * 31W 2 *' has a day of the month that none of its months has"),
         ("* * 32W * *", "the day of the month of cron '* * 32W * *' must be 1 to 31, L (the last)"),
         ("* * * FOO *", "the month of cron '* * * FOO *' must be 1 to 12, or JAN to DEC"),
         ("* * * * FRI-SUN", "the day of the week of cron '* * * * FRI-SUN' must be 0 to 7"),
@@ -168,15 +182,27 @@ def test_a_wrong_cron_expression_is_refused_by_its_field(cron: str, said: str) -
         ("FREQ=DAILY;BYEASTER=0", "there is no part BYEASTER: the parts are FREQ, UNTIL, INTERVAL"),
         ("FREQ=DAILY;;", "'' must be a name and a value, like BYHOUR=9"),
         ("FREQ=DAILY;FREQ=DAILY", "each name once"),
-        ("FREQ=MINUTELY;BYSETPOS=1", "BYSETPOS needs FREQ=DAILY or a longer one"),
+        ("FREQ=DAILY;BYSETPOS=1", "BYSETPOS needs FREQ=WEEKLY or a longer one"),
+        ("FREQ=HOURLY;BYMONTH=2,4;BYMONTHDAY=31", "none of its months has a day of BYMONTHDAY"),
+        (
+            "FREQ=MONTHLY;BYDAY=99MO",
+            "the number before a day of BYDAY is 1 to 5 with FREQ=MONTHLY or 1 to 53 with FREQ=Y",
+        ),
+        ("FREQ=WEEKLY;BYDAY=1MO", "the number before a day of BYDAY is 1 to 5 with FREQ=MONTHLY"),
         ("FREQ=WEEKLY;WKST=XX", "WKST must be one of MO, TU"),
-        ("FREQ=DAILY;BYDAY=2MO;BYSETPOS=0", "BYSETPOS must be 1 to 366"),
+        ("FREQ=MONTHLY;BYDAY=2MO;BYSETPOS=0", "BYSETPOS must be 1 to 366"),
     ],
 )
 def test_a_wrong_rule_is_refused_by_its_part(rrule: str, said: str) -> None:
     with pytest.raises(Invalid) as refused:
         Recurrence(rrule=[rrule])
     assert said in str(refused.value)
+
+
+def test_a_rule_that_turns_out_to_be_empty_is_refused() -> None:
+    start_ms = ms(datetime(2026, 1, 1, tzinfo=UTC))
+    with pytest.raises(Invalid, match="it does not fit together"):
+        shown(rrule=["FREQ=SECONDLY;INTERVAL=86400;BYHOUR=5"], start_ms=start_ms)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +215,11 @@ def test_a_wrong_rule_is_refused_by_its_part(rrule: str, said: str) -> None:
         ({"cron": ["@daily"], "exclude": ["soon"]}, "exclude 'soon' must be a date (2026-12-25), a time"),
         ({"cron": ["@daily"], "exclude": ["2026-13-01"]}, "exclude '2026-13-01' must be a date"),
         ({"cron": ["@daily"], "exclude": ["cron:61 * * * *"]}, "the minute of cron '61 * * * *'"),
-        ({"cron": ["@daily"], "count": 3}, "count must be 1 or more, and needs a start to count from"),
+        ({"cron": ["@daily"], "count": 3}, "count needs a start to count from"),
+        ({"cron": ["@daily"], "count": -1, "start_ms": 5}, "count must be 1 to 100000, not -1: give an end instead"),
+        ({"cron": ["@daily"], "count": 100_001, "start_ms": 5}, "count must be 1 to 100000, not 100001"),
+        ({"cron": ["@daily"] * 99, "exclude": ["cron:@daily"] * 2}, "a schedule has at most 100 rules"),
+        ({"cron": ["@daily"], "start_ms": 253_370_764_800_001}, "start and end must lie before the year 9999"),
         ({"cron": ["@daily"], "start_ms": 5, "end_ms": 5}, "end must be after start"),
     ],
 )

@@ -117,7 +117,7 @@ def preview(
         (_shown(one, where), _distance(one.at_ms - now_ms), _CHANGES[one.change].format(wall=one.wall))
         for one in following
     ]
-    print_table(("when", "in", "clocks"), rows, empty=f"none from {_shown_ms(since_ms, where)} on")
+    print_table(("when", "in", "clocks"), rows, empty="none from that time on")
 
 
 def _time(one: Occurrence, zone: ZoneInfo) -> str:
@@ -125,11 +125,7 @@ def _time(one: Occurrence, zone: ZoneInfo) -> str:
 
 
 def _shown(one: Occurrence, zone: ZoneInfo) -> str:
-    return _shown_ms(one.at_ms, zone)
-
-
-def _shown_ms(at_ms: int, zone: ZoneInfo) -> str:
-    when = as_datetime(at_ms).astimezone(zone)
+    when = as_datetime(one.at_ms).astimezone(zone)
     return f"{when:%a} {when.isoformat(sep=' ')}"
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
+from functools import partial
 from zoneinfo import ZoneInfo
 
 from timeline.errors import Invalid
-from timeline.recurrence.rules import CronRule, RecurrenceRule
+from timeline.recurrence.rules import MOST_COUNT, CronRule, RecurrenceRule
 from timeline.wording import shown_duration
 
 LEAST_PERIOD_MS = 1_000
@@ -23,6 +24,11 @@ _HORIZON_MS = 50 * 366 * 86_400_000
 """A recurrence that gives nothing for as long is over."""
 _MOST_EXCLUDED = 200_000
 """So is one of which so many in a row are excluded."""
+MOST_RULES = 100
+_END_YEAR, _END_MS = 9999, 253_370_764_800_000
+"""The start of the year 9999. No zone's clock leaves the calendar before it."""
+_STEPS = 16
+"""So many excluded times are walked past before a rule is asked anew."""
 _OFFSET = re.compile(r"(Z|[+-][0-9]{2}:?[0-9]{2})$")
 
 
@@ -93,8 +99,14 @@ class Recurrence:
             raise Invalid("a schedule needs a rule: give cron (like '0 9 * * 1-5'), every (like 15m) or rrule")
         if self.every_ms and self.every_ms < LEAST_PERIOD_MS:
             raise Invalid(f"every must be at least {shown_duration(LEAST_PERIOD_MS)}, not {self.every_ms} ms")
-        if self.count < 0 or (self.count and not self.start_ms):
-            raise Invalid("count must be 1 or more, and needs a start to count from")
+        if not 0 <= self.count <= MOST_COUNT:
+            raise Invalid(f"count must be 1 to {MOST_COUNT}, not {self.count}: give an end instead")
+        if self.count and not self.start_ms:
+            raise Invalid("count needs a start to count from")
+        if max(self.start_ms, self.end_ms) > _END_MS:
+            raise Invalid("start and end must lie before the year 9999")
+        if (rules := len(self.cron) + len(self.rrule) + sum(":" in text[:6] for text in self.exclude)) > MOST_RULES:
+            raise Invalid(f"a schedule has at most {MOST_RULES} rules, what is excluded by rule included; not {rules}")
         if self.end_ms and self.end_ms <= self.start_ms:
             raise Invalid("end must be after start")
         object.__setattr__(self, "_compiled", _Compiled(self))  # which checks the texts
@@ -160,10 +172,12 @@ class _Compiled:
 
     def occurrences(self, from_ms: int, before: int) -> Iterator[Occurrence]:
         asked = self._asked
+        if from_ms >= _END_MS:
+            return
         found = [self._of_rule(rule, from_ms) for rule in self._rules]
         if asked.every_ms:
             found.append(self._of_period(from_ms))
-        excluding = _Excluding(heapq.merge(*(self._of_rule(rule, from_ms) for rule in self._excluding)))
+        excluding = [_Excluding(partial(self._of_rule, rule)) for rule in self._excluding]
         last_ms = from_ms - 1
         excluded, given = 0, before
         for occurrence in heapq.merge(*found):
@@ -171,9 +185,9 @@ class _Compiled:
                 continue
             if excluded >= _MOST_EXCLUDED or occurrence.at_ms - max(last_ms, from_ms) > _HORIZON_MS:
                 return
-            if (asked.end_ms and occurrence.at_ms >= asked.end_ms) or (asked.count and given >= asked.count):
+            if occurrence.at_ms >= (asked.end_ms or _END_MS) or (asked.count and given >= asked.count):
                 return
-            if self._is_excluded(occurrence) or excluding.has(occurrence.at_ms):
+            if self._is_excluded(occurrence) or any(rule.has(occurrence.at_ms) for rule in excluding):
                 excluded += 1
                 continue
             last_ms, excluded, given = occurrence.at_ms, 0, given + 1
@@ -186,12 +200,9 @@ class _Compiled:
     def _of_period(self, from_ms: int) -> Iterator[Occurrence]:
         period_ms, anchor_ms = self._asked.every_ms, self._asked.start_ms
         at_ms = anchor_ms + -(-(from_ms - anchor_ms) // period_ms) * period_ms
-        try:
-            while True:
-                yield Occurrence(at_ms, _wall(at_ms, self._zone))
-                at_ms += period_ms
-        except OverflowError:  # the year 9999 is over
-            return
+        while at_ms < _END_MS:
+            yield Occurrence(at_ms, _wall(at_ms, self._zone))
+            at_ms += period_ms
 
     def _of_rule(self, rule: CronRule | RecurrenceRule, from_ms: int) -> Iterator[Occurrence]:
         """Yield the occurrences of one rule, in the order of time. Where clocks change, that is not the order of wall
@@ -202,10 +213,9 @@ class _Compiled:
         waiting: list[Occurrence] = []
         reached_ms = from_ms
         for wall in rule.walls(self._begin(from_ms)):
-            try:
-                first_ms, second_ms = _utc_ms(wall, self._zone, 0), _utc_ms(wall, self._zone, 1)
-            except OverflowError:
+            if wall.year >= _END_YEAR:
                 break
+            first_ms, second_ms = _utc_ms(wall, self._zone, 0), _utc_ms(wall, self._zone, 1)
             for occurrence in _occurrences(wall, first_ms, second_ms, gap, fold):
                 if occurrence.at_ms >= from_ms:
                     heapq.heappush(waiting, occurrence)
@@ -229,20 +239,27 @@ class _Compiled:
 
 
 class _Excluding:
-    """Excluded occurrences in order, asked for times in order."""
+    """A rule whose times are excluded, asked about times in order. `occurrences`: its own, from a time on."""
 
-    def __init__(self, occurrences: Iterator[Occurrence]) -> None:
+    def __init__(self, occurrences: Callable[[int], Iterator[Occurrence]]) -> None:
         self._occurrences = occurrences
+        self._coming = occurrences(0)
         self._next_ms = -1
-        self._over = False
 
     def has(self, at_ms: int) -> bool:
-        while not self._over and self._next_ms < at_ms:
-            following = next(self._occurrences, None)
-            self._over = following is None
-            if following is not None:
-                self._next_ms = following.at_ms
+        """Return whether it gives this time. It walks past a few of its own times, and else begins anew there, since a
+        rule for each second has many between two that are asked about."""
+        for _ in range(_STEPS):
+            if self._next_ms >= at_ms:
+                return self._next_ms == at_ms
+            self._walk()
+        self._coming = self._occurrences(at_ms)
+        self._walk()
         return self._next_ms == at_ms
+
+    def _walk(self) -> None:
+        following = next(self._coming, None)
+        self._next_ms = _END_MS if following is None else following.at_ms
 
 
 def _occurrences(

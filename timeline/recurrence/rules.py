@@ -98,6 +98,7 @@ class CronRule:
             return
         if not nearest <= set(range(1, 32)):
             raise self._wrong(_DAY, fields[_DAY])
+        self._checked([*fields[:_DAY], str(min(nearest)), fields[_DAY + 1], _ANY])  # that its months have such a day
         yield self._checked([*fields[:_DAY], _ANY, fields[_DAY + 1], _ANY]), nearest
         if others or not fields[_WEEKDAY].startswith(_ANY):
             yield self._checked([*fields[:_DAY], ",".join(others) or _ANY, *fields[_DAY + 1 :]]), frozenset()
@@ -178,9 +179,13 @@ _DAYS = ("MO", "TU", "WE", "TH", "FR", "SA", "SU")
 _BYDAY = re.compile(r"([+-]?[0-9]{1,2})?(MO|TU|WE|TH|FR|SA|SU)")
 _UNTIL = re.compile(r"([0-9]{8})(?:T([0-9]{6})(Z?))?")
 _SECOND, _YEAR = timedelta(seconds=1), timedelta(days=366)
-_AHEAD, _AHEAD_OF_CLOCK = 50 * _YEAR, 9 * _YEAR
-"""A rule that gives nothing for as long is over. The library would walk on to the year 9999. Rules that go with the
-clock's time cost it a day's work for each day."""
+_AHEAD, _AHEAD_BY_DAY = 50 * _YEAR, 9 * _YEAR
+"""A rule that gives nothing for as long is over. The library would walk on to the year 9999. Rules of days and less
+cost it work for each day."""
+_BY_DAY = ("SECONDLY", "MINUTELY", "HOURLY", "DAILY")
+_ORDINALS = {"MONTHLY": 5, "YEARLY": 53}
+"""By FREQ, the largest number that a day may have before it, as in -1FR."""
+_MOST_DAYS = (0, 31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
 class RecurrenceRule:
@@ -209,7 +214,7 @@ class RecurrenceRule:
         self._step = _STEPS[parts["FREQ"]]
         self.of_clock = parts["FREQ"] in _OF_CLOCK
         """As of a `CronRule`."""
-        self._ahead = _AHEAD_OF_CLOCK if self.of_clock else _AHEAD
+        self._ahead = _AHEAD_BY_DAY if parts["FREQ"] in _BY_DAY else _AHEAD
         self._start = start or datetime(1970, 1, 1)
         self._interval = int(parts.get("INTERVAL", "1"))
         self._count = int(parts.pop("COUNT", "0"))
@@ -240,9 +245,12 @@ class RecurrenceRule:
                 start += max(0, (begin - start) // period - 1) * period
             since, gives = max(start, begin), False
             until = since + min(self._ahead, datetime.max - since)
-            for wall in self._rule(start, until).xafter(begin, inc=True):
-                gives = True
-                yield wall
+            try:
+                for wall in self._rule(start, until).xafter(begin, inc=True):
+                    gives = True
+                    yield wall
+            except (ValueError, IndexError) as bad:  # the library finds it out only now
+                raise self._wrong(f"it does not fit together: {bad}") from None
             begin = until + min(_SECOND, datetime.max - until)
             gives = gives and until < datetime.max - _SECOND
 
@@ -262,8 +270,8 @@ class RecurrenceRule:
         for name, value in parts.items():
             if name in _NUMBERS:
                 self._check_numbers(name, value)
-            elif name == "BYDAY" and not all(_BYDAY.fullmatch(day) for day in value.split(",")):
-                raise self._wrong(f"BYDAY must be days like MO,TH, or -1FR for the last Friday, not {value[:40]!r}")
+            elif name == "BYDAY":
+                self._check_days(freq, value)
             elif name == "WKST" and value not in _DAYS:
                 raise self._wrong(f"WKST must be one of {', '.join(_DAYS)}, not {value[:40]!r}")
             elif name not in ("FREQ", "BYDAY", "WKST", "UNTIL"):
@@ -271,8 +279,22 @@ class RecurrenceRule:
                 raise self._wrong(f"there is no part {name[:40]}: the parts are {', '.join(known)}")
         if "COUNT" in parts and "UNTIL" in parts:
             raise self._wrong("it takes COUNT or UNTIL, not both")
-        if "BYSETPOS" in parts and freq in _OF_CLOCK:
-            raise self._wrong("BYSETPOS needs FREQ=DAILY or a longer one")
+        if "BYSETPOS" in parts and freq in _BY_DAY:
+            raise self._wrong("BYSETPOS needs FREQ=WEEKLY or a longer one")
+        days, months = (
+            [int(one) for one in parts.get(name, "").split(",") if one] for name in ("BYMONTHDAY", "BYMONTH")
+        )
+        if days and min(map(abs, days)) > max(_MOST_DAYS[month] for month in months or [1]):
+            raise self._wrong("none of its months has a day of BYMONTHDAY")
+
+    def _check_days(self, freq: str, value: str) -> None:
+        for day in value.split(","):
+            match = _BYDAY.fullmatch(day)
+            if match is None:
+                raise self._wrong(f"BYDAY must be days like MO,TH, or -1FR for the last Friday, not {value[:40]!r}")
+            if match[1] and not 1 <= abs(int(match[1])) <= _ORDINALS.get(freq, 0):
+                most = " or ".join(f"1 to {most} with FREQ={each}" for each, most in _ORDINALS.items())
+                raise self._wrong(f"the number before a day of BYDAY is {most}, not {day!r}")
 
     def _check_numbers(self, name: str, value: str) -> None:
         low, high, signed = _NUMBERS[name]
