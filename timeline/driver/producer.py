@@ -127,7 +127,7 @@ class Producer(MutationCalls):
         message = Message(payload, at, in_, id, tag, headers, expires)
         try:
             flag, timeout_ms = move_flag(if_exists), self._context.patience_ms(timeout)
-            number = self._number(birth, "birth")
+            number = self._context.ids.number() if birth is None else self._number(birth, "birth")
             if birth is not None and id is None:
                 raise Invalid("birth= needs id=: a repeat is recognised by both, and each call makes another id")
         except Invalid as wrong:
