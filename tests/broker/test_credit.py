@@ -10,10 +10,11 @@ import pytest
 from tests.broker.link import Link, Pipe, broker, statuses
 from timeline.broker.dispatch.roster import ConnectedConsumer
 from timeline.columns import Ragged
-from timeline.model import Answers, Operation, Status, Topic
+from timeline.model import MAX_BATCH, Answers, Operation, Status, Topic
 from timeline.storage_plugins.contract import Settles, StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.memory import MemoryStore
-from timeline.wire import Credit, Deliver, MutateFlag, Settle, Settled
+from timeline.wire import Beat, Credit, Deliver, MutateFlag, Settle, Settled
+from timeline.wire.frames import MAX_COUNT
 
 LARGE = Ragged.of([b"0123456789"])
 
@@ -26,6 +27,24 @@ async def _comes_back(link: Link) -> tuple[Pipe, Deliver]:
     first.cancel()
     await asyncio.wait([first.task])
     return await link.consume(credit=4, credit_bytes=1, room_messages=5, room_bytes=3, in_hand=got), got
+
+
+async def test_a_consumer_cannot_say_itself_what_is_in_flight():
+    """Its word on its room is of its credit, of which the broker knows what it spent."""
+    async with broker() as link:
+        pipe = await link.consume(credit=5)
+        dealer = next(iter(link.node.dealers))
+        consumer = dealer.roster.consumers[b"c"]
+        await link.put(["a"])
+        await pipe.down(Deliver)
+        for more, room in ((0, MAX_COUNT), (5, MAX_COUNT), (3, 13)):
+            pipe.up(Credit(more, room_messages=room))
+            link.beat(pipe)
+            await pipe.down(Beat)
+            assert (consumer.in_flight, consumer.room_messages) == (1, 1 + consumer.credit_messages)
+        assert consumer.room_messages == 13
+        again = await link.consume("d", credit=5, room_messages=MAX_COUNT)
+        assert again and dealer.roster.consumers[b"d"].in_flight == MAX_BATCH
 
 
 async def _who_gets_it(**pipes: Pipe) -> str:

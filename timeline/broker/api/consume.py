@@ -203,8 +203,9 @@ class ConsumeStream:
             except UnknownFrame:
                 continue  # of a newer minor: not for us
             if isinstance(frame, Credit):
+                if frame.room_messages:
+                    consumer.resize(frame.room_messages, frame.messages)
                 consumer.add_credit(frame.messages, frame.bytes)
-                consumer.room_messages = frame.room_messages or consumer.room_messages
                 if frame.error_ms >= 0:
                     consumer.clock = Offset.about(frame.ahead_ms, frame.error_ms)
                 if not frame.messages and not frame.bytes and not frame.room_messages:

@@ -13,7 +13,7 @@ from itertools import islice
 from timeline.broker.clocks.drift import Offset
 from timeline.broker.dispatch.leased_batch import LeasedBatch
 from timeline.broker.limits import Limits
-from timeline.model import LeavingReason
+from timeline.model import MAX_BATCH, LeavingReason
 from timeline.storage_plugins.contract import Grant
 
 
@@ -109,7 +109,7 @@ class ConnectedConsumer:
     _room: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self.room_messages = max(self.room_messages, self.credit_messages)
+        self.room_messages = max(self.credit_messages, min(self.room_messages, self.credit_messages + MAX_BATCH))
         self.room_bytes = max(self.room_bytes, self.credit_bytes)
 
     @property
@@ -187,6 +187,11 @@ class ConnectedConsumer:
                 self.wake()
             else:
                 self.trickled()
+
+    def resize(self, room_messages: int, more_messages: int) -> None:
+        """Take the room that it says, and `more_messages` of credit that it gets beside. What it grows by is credit, so
+        its word puts nothing in flight."""
+        self.room_messages = min(room_messages, self.room_messages + more_messages)
 
     def spend(self, messages: int, bytes_: int) -> None:
         """Use credit for what was leased for it."""
