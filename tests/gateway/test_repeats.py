@@ -111,6 +111,26 @@ async def test_one_key_with_another_message_is_refused(http: httpx.AsyncClient, 
     assert len(await stored(http, topic)) == 1
 
 
+TWICE = [
+    *(("POST", "", name) for name in ("Idempotency-Key", "Timeline-In", "Timeline-Id", "Authorization")),
+    ("PATCH", "/a", "Idempotency-Key"),
+    ("DELETE", "/a", "Idempotency-Key"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "name"), TWICE)
+async def test_a_header_that_comes_twice_is_refused(
+    http: httpx.AsyncClient, topic: str, method: str, path: str, name: str
+) -> None:
+    """Its repeat might go by the other one."""
+    others = {"POST": {"Timeline-In": "1h", "Timeline-Id": "a"}, "PATCH": {"Content-Type": "application/json"}}
+    headers = [one for one in others.get(method, {}).items() if one[0] != name] + [(name, "1h"), (name, "2h")]
+    body = b'{"in":"1h"}' if method != "DELETE" else None
+    refused = await http.request(method, f"{topic}/messages{path}", content=body, headers=headers)
+    assert f"the header {name} is there 2 times" in problem(refused, 400, "INVALID")
+    assert await stored(http, topic) == []
+
+
 async def test_a_repeat_in_another_trace_is_the_same_message(http: httpx.AsyncClient, topic: str) -> None:
     told = []
     for span in ("1", "2"):

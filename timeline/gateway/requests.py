@@ -210,8 +210,8 @@ class ApiRequest(Request[Any, Any, Any]):
 
     @property
     def caller(self) -> Caller:
-        """Who calls. Raise Forbidden for an Authorization header that has no bearer token."""
-        said = self.headers.get(AUTHORIZATION, "")
+        """Who calls. Raise Forbidden for an Authorization header that has no bearer token, Invalid for two headers."""
+        said = self.sole(AUTHORIZATION) or ""
         if said and not said.lower().startswith(BEARER):
             denied = Forbidden("the Authorization header must be 'Bearer' and a token ('timeline token create')")
             denied.found = (UNAUTHENTICATED,)
@@ -230,6 +230,14 @@ class ApiRequest(Request[Any, Any, Any]):
                 "--origin and their origin"
             )
 
+    def sole(self, header: str) -> str | None:
+        """Return the value of a header that is given once; None: it is not there. Raise Invalid for more than one. What
+        stands between a caller and us may go by the first or the last of them."""
+        given: list[str] = self.headers.getall(header, [])
+        if len(given) > 1:
+            raise Invalid(f"the header {header.title()} is there {len(given)} times: send it once")
+        return given[0] if given else None
+
     @property
     def trace(self) -> dict[str, str]:
         """The caller's trace context (W3C), as headers of the messages that it puts. Empty: none."""
@@ -241,8 +249,8 @@ class ApiRequest(Request[Any, Any, Any]):
 
     @property
     def key(self) -> str:
-        """The Idempotency-Key. Empty: none. Raise Invalid for one that is too long."""
-        key: str = self.headers.get(KEY, "")
+        """The Idempotency-Key. Empty: none. Raise Invalid for one that is too long, and for two."""
+        key = self.sole(KEY) or ""
         if len(key) > MAX_KEY_BYTES:
             raise Invalid(f"Idempotency-Key has at most {MAX_KEY_BYTES} characters, not {len(key)}")
         return key

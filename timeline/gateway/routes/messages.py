@@ -82,8 +82,9 @@ async def _encoded(request: ApiRequest, lines: LineStream) -> AsyncGenerator[byt
 
 
 def raw_message(request: ApiRequest, body: bytes, key: RepeatKey) -> ToPut:
-    """Return the message whose payload is the whole body. Raise Invalid for headers that do not go together."""
-    given = {name: request.headers.get(header) for name, header in RAW.items()}
+    """Return the message whose payload is the whole body. Raise Invalid for headers that do not go together, or that
+    come twice."""
+    given = {name: request.sole(header) for name, header in RAW.items()}
     if given["at"] is None and given["in"] is None:
         raise Invalid("a body with headers Timeline-… is a payload: say when it is due, in Timeline-In or Timeline-At")
     when = due_of(given["at"], given["in"])
