@@ -12,11 +12,14 @@ import httpx
 import msgspec
 import pytest
 
+import timeline
+from tests.broker.journalled import until
 from tests.gateway.conftest import Site
 from tests.gateway.processes import broker, gateway
 from tests.gateway.test_messages import problem
 from tests.security.certificates import Authority
 from tests.security.guarded import Tokens
+from tests.servers.disk import small_disk
 from timeline.gateway import shapes
 from timeline.gateway.document import rules
 from timeline.gateway.document.openapi import EXAMPLES
@@ -90,6 +93,37 @@ async def test_without_a_broker_it_is_alive_and_not_ready(tmp_path: Path) -> Non
             answer = await http.post("/v1/topics/departures/messages", json={"payload": 1, "in": 1})
             assert "no broker could be reached" in problem(answer, 503, "UNAVAILABLE")
             assert int(answer.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize("guarded", [False, True], ids=["open", "tokens"])
+async def test_it_is_ready_only_while_a_broker_is(tmp_path: Path, guarded: bool) -> None:
+    """A broker whose store is full answers, but takes no puts."""
+    tokens = Tokens(tmp_path)
+    token = tokens.add("admin", "admin", "produce")
+    more = ("--tokens", str(tokens.path)) if guarded else ()
+    with (
+        small_disk(tmp_path / "disk", "8m") as disk,
+        broker(tmp_path, "--store", f"sqlite:///{disk}/a.db", *more) as served,
+        gateway(tmp_path, served["listen"]) as opened,
+    ):
+        async with (
+            httpx.AsyncClient(base_url=f"http://{opened['listen']}", timeout=60) as http,
+            timeline.connect(served["listen"], token=token if guarded else None) as tl,
+        ):
+            await tl.create_topic("departures")
+            assert (await http.get("/readyz")).status_code == 200
+            ballast = disk / "ballast"
+            with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+                while file.write(bytes(4_096)):
+                    pass
+            async with tl.producer("departures") as p:
+                with pytest.raises(timeline.Unavailable, match="takes no puts"):
+                    while True:
+                        await p.produce(bytes(50_000), in_="1h", timeout="2s")
+            await until(lambda: httpx.get(f"http://{opened['listen']}/readyz").status_code == 503)
+            assert "no broker takes all calls" in (await http.get("/readyz")).text
+            ballast.unlink()
+            await until(lambda: httpx.get(f"http://{opened['listen']}/readyz").status_code == 200)
 
 
 async def test_the_broker_decides_about_tokens(tmp_path: Path) -> None:

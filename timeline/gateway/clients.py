@@ -16,6 +16,8 @@ from timeline.credentials import Credentials
 from timeline.driver.client import Timeline
 from timeline.driver.producer import Producer
 from timeline.driver.tasks import all_of
+from timeline.driver.transport.addresses import parse_addresses
+from timeline.driver.transport.grpc_transport import serves
 from timeline.errors import Forbidden, TimelineError
 
 CLIENTS = 256
@@ -139,6 +141,22 @@ class Clients:
         idle = next((caller for caller, client in self._clients.items() if not client.users), None)
         if idle is not None:
             await self._clients.pop(idle).timeline.aclose()
+
+    async def any_ready(self, timeout_s: float) -> bool:
+        """Return whether a broker is ready. Brokers say that without a token."""
+        asked = [
+            asyncio.ensure_future(serves(address, self._credentials, timeout_s))
+            for address in parse_addresses(self._brokers)
+        ]
+        try:
+            for answer in asyncio.as_completed(asked):
+                if await answer:
+                    return True
+            return False
+        finally:
+            for one in asked:
+                one.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
 
     async def aclose(self) -> None:
         """Close all clients, which end their calls."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,8 +22,11 @@ OPEN_TO_ALL = (
     "other machines reach this gateway, and its broker asks for no tokens: start the broker with --tokens, or the "
     "gateway with --insecure where the network itself keeps strangers out"
 )
+NONE_READY = "no broker takes all calls now: its own /readyz, at its metrics port, has the reason"
 LOOK_MS = 1_000.0
-"""How long what a broker said about its readiness holds."""
+"""How long what brokers said about their readiness holds."""
+LOOK_S = 2.0
+"""How long they may take to say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,22 @@ class Part(Protocol):
     async def stop(self) -> None: ...
 
 
+class _Held:
+    """What `ask` returns, asked again after `LOOK_MS`. All who want it share one question."""
+
+    def __init__(self, clock: Clock, ask: Callable[[], Awaitable[str]]) -> None:
+        self._clock, self._ask = clock, ask
+        self._asked_ms, self._said = -LOOK_MS, ""
+        self._asking = asyncio.Lock()
+
+    async def get(self) -> str:
+        async with self._asking:
+            if self._clock.monotonic_ms() >= self._asked_ms + LOOK_MS:
+                self._said = await self._ask()
+                self._asked_ms = self._clock.monotonic_ms()
+        return self._said
+
+
 class HttpGateway:
     """One gateway. `parts` run beside its calls. They start before the first call, and stop after the last."""
 
@@ -83,9 +102,8 @@ class HttpGateway:
         self.metrics = GatewayMetrics()
         self.stopping = asyncio.Event()
         self.streams: set[SettleListener] = set()
-        self._looked_ms = -LOOK_MS
-        self._not_ready = "no broker was asked yet"
-        self._looking = asyncio.Lock()
+        self._reached = _Held(self.clock, self._reach)
+        self._serves = _Held(self.clock, self._ask_health)
         self._guarded = settings.exposed and not settings.insecure
         self._ending: asyncio.Future[Any] | None = None
 
@@ -112,16 +130,15 @@ class HttpGateway:
         """Return why calls cannot be served now. Empty: they can. A broker that only wants a token is ready."""
         if self.stopping.is_set():
             return "the gateway is about to end"
-        async with self._looking:
-            if self.clock.monotonic_ms() >= self._looked_ms + LOOK_MS:
-                self._not_ready = await self._look()
-                self._looked_ms = self.clock.monotonic_ms()
-        return self._not_ready
+        return await self._reached.get() or await self._serves.get()
 
-    async def _look(self) -> str:
+    async def _ask_health(self) -> str:
+        return "" if await self.clients.any_ready(LOOK_S) else NONE_READY
+
+    async def _reach(self) -> str:
         try:
             async with self.clients.serving(Caller()) as client:
-                await client.timeline.ping(timeout="2s")
+                await client.timeline.ping(timeout=LOOK_S)
         except Forbidden:
             return ""
         except TimelineError as trouble:
@@ -130,7 +147,7 @@ class HttpGateway:
 
     async def check_guarded(self) -> None:
         """Raise Unavailable while everybody on other machines could do everything: the broker asks for no tokens."""
-        if self._guarded and await self.not_ready() == OPEN_TO_ALL:
+        if self._guarded and await self._reached.get() == OPEN_TO_ALL:
             raise Unavailable(OPEN_TO_ALL, advice=OPEN_TO_ALL)
 
 

@@ -41,6 +41,9 @@ OPTIONS = [
 NOT_READY_TRAILER = "timeline-not-ready"
 ADMISSION_S = 0.25
 """How long a broker may take to say that it serves a stream."""
+HEALTH = "/grpc.health.v1.Health/Check"
+SERVING = b"\x08\x01"
+"""A HealthCheckResponse of status SERVING."""
 
 _FAULTS = {
     grpc.StatusCode.DEADLINE_EXCEEDED: Fault.DEADLINE,
@@ -317,3 +320,13 @@ class GrpcTransport:
         """End everything that runs over it."""
         if self._channel is not None:
             await self._reset(self._channel)
+
+
+async def serves(address: str, credentials: Credentials, timeout_s: float) -> bool:
+    """Return whether the broker at `address` is ready, by gRPC's health service, which asks for no token."""
+    try:
+        async with credentials.channel(address, OPTIONS) as channel:
+            answer: bytes = await channel.unary_unary(HEALTH)(b"", timeout=timeout_s)
+    except (grpc.aio.AioRpcError, Invalid):
+        return False
+    return answer == SERVING
