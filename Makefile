@@ -43,8 +43,7 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup.sh
 	@scripts/setup.sh $(STAMP)
 
 check: static ## Style, types, layers, links, fast tests and some hundred simulation seeds; under a minute
-	$(PYTEST) -q $(PARALLEL) -m "not slow and not processes and not servers"
-	$(PY) -m tests.simulation --seeds $(CHECK_SEEDS)
+	@scripts/tests.sh $(CHECK_SEEDS) 0 -q $(PARALLEL) -m "not slow and not processes and not servers"
 
 static: $(STAMP) ## The part of `make check` that runs no test
 	.venv/bin/ruff check .

@@ -94,6 +94,7 @@ def test_doctor_cluster_and_top_of_a_store_whose_settings_lose_messages(call: Ca
         redis.stop()
 
 
+@pytest.mark.slow
 def test_doctor_where_nobody_serves(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TIMELINE_METRICS", "off")

@@ -242,6 +242,7 @@ def test_log_lines_are_printable() -> None:
     assert json.loads(as_json)["consumer"] == EVIL
 
 
+@pytest.mark.slow
 def test_a_traceback_is_printable(tmp_path: Path) -> None:
     shown = start("--debug", "topic", "create", EVIL, address="127.0.0.1:1")
     _, errors = shown.communicate(timeout=30)

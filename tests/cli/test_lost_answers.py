@@ -70,12 +70,14 @@ def _said(tell: Call, topic: str, command: str) -> str:
     return done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", READS)
 def test_what_only_reads_is_unavailable(tell: Call, topic: str, lost: None, command: str) -> None:
     said = _said(tell, topic, command)
     assert "UNAVAILABLE" in said and "UNKNOWN" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", WRITES)
 def test_what_changes_something_is_unknown(tell: Call, topic: str, lost: None, command: str) -> None:
     said = _said(tell, topic, command)

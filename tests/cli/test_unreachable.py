@@ -12,6 +12,8 @@ import pytest
 
 from tests.cli.conftest import Call, start
 
+pytestmark = pytest.mark.slow
+
 COMMANDS = (
     "topic list",
     "topic show t",

@@ -11,6 +11,7 @@ import timeline
 from timeline.driver.blocking.calls import Background
 
 
+@pytest.mark.slow
 def test_closing_while_it_winds_down_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A handler that raised SystemExit ended the loop; to be told to stop in the midst of that broke it off."""
     background = Background()

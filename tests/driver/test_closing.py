@@ -97,6 +97,7 @@ async def test_acks_that_are_awaited_when_the_broker_drains_still_reach_it(monke
         await c.aclose()
 
 
+@pytest.mark.slow
 async def test_a_broker_that_drains_while_something_is_sent_still_gets_what_gathers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

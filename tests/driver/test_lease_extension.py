@@ -48,6 +48,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
     return noted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("together", [True, False])
 async def test_what_hundreds_of_handlers_hold_is_extended_in_few_frames(
     tl: timeline.Timeline, sent: Sent, together: bool
@@ -77,6 +78,7 @@ async def test_what_hundreds_of_handlers_hold_is_extended_in_few_frames(
     assert sent.frames[Operation.ACK] * 10 <= HANDLERS
 
 
+@pytest.mark.slow
 async def test_what_waits_in_hundreds_of_loads_is_extended_in_few_frames(tl: timeline.Timeline, sent: Sent) -> None:
     done = asyncio.Event()
     async with tl.producer("t") as p, tl.consumer("t", lease="2s", credit=HANDLERS) as c:

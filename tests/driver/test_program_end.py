@@ -107,6 +107,7 @@ def _left(address: str) -> int:
         return len(list(tl.scan("t")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", IN_ORDER)
 def test_acks_arrive_though_nobody_closed_the_client(served: str, how: str) -> None:
     done = _run(served, how)
@@ -114,6 +115,7 @@ def test_acks_arrive_though_nobody_closed_the_client(served: str, how: str) -> N
     assert _left(served) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "code"), WITH_ERRORS.items())
 def test_acks_arrive_before_an_error_ends_the_program(served: str, how: str, code: int) -> None:
     done = _run(served, how)
@@ -217,6 +219,7 @@ asyncio.run(main()) if how == "asynchronous" else plain() if how == "plain" else
 """
 
 
+@pytest.mark.slow
 async def test_a_hundred_consumers_hold_up_the_end_no_longer_than_one(broker: Broker) -> None:
     """One after the other, they would take longer than a test may."""
     async with timeline.connect(broker.address, timeout="10s") as tl:
@@ -239,6 +242,7 @@ async def test_a_hundred_consumers_hold_up_the_end_no_longer_than_one(broker: Br
     assert errors.count(b"The program ended before 1 acks of t were answered.") == 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["asynchronous", "plain"])
 async def test_without_a_broker_a_program_ends_soon_and_says_how_many_acks_were_lost(broker: Broker, how: str) -> None:
     async with timeline.connect(broker.address, timeout="10s") as tl:

@@ -133,6 +133,7 @@ async def test_a_take_raises_as_an_iteration_does(broker: Broker, tl: timeline.T
         await tl.consumer("nowhere").take(max=1, timeout="20s")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", ["nobody listens at", "did not answer in time"])
 def test_a_wait_that_ends_before_a_broker_is_there_says_why_in_both_drivers(said: str) -> None:
     """The client's own timeout is longer, so the consumer has not given up when the wait ends."""
@@ -153,6 +154,7 @@ def test_a_wait_that_ends_before_a_broker_is_there_says_why_in_both_drivers(said
             c.take(max=1, timeout="1s")
 
 
+@pytest.mark.slow
 async def test_a_consumer_that_the_broker_has_no_stream_for_does_not_look_like_an_empty_topic() -> None:
     async with Broker(limits=Limits(streams_per_peer=1)) as broker, timeline.connect(broker.address, "10s") as tl:
         await tl.create_topic("t")
@@ -164,6 +166,7 @@ async def test_a_consumer_that_the_broker_has_no_stream_for_does_not_look_like_a
                 await second.take(max=1, timeout="1s")
 
 
+@pytest.mark.slow
 async def test_a_consumer_that_lost_its_broker_gets_an_empty_list(broker: Broker, tl: timeline.Timeline) -> None:
     async with tl.consumer("t") as c:
         c.open()

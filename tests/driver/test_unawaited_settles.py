@@ -21,6 +21,7 @@ async def _away(tl: timeline.Timeline) -> None:
             await tl.get("t", "m")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lease", ["150ms", "600ms", "2s"])
 async def test_the_first_handler_keeps_its_message_on_a_topic_of_short_leases(broker: Broker, lease: str) -> None:
     """The consumer knows how long they last only once it is connected."""

@@ -93,6 +93,7 @@ def windows(name: str, every: int = 1) -> Iterator[tuple[datetime, datetime]]:
         yield at - AROUND, at + AROUND
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLE)
 def test_cron_names_what_a_minute_by_minute_look_at_the_wall_finds(name: str) -> None:
     begin, end = next(windows(name))
@@ -123,6 +124,7 @@ def test_every_zone_at_every_change_of_its_clocks(shard: int) -> None:
 LIBRARY = ("0 9 * * 1-5", "*/15 * * * *", "30 2 * * *", "0 0 L * *", "0 12 * * 5L", "5 4 * * 1#2", "10-20/5 8 1,15 * *")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", LIBRARY)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_without_a_choice_it_goes_as_debians_cron_but_for_times_that_are_skipped(text: str, name: str) -> None:

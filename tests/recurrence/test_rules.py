@@ -65,7 +65,7 @@ def test_cron(cron: str, times: list[str]) -> None:
         ("FREQ=DAILY;UNTIL=20261127", ["Fri 2026-11-27 00:00:00"]),
         ("FREQ=MONTHLY;BYDAY=MO,TU,WE,TH,FR;BYSETPOS=-1", ["Mon 2026-11-30 00:00:00", "Thu 2026-12-31 00:00:00"]),
         ("FREQ=YEARLY;BYMONTH=2;BYYEARDAY=100", []),
-        ("FREQ=DAILY;BYMONTH=2;BYYEARDAY=100", []),
+        pytest.param("FREQ=DAILY;BYMONTH=2;BYYEARDAY=100", [], marks=pytest.mark.slow),
     ],
 )
 def test_rules_of_rfc_5545(rrule: str, times: list[str]) -> None:
