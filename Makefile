@@ -42,7 +42,7 @@ setup: $(STAMP) ## Create .venv with everything in it (again only when pyproject
 $(STAMP): pyproject.toml constraints.txt scripts/setup.sh
 	@scripts/setup.sh $(STAMP)
 
-check: static ## Style, types, layers, links, fast tests and some hundred simulation seeds; under a minute
+check: static ## Style, types, layers, links, fast tests and 100 simulation seeds; a minute
 	@scripts/tests.sh $(CHECK_SEEDS) 0 -q $(PARALLEL) -m "not slow and not processes and not servers"
 
 static: $(STAMP) ## The part of `make check` that runs no test
@@ -52,7 +52,7 @@ static: $(STAMP) ## The part of `make check` that runs no test
 	.venv/bin/lint-imports
 	$(PY) scripts/check_links.py
 
-test: static services ## What a contributor needs and CI runs, on real servers: 15 to 25 minutes
+test: static services ## What a contributor needs and CI runs, on real servers: about 15 minutes on two idle cores
 	@scripts/tests.sh $(TEST_SEEDS) $(FIRST_SEED) $(GROUPED) -m "not prove"
 
 prove: static services ## Everything there is: every store variant, long faults, 5,000 simulation seeds, fuzzing
