@@ -184,9 +184,10 @@ class _RunCredit:
 
     def begins(self, delivery: Delivery) -> None:
         """Note that a handler begins."""
-        if 0 < delivery._frame.columns.max_deliveries <= delivery.deliveries + 1 and not self._frail:
+        if 0 < delivery._frame.columns.max_deliveries <= delivery.deliveries + 1:
             self._frail = True
-            self._enough.set()
+            if self._consumer.credit > self._least:
+                self._enough.set()
         if not self._working:
             self._since_ms = self._consumer.monotonic_ms()
         self._working += 1
