@@ -344,6 +344,19 @@ def test_a_command_has_ended_when_it_exits(broker: Broker, consume: Consume, tmp
     assert out.decode().rstrip().endswith("exit 0")
 
 
+def test_a_child_that_was_left_behind_may_write_errors_on(
+    broker: Broker, consume: Consume, fifos: dict[str, Path]
+) -> None:
+    """A command has ended when it exits, though its child has its standard error. What the child writes comes, too."""
+    broker.has_one("30s")
+    broker.tell("produce", "errands", "y", "--in", "1h", "--id", "b")
+    consumer = consume("--exec", "(read word < {finish}; echo late news >&2) & echo soon >&2; exit 0".format(**fifos))
+    assert line(consumer, "soon") == "soon\n"
+    until(lambda: not broker.tell("ls", "errands", "--state", "leased", "--json").out)
+    fifos["finish"].write_text("go\n")
+    assert line(consumer, "late news") == "late news\n"
+
+
 def test_a_command_gets_all_of_a_large_payload(broker: Broker, tmp_path: Path) -> None:
     broker.tell("topic", "create", "errands", "--lease", "30s")
     payload, got = os.urandom(900_000), tmp_path / "got"

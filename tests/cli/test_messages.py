@@ -242,6 +242,28 @@ def test_exec_acks_on_exit_0_and_puts_back_else(tell: Call, topic: str, tmp_path
     assert tell("show", topic, "bad", "--json").json[0]["state"] == "waiting"
 
 
+def test_exec_buries_with_the_end_of_its_errors_at_the_last_delivery(tell: Call, topic: str) -> None:
+    tell("topic", "update", topic, "--max-deliveries", "2", "--retry-first", "1ms")
+    tell("produce", topic, "bad", "--in", "0s", "--id", "bad")
+    command = "printf 'é%.0s' $(seq 2000) >&2; echo >&2; echo no such host >&2; exit 3"
+    first = tell("consume", topic, "--count", 1, "--exec", command, "--json")
+    assert first.json[0]["done"] == "exit 3, again in 0.001s"
+    last = tell("consume", topic, "--count", 1, "--exec", command, "--json")
+    assert (last.code, last.json[0]["done"]) == (1, "exit 3 at the last of 2 deliveries: buried")
+    (letter,) = tell("dead", "list", topic, "--json").json
+    assert letter["reason"].startswith("max_deliveries: exit 3: é")
+    assert letter["reason"].endswith("é\nno such host")
+    assert 1022 <= len(letter["reason"].encode()) <= 1024
+
+
+def test_a_command_without_errors_is_buried_with_its_exit_code(tell: Call, topic: str) -> None:
+    tell("topic", "update", topic, "--max-deliveries", "1")
+    tell("produce", topic, "bad", "--in", "0s", "--id", "bad")
+    tell("consume", topic, "--count", 1, "--exec", "kill -TERM $$")
+    (letter,) = tell("dead", "list", topic, "--json").json
+    assert letter["reason"] == "max_deliveries: killed by SIGTERM"
+
+
 def test_release_puts_back(tell: Call, topic: str) -> None:
     tell("produce", topic, "x", "--in", "0s", "--id", "a")
     done = tell("consume", topic, "--count", 1, "--release", "1h")

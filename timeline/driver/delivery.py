@@ -121,6 +121,11 @@ class Delivered:
         return int(self._frame.columns.deliveries[self._index])
 
     @property
+    def max_deliveries(self) -> int:
+        """The number of deliveries that its topic permits. 0: no limit."""
+        return self._frame.columns.max_deliveries
+
+    @property
     def retry_in(self) -> timedelta:
         """How long the topic's retry settings let it wait now: `await d.release(in_=d.retry_in)`. The wait grows with
         its deliveries. It varies by `retry_jitter` from one message to another, and is always this for this lease."""

@@ -8,8 +8,9 @@ import re
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+import sys
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from timeline.cli.output import payload_fields, picked, print_json, shown_payloa
 from timeline.driver.tasks import end
 from timeline.driver.times import shown_time
 from timeline.errors import Closed, Invalid, NotFound, TimelineError, explain
+from timeline.model import DELIVERED_OUT, MAX_REASON_BYTES
 from timeline.wording import shown_lateness
 
 QUIET_S = 0.5
@@ -36,6 +38,8 @@ LOOK_FIRST_S, LOOK_CAP_S = 0.02, 0.3
 """First and longest wait between two looks whether a process group is gone. The kernel does not announce it."""
 ANSWER_S = 1.0
 """How long to wait for the answer to a settle after a signal."""
+PIPE_BYTES = 65_536
+"""What a pipe holds: one read of it takes all that was written before."""
 _PROGRAM = re.compile(r"\s*([\w./+-]+)(?=\s|$)")
 
 
@@ -65,8 +69,9 @@ async def consume(
     """Print messages of TOPIC as they come due, and ack each.
 
     With --exec, a shell runs CMD for one message at a time. Exit code 0 acks the message. Any other code releases it,
-    with a wait that doubles with each delivery (1s to 1h). The lease is extended while CMD runs. The environment of CMD
-    has TIMELINE_ID, TIMELINE_TAG, TIMELINE_DUE and TIMELINE_DELIVERIES.
+    with a wait that doubles with each delivery (1s to 1h). At the last delivery that the topic permits, it buries the
+    message. The reason has the exit code and the end of what CMD wrote to standard error. The lease is extended while
+    CMD runs. The environment of CMD has TIMELINE_ID, TIMELINE_TAG, TIMELINE_DUE and TIMELINE_DELIVERIES.
 
     Several consumers of a topic share its messages: each message goes to one of them.
 
@@ -198,17 +203,24 @@ class Taker:
         complain(explain(error))
 
     async def _run(self, delivery: timeline.Delivery, command: str, consumer: timeline.Consumer) -> None:
-        """Run the command for a delivery, then ack or release it by the exit code. It waits for an absent broker, since
-        the work would be done again. It is printed after the answer: until then another consumer may have it."""
-        code, hurried = await execute(delivery, command, consumer)
+        """Run the command for a delivery, then ack, release or bury it by the exit code. It waits for an absent broker,
+        since the work would be done again. It is printed after the answer: until then another consumer may have it."""
+        code, hurried, errors = await execute(delivery, command, consumer)
         said, then = shown_ending(code), ""
         patience_s = ANSWER_S if hurried else consumer.patience_s(delivery)
         if code == 0:
             settling, what = delivery.ack(timeout=patience_s), "ack"
+        elif 0 < (most := delivery.max_deliveries) <= delivery.deliveries:
+            # After a release it would become a dead letter, too, but later and without the reason.
+            self.failed += 1
+            reason = failure_reason(f"{DELIVERED_OUT.decode()}: {said}", errors)
+            settling, what = delivery.bury(reason, timeout=patience_s), "bury"
+            then = f" at the last of {most} deliveries: buried"
         else:
             self.failed += 1
             wait = delivery.retry_in
-            settling, what = delivery.release(in_=wait, reason=said, timeout=patience_s), "release"
+            reason = failure_reason(said, errors)
+            settling, what = delivery.release(in_=wait, reason=reason, timeout=patience_s), "release"
             then = f", again in {wait.total_seconds():g}s"
         try:
             await _answered(delivery, settling)
@@ -271,10 +283,11 @@ def check_command(command: str) -> None:
 
 class Ended(NamedTuple):
     """A command that ended by itself: its exit code, below 0 for a signal. `hurried`: a signal came meanwhile, so its
-    message must be settled within ANSWER_S."""
+    message must be settled within ANSWER_S. `errors`: the end of what it wrote to standard error."""
 
     code: int
     hurried: bool
+    errors: bytes
 
 
 async def execute(delivery: timeline.Delivery, command: str, consumer: timeline.Consumer) -> Ended:
@@ -294,8 +307,11 @@ async def execute(delivery: timeline.Delivery, command: str, consumer: timeline.
     async with AsyncExitStack() as fed:
         try:
             stdin = await fed.enter_async_context(_pipe_of(delivery.payload))
+            errors = fed.enter_context(ErrorOutput().pipe())
             # In a process group of its own: Ctrl-C goes to `timeline consume`, which lets CMD end.
-            spawning = asyncio.create_subprocess_shell(command, stdin=stdin, env=environment, process_group=0)
+            spawning = asyncio.create_subprocess_shell(
+                command, stdin=stdin, stderr=errors.writing, env=environment, process_group=0
+            )
             starting = asyncio.ensure_future(spawning)
             # Shielded: a cancelled start kills the shell alone, and loses track of what it has started.
             process = await asyncio.shield(starting)
@@ -314,7 +330,56 @@ async def execute(delivery: timeline.Delivery, command: str, consumer: timeline.
             hurried = True
         finally:
             keeping.cancel()
-    return Ended(await process.wait(), hurried)
+    return Ended(await process.wait(), hurried, errors.end)
+
+
+class ErrorOutput:
+    """The standard error of a command. It is passed on as it comes, and its `end` is kept. A child that the command
+    left behind may write on: that is passed on, too."""
+
+    def __init__(self) -> None:
+        self.end = b""
+        self.writing = self._reading = -1
+
+    @contextmanager
+    def pipe(self) -> Iterator[ErrorOutput]:
+        """Open the pipe. At the end, all that the command wrote has been read."""
+        self._reading, self.writing = os.pipe()
+        os.set_blocking(self._reading, False)
+        asyncio.get_running_loop().add_reader(self._reading, self._read)
+        try:
+            yield self
+        finally:
+            os.close(self.writing)
+            self._read()
+            self._read()  # closes it, unless a child that was left behind has it open
+
+    def _read(self) -> None:
+        if self._reading < 0:
+            return
+        try:
+            written = os.read(self._reading, PIPE_BYTES)
+        except BlockingIOError:
+            return
+        if not written:
+            asyncio.get_running_loop().remove_reader(self._reading)
+            os.close(self._reading)
+            self._reading = -1
+            return
+        self.end = (self.end + written)[-MAX_REASON_BYTES:]
+        if sys.stderr is None:  # it was closed, and its number may belong to another file
+            return
+        with suppress(OSError):  # nobody reads it any more
+            while written:
+                written = written[os.write(2, written) :]
+
+
+def failure_reason(said: str, errors: bytes) -> str:
+    """Return why a command failed: `said`, and as much of the end of its standard error as a reason has room for."""
+    room_bytes = MAX_REASON_BYTES - len(said.encode()) - len(": ")
+    shown = errors.decode("utf-8", "replace").replace("\0", " ").strip().encode()
+    end = shown[-room_bytes:].decode("utf-8", "ignore")
+    return f"{said}: {end}" if end else said
 
 
 @asynccontextmanager

@@ -184,7 +184,7 @@ class _RunCredit:
 
     def begins(self, delivery: Delivery) -> None:
         """Note that a handler begins."""
-        if 0 < delivery._frame.columns.max_deliveries <= delivery.deliveries + 1:
+        if 0 < delivery.max_deliveries <= delivery.deliveries + 1:
             self._frail = True
             if self._consumer.credit > self._least:
                 self._enough.set()
@@ -351,7 +351,7 @@ class _Crew:
     ) -> bool:
         """Bury a message after the last delivery that its topic permits. After a release it would become a dead letter,
         too, but without the reason. Return False if more deliveries may come."""
-        most = delivery._frame.columns.max_deliveries
+        most = delivery.max_deliveries
         if not 0 < most <= delivery.deliveries or self._settled(delivery):
             return False
         log.error(
