@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import pytest
 
 from tests.cli.conftest import Call
+from timeline.driver.times import as_datetime
+from timeline.recurrence import Occurrence, Recurrence
 
 BERLIN = ("--zone", "Europe/Berlin")
 
@@ -41,6 +44,24 @@ def test_all_options_together(call: Call) -> None:
     )
     hours = ["24T12", "24T18", "24T23", "26T00", "26T09"]
     assert json.loads(done.out) == [f"2026-12-{hour}:00:00+00:00" for hour in hours]
+
+
+@pytest.mark.parametrize("count", [(), ("--count", "3")])
+def test_the_time_since_the_start_is_walked_through_only_for_a_count(
+    call: Call, count: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begins: list[int] = []
+    occurrences = Recurrence.occurrences
+
+    def noted(self: Recurrence, from_ms: int, before: int = 0) -> Iterator[Occurrence]:
+        begins.append(from_ms)
+        return occurrences(self, from_ms, before)
+
+    monkeypatch.setattr(Recurrence, "occurrences", noted)
+    years = ("--start", "2000-01-01T00:00Z", "--from", "2026-06-01T00:00Z")
+    done = call("schedule", "preview", "* * * * * *", *years, *count, "--next", "1", "--json")
+    assert json.loads(done.out) == ([] if count else ["2026-06-01T00:00:00+00:00"])
+    assert [as_datetime(at_ms).year for at_ms in begins] == [2000 if count else 2026]
 
 
 def test_nothing_left_is_said(call: Call) -> None:

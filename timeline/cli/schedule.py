@@ -105,9 +105,9 @@ def preview(
         fold=FoldPolicy(fold) if fold else None,
     )
     since_ms = at_ms(since, "--from")
-    # `count` counts from the start on.
-    found = (one for one in asked.occurrences(start_ms or since_ms) if one.at_ms >= since_ms)
-    following = list(islice(found, shown))
+    # `count` counts from the start on. Without it there may be years of seconds in between.
+    found = asked.occurrences(start_ms if count else since_ms)
+    following = list(islice((one for one in found if one.at_ms >= since_ms), shown))
     if as_json:
         print_json([_time(one, where) for one in following])
         return
