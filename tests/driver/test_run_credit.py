@@ -112,17 +112,18 @@ def test_messages_with_few_deliveries_left_come_one_for_each_handler_ahead(max_d
     told(story, max_deliveries=max_deliveries)
 
 
-def test_the_credit_of_quick_handlers_shrinks_when_such_messages_come() -> None:
+@pytest.mark.parametrize("concurrency", [CONCURRENCY, 40])
+def test_the_credit_of_quick_handlers_shrinks_when_such_messages_come(concurrency: int) -> None:
     async def story(made: Town, _: Machine) -> None:
-        dies = Run(made, "dies", work_s=3_600.0)
-        await made.until(lambda: len(dies.begun) == CONCURRENCY, within_s=10)
+        dies = Run(made, "dies", work_s=3_600.0, concurrency=concurrency)
+        await made.until(lambda: len(dies.begun) == concurrency, within_s=10)
         dies.process.kill()
         made.network.cut(dies.process)
-        run = Run(made, "c")
-        await made.until(lambda: len(run.handled) == BACKLOG - 2 * CONCURRENCY, within_s=10)
+        run = Run(made, "c", concurrency=concurrency)
+        await made.until(lambda: len(run.handled) == BACKLOG - 2 * concurrency, within_s=10)
         assert run.consumer.credit == CREDIT_MESSAGES
         await made.until(lambda: len(run.handled) == BACKLOG, within_s=60)  # their leases have run out
-        await made.until(lambda: run.consumer.credit == 2 * CONCURRENCY, within_s=1)
+        await made.until(lambda: run.consumer.credit == 2 * concurrency, within_s=1)
         await run.end()
 
     told(story, max_deliveries=3)

@@ -166,9 +166,9 @@ class _RunCredit:
     """Fits the credit of one `run` to the speed of its handlers: what they handle in `BUFFERED_MS` waits for them,
     besides one message for each.
 
-    With less, quick handlers wait for the broker. What waits here is late if the handlers become slow, and other
-    consumers cannot have it: so it goes back then. It also loses a delivery if the process dies. So nothing waits,
-    besides one for each, while a message has few deliveries left: one that kills the process must take few along.
+    With less, quick handlers wait for the broker. When handlers become slow, waiting messages go back, so that others
+    can have them before they are late. A waiting message also loses a delivery if the process dies. So only one waits
+    for each handler while a message with few deliveries left is there: it may be the one that kills the process.
     """
 
     def __init__(self, consumer: LeaseHolder, concurrency: int) -> None:
@@ -210,13 +210,15 @@ class _RunCredit:
                 self._busy_ms += now_ms - self._since_ms
                 self._since_ms = now_ms
             if self._frail or self._handled >= self._consumer.credit or self._busy_ms >= BUFFERED_MS:
-                self._fit(0 if self._frail else int(BUFFERED_MS * self._handled / max(self._busy_ms, 0.001)))
+                self._fit()
                 self._handled, self._busy_ms, self._frail = 0, 0.0, False
 
-    def _fit(self, buffered: int) -> None:
+    def _fit(self) -> None:
+        buffered = 0 if self._frail else int(BUFFERED_MS * self._handled / max(self._busy_ms, 0.001))
         credit, wanted = self._consumer.credit, min(self._most, max(self._least, self._concurrency + buffered))
-        if wanted >= 1.25 * credit or wanted <= credit / 2:  # a small change is not worth a frame
-            self._consumer.resize_credit(wanted, most_waiting=wanted)
+        # A small change is not worth a frame, unless messages may become dead letters.
+        if wanted >= 1.25 * credit or wanted <= credit / 2 or (self._frail and wanted < credit):
+            self._consumer.resize_credit(wanted, most_waiting=wanted - self._concurrency)
 
 
 class _GivenBack(TimeoutError):
