@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
@@ -21,15 +20,14 @@ _MS = timedelta(milliseconds=1)
 _MOST_CHANGE = timedelta(hours=26)
 """No clock was ever set by more."""
 _HORIZON_MS = 50 * 366 * 86_400_000
-"""A recurrence that gives nothing for as long is over."""
+"""A recurrence that gives nothing for this long is over."""
 _MOST_EXCLUDED = 200_000
-"""So is one of which so many in a row are excluded."""
+"""A recurrence is also over when this many of its times in a row are excluded."""
 MOST_RULES = 100
 _END_YEAR, _END_MS = 9999, 253_370_764_800_000
 """The start of the year 9999. No zone's clock leaves the calendar before it."""
 _STEPS = 16
-"""So many excluded times are walked past before a rule is asked anew."""
-_OFFSET = re.compile(r"(Z|[+-][0-9]{2}:?[0-9]{2})$")
+"""How many of its times a rule of exclusion walks past before it begins again further on."""
 
 
 class GapPolicy(StrEnum):
@@ -247,8 +245,8 @@ class _Excluding:
         self._next_ms = -1
 
     def has(self, at_ms: int) -> bool:
-        """Return whether it gives this time. It walks past a few of its own times, and else begins anew there, since a
-        rule for each second has many between two that are asked about."""
+        """Return whether it gives this time. After a few of its own times it begins again at this one: a rule for each
+        second has many between two that are asked about."""
         for _ in range(_STEPS):
             if self._next_ms >= at_ms:
                 return self._next_ms == at_ms

@@ -180,7 +180,7 @@ _BYDAY = re.compile(r"([+-]?[0-9]{1,2})?(MO|TU|WE|TH|FR|SA|SU)")
 _UNTIL = re.compile(r"([0-9]{8})(?:T([0-9]{6})(Z?))?")
 _SECOND, _YEAR = timedelta(seconds=1), timedelta(days=366)
 _AHEAD, _AHEAD_BY_DAY = 50 * _YEAR, 9 * _YEAR
-"""A rule that gives nothing for as long is over. The library would walk on to the year 9999. Rules of days and less
+"""A rule that gives nothing for this long is over. The library would walk on to the year 9999. Rules of days and less
 cost it work for each day."""
 _BY_DAY = ("SECONDLY", "MINUTELY", "HOURLY", "DAILY")
 _ORDINALS = {"MONTHLY": 5, "YEARLY": 53}
