@@ -61,7 +61,7 @@ async def supervised(program: str) -> AsyncIterator[tuple[Supervisor, list[Start
     announced: asyncio.Future[list[Started]] = asyncio.get_running_loop().create_future()
     config = ServeConfig(listen="127.0.0.1:0", name="w", metrics="off", workers=2, grace_ms=0)
     command = (sys.executable, "-c", program)
-    made = Supervisor(config, lambda _, started: announced.set_result(started), command)
+    made = Supervisor(config, lambda _listen, _http, started: announced.set_result(started), command)
     running = asyncio.ensure_future(made.run())
     try:
         yield made, await asyncio.wait_for(announced, PATIENCE_S)

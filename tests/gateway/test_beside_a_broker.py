@@ -119,6 +119,30 @@ async def test_it_ends_when_the_broker_is_killed(tmp_path: Path) -> None:
         await until(lambda: not alive(pid))
 
 
+@pytest.mark.parametrize(
+    ("http", "said", "told"),
+    [
+        ((), "without metrics, without HTTP", "off"),
+        (("--http", "127.0.0.1:{port}"), "without metrics, HTTP on 127.0.0.1:{port}", "127.0.0.1:{port}"),
+        (("--http", "127.0.0.1:0"), "HTTP on a free port of 127.0.0.1, which the log names", "127.0.0.1:0"),
+    ],
+)
+def test_the_start_line_names_the_port_of_http(tmp_path: Path, http: tuple[str, ...], said: str, told: str) -> None:
+    """Without it, a reader would call the port of another broker."""
+    (port,) = free_ports(1)
+    command = (*TIMELINE, "serve", "--listen", "127.0.0.1:0", "--metrics", "off", "--store", "memory://", *http)
+    for more in ((), ("--json",)):
+        words = [word.format(port=port) for word in (*command, *more)]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=tmp_path) as serving:
+            assert serving.stdout is not None
+            line = serving.stdout.readline().decode()
+            serving.terminate()
+        if more:
+            assert json.loads(line)["http"] == told.format(port=port)
+        else:
+            assert line.rstrip().endswith(said.format(port=port))
+
+
 async def test_a_taken_address_is_an_error(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     with serve(tmp_path, port):

@@ -76,11 +76,17 @@ def gateway_for(config: ServeConfig) -> GatewayProcess | None:
     return GatewayProcess(dataclasses.replace(config, http=HTTP))
 
 
+def address_of(gateway: GatewayProcess | None) -> str:
+    """Return where a gateway listens, "off" if there is none."""
+    return "off" if gateway is None else gateway.address
+
+
 class GatewayProcess:
     """Keeps one gateway running. `config`: the broker's, with the port that it has."""
 
     def __init__(self, config: ServeConfig) -> None:
         self._config = config
+        self.address = config.http
         self._process: asyncio.subprocess.Process | None = None
         self._keeping: asyncio.Task[None] | None = None
 

@@ -30,7 +30,7 @@ from timeline.broker.node import Node
 from timeline.broker.server.calls import GrpcPeerChannel, Handlers
 from timeline.broker.server.certificates import Certificates
 from timeline.broker.server.gatekeeper import LOOK_EVERY_S, Gatekeeper
-from timeline.broker.server.gateway_process import GatewayProcess, gateway_for
+from timeline.broker.server.gateway_process import GatewayProcess, address_of, gateway_for
 from timeline.broker.server.probes import HealthService, MetricsPort
 from timeline.broker.server.process import check_free
 from timeline.broker.server.workers import WorkerProcess
@@ -110,13 +110,13 @@ def _bounds(config: ServeConfig) -> list[tuple[str, int]]:
 async def serve(
     config: ServeConfig,
     version: str,
-    announce: Callable[[str, str, bool], None],
+    announce: Callable[[str, str, str, bool], None],
     worker: WorkerProcess | None = None,
 ) -> None:
     """Run a broker until SIGTERM or SIGINT, then drain it. `config` is checked (`ServeConfig.check`).
 
-    - `announce` is called with the addresses of gRPC and metrics, and whether the store is open, once the port is open.
-      If the store was not, it is called again once it is.
+    - `announce` is called with the addresses of gRPC, metrics and HTTP, and whether the store is open, once the port is
+      open. If the store was not, it is called again once it is.
     - `worker`: this process is one of several behind the port. It also has and advertises a port of its own.
 
     If the store cannot be reached, the broker stays up, not ready, and tries again. Raise StoreRefused if the store
@@ -149,7 +149,7 @@ async def serve(
         if worker is not None:
             await worker.start(stopping.set)
         metrics_at = port.start()
-        opened = partial(announce, config.advertise if worker else config.listen, metrics_at)
+        opened = partial(announce, config.advertise if worker else config.listen, metrics_at, address_of(gateway))
         await _run(server, node, config, stopping, watching, opened, metrics_at, gateway)
     finally:
         port.stop()

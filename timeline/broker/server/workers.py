@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from timeline.broker.server.gateway_process import gateway_for
+from timeline.broker.server.gateway_process import address_of, gateway_for
 from timeline.broker.server.process import RestartDelay, check_free
 from timeline.child import send_signal
 from timeline.clock import Clock
@@ -85,13 +85,13 @@ class _Place:
 
 
 class Supervisor:
-    """Runs `config.workers` workers. `config` is checked. `announce` is called once all of them listen. If their stores
-    open later, it is called once more."""
+    """Runs `config.workers` workers. `config` is checked. `announce` is called with the addresses of gRPC and HTTP
+    once all of them listen. If their stores open later, it is called once more."""
 
     def __init__(
         self,
         config: ServeConfig,
-        announce: Callable[[str, list[Started]], None],
+        announce: Callable[[str, str, list[Started]], None],
         command: Sequence[str] = COMMAND,
     ) -> None:
         self._config, self._announce, self._command = config, announce, command
@@ -125,10 +125,10 @@ class Supervisor:
                         await self._first_of(place.ready.wait(), self._stopping.wait())
                 await self._first_of(self._all("ready"), self._stopping.wait())
                 if not self._stopping.is_set():
-                    late = not self._tell_started(listen)
+                    late = not self._tell_started(listen, address_of(gateway))
                     await self._first_of(self._all("opened"), self._stopping.wait())
                     if late and not self._stopping.is_set():
-                        self._tell_started(listen)
+                        self._tell_started(listen, address_of(gateway))
                     await self._stopping.wait()
             finally:
                 if gateway is not None:
@@ -137,10 +137,10 @@ class Supervisor:
                 looking.cancel()
         return self._code
 
-    def _tell_started(self, listen: str) -> bool:
+    def _tell_started(self, listen: str, http: str) -> bool:
         """Announce the workers. Return whether all of them have their store open."""
         started = [place.serves for place in self._places if place.serves is not None]
-        self._announce(listen, started)
+        self._announce(listen, http, started)
         return all(one.store_open for one in started)
 
     async def _all(self, event: Literal["ready", "opened"]) -> None:

@@ -25,8 +25,8 @@ from timeline.sync import MembershipRefused
 def run_alone(settings: config.ServeConfig, as_json: bool) -> int:
     """Run one broker in this process. Raises Failed when it cannot listen."""
 
-    def announce(listen: str, metrics: str, store_open: bool) -> None:
-        _announce(settings, as_json, listen, [metrics], store_open)
+    def announce(listen: str, metrics: str, http: str, store_open: bool) -> None:
+        _announce(settings, as_json, listen, [metrics], http, store_open)
 
     return _listening(settings, lambda: _run(serve(settings, timeline.__version__, announce)))
 
@@ -42,9 +42,9 @@ def run_workers(settings: config.ServeConfig, as_json: bool) -> int:
         )
     set_up_logs(settings.log_level, settings.log_format)
 
-    def announce(listen: str, started: list[Started]) -> None:
+    def announce(listen: str, http: str, started: list[Started]) -> None:
         metrics, store_open = [one.metrics for one in started], all(one.store_open for one in started)
-        _announce(settings, as_json, listen, metrics, store_open, workers=[asdict(one) for one in started])
+        _announce(settings, as_json, listen, metrics, http, store_open, workers=[asdict(one) for one in started])
 
     return _listening(settings, lambda: asyncio.run(Supervisor(settings, announce).run()))
 
@@ -54,7 +54,7 @@ def run_worker() -> int:
     worker = WorkerProcess(settings_from_supervisor())
     settings = worker.config
 
-    def announce(listen: str, metrics: str, store_open: bool) -> None:
+    def announce(listen: str, metrics: str, _: str, store_open: bool) -> None:
         worker.tell({"say": "serves", "listen": listen, "metrics": metrics, "store_open": store_open})
 
     return _listening(settings, lambda: _run(serve(settings, timeline.__version__, announce, worker)))
@@ -68,20 +68,27 @@ def _run(broker: Coroutine[Any, Any, None]) -> int:
 
 
 def _announce(
-    settings: config.ServeConfig, as_json: bool, listen: str, metrics: list[str], store_open: bool, **workers: Any
-) -> None:
+    settings: config.ServeConfig, as_json: bool, listen: str, metrics: list[str], http: str, store_open: bool,
+    **workers: Any,
+) -> None:  # fmt: skip
     """Print where brokers listen, and their store. `workers`: each worker, if there are several."""
     store = shown(settings.store)
     if as_json:
-        told = {"listen": listen, "metrics": metrics[0], "store": store, "store_open": store_open}
+        told = {"listen": listen, "metrics": metrics[0], "http": http, "store": store, "store_open": store_open}
         say(json.dumps({**told, **workers}))
         return
     rest = f"{len(metrics)} workers, " if workers else ""
     rest += "without metrics" if metrics[0] == "off" else f"metrics on {', '.join(metrics)}"
+    rest += ", without HTTP" if http == "off" else f", HTTP on {_shown_port(http)}"
     if store_open:
         say(f"timeline {timeline.__version__} serves {store} on {listen}, {rest}")
     else:
         say(f"timeline {timeline.__version__} listens on {listen}, {rest}; it serves once {store} can be opened")
+
+
+def _shown_port(address: str) -> str:
+    host, port = config.split_address(address)
+    return address if port else f"a free port of {host}, which the log names"
 
 
 def _listening(settings: config.ServeConfig, run: Callable[[], int]) -> int:
