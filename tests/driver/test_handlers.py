@@ -91,6 +91,18 @@ async def test_failures_are_released_with_backoff_and_words_of_the_handler_count
     assert [(m.id, m.dead) async for m in tl.dead("t")] == [("bury", "cannot be read")]
 
 
+async def test_an_error_for_all_handlers_has_a_short_traceback(tl: timeline.Timeline) -> None:
+    """All of them raise the same error. Each would add its lines to it."""
+
+    async def handler(_: timeline.Delivery) -> None: ...
+
+    async with tl.consumer("absent") as c:
+        with pytest.raises(timeline.NotFound) as refused:
+            await c.run(handler, concurrency=8)
+    names = [frame.name for frame in refused.traceback]
+    assert names[1:] == ["run", "run_handlers", "work", "take", "_more"]
+
+
 async def test_a_failure_at_the_last_delivery_is_buried_with_its_reason(
     tl: timeline.Timeline, caplog: pytest.LogCaptureFixture
 ) -> None:

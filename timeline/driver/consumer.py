@@ -173,7 +173,7 @@ class Consumer(LeaseHolder):
             finally:
                 in_flight.awaited -= 1
         if self._session.failure is not None:
-            raise self._session.failure
+            raise self._session.failure.with_traceback(None)  # each of many callers would add its lines to it
         return not self.closed and self._session.taking
 
     async def run(

@@ -199,7 +199,7 @@ class ConsumerSession:
     def start(self) -> None:
         """Connect and stay connected, in a task of its own. Raise Superseded after another session took the id."""
         if isinstance(self.failure, Superseded):
-            raise self.failure
+            raise self.failure.with_traceback(None)
         if self._task is None:
             self.failure = None
             self._since_ms = self._context.clock.monotonic_ms()
