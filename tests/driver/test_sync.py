@@ -306,7 +306,7 @@ def test_inside_a_running_loop_it_is_refused_and_in_a_thread_it_works(served: st
         p = tl.producer("t")
         for call in (tl.topics, lambda: p.produce(b"", in_=0), lambda: list(tl.scan("t")), tl.close):
             with pytest.raises(
-                timeline.Invalid, match=r"blocks the running event loop. Use timeline.connect and await"
+                timeline.Invalid, match=r"use timeline.connect\(\) and await here, or run .*to_thread\(f\)"
             ):
                 call()
 
@@ -319,6 +319,45 @@ def test_inside_a_running_loop_it_is_refused_and_in_a_thread_it_works(served: st
     with timeline.connect_sync(served, timeout="10s") as tl:
         tl.create_topic("t")
     assert asyncio.run(program()) == ["t"]
+
+
+def test_a_block_that_is_refused_in_a_loop_raises_one_error(served: str) -> None:
+    """Closing would be refused, too. That error would only hide the first one's remedy below a second traceback."""
+
+    def puts() -> None:
+        with timeline.connect_sync(served, timeout="10s") as tl, tl.producer("t") as p:
+            p.produce(b"", in_=0)
+
+    def scans() -> None:
+        with timeline.connect_sync(served, timeout="10s") as tl:
+            list(tl.scan("t"))
+
+    def takes() -> None:
+        with timeline.connect_sync(served, timeout="10s") as tl, tl.consumer("t") as c:
+            next(iter(c))
+
+    def closes() -> None:
+        with timeline.connect_sync(served, timeout="10s"):
+            pass
+
+    async def program() -> None:
+        for block in (puts, scans, takes, closes):
+            with pytest.raises(timeline.Invalid) as refused:
+                block()
+            assert refused.value.__context__ is None, block
+
+    asyncio.run(program())
+
+
+def test_an_error_for_all_handlers_has_a_short_traceback(served: str) -> None:
+    with timeline.connect_sync(served, timeout="10s") as tl:
+        for _ in range(2):
+            with tl.consumer("absent") as c, pytest.raises(timeline.NotFound) as refused:
+                c.run(lambda _: None)
+            assert [frame.name for frame in refused.traceback].count("work") == 1
+        with tl.consumer("absent") as c, pytest.raises(timeline.NotFound) as refused:
+            next(iter(c))
+        assert "_conclude" not in [frame.name for frame in refused.traceback]
 
 
 def test_ctrl_c_breaks_a_scan_off(served: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,8 +119,8 @@ def _check_no_loop() -> None:
     except RuntimeError:
         return
     raise Invalid(
-        "connect_sync blocks the running event loop. Use timeline.connect and await its calls, in a coroutine as in a "
-        "Jupyter cell. Call what connect_sync made in a thread alone, as of asyncio.to_thread"
+        "connect_sync would block the event loop that runs here: use timeline.connect() and await here, or run your "
+        "function in a thread: await asyncio.to_thread(f)"
     )
 
 
@@ -133,8 +133,8 @@ def iterate(background: Background, source: AsyncIterator[T]) -> Iterator[T]:
     finally:
         try:
             background.run(steps.end())
-        except Closed:
-            pass  # closed while iterated: the loop has ended it
+        except (Closed, Invalid):
+            pass  # closed while iterated: the loop has ended it; or refused like the step before, which says so
 
 
 class _Steps(Generic[T]):
@@ -180,8 +180,12 @@ class Blocking:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        try:
+            self.close()
+        except Invalid:  # refused like the call that ends the block, whose error says it
+            if error is None:
+                raise
 
 
 def blocking(word: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
