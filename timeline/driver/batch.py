@@ -101,13 +101,6 @@ class Batch:
     def births(self, births: UInt64 | Sequence[int] | None) -> None:
         self._births = None if births is None else numbers_column(births, self._count, "births")
 
-    @property
-    def unnamed(self) -> bool:
-        """Whether there is a message without an id."""
-        if self.ids is None:
-            return self._count > 0
-        return any(place not in self.refused for place in np.flatnonzero(self.ids.sizes == 0).tolist())
-
     @classmethod
     def of(cls, messages: Iterable[Message]) -> Batch:
         """Return the columns of `messages`."""
@@ -250,12 +243,11 @@ def _texts_column(items: Any, count: int, name: str, read: Any, bad: Judgement |
         if isinstance(items, np.ndarray) or not _is_column(items):
             listed = items.tolist() if isinstance(items, np.ndarray) else list(items)
             _check_length(listed, count, name)
-            return Ragged.of(
-                [
-                    _one(name, place, lambda item: read(_decoded(item)), item, bad, _shown(item))
-                    for place, item in enumerate(listed)
-                ]
-            )
+
+            def of_text(item: Any) -> Any:
+                return read(_decoded(item))
+
+            return Ragged.of([_one(name, place, of_text, item, bad, _shown(item)) for place, item in enumerate(listed)])
         items = arrow_column(items, name, bad)
     _check_length(items, count, name)
     column: Ragged = items

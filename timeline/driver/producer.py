@@ -200,15 +200,18 @@ class Producer(MutationCalls):
 
     def _columns(self, batch: Batch, flag: int) -> Columns:
         count = len(batch)
-        if batch.births is not None and batch.unnamed:
+        ids = batch.ids
+        empty = range(count) if ids is None else np.flatnonzero(ids.sizes == 0).tolist()
+        nameless = [place for place in empty if place not in batch.refused]
+        if nameless and batch.births is not None:
             raise Invalid("births need ids: a repeat is recognised by both, and each batch makes other ids")
-        if batch.ids is None:
+        if ids is None:
             batch.ids = self._context.ids.make_column(count)
-        elif count and int(batch.ids.sizes.min()) == 0:
-            made = [
-                id or (id if place in batch.refused else self._context.ids.make()) for place, id in enumerate(batch.ids)
-            ]
-            batch.ids = type(batch.ids).of(made)
+        elif nameless:
+            named = ids.tolist()
+            for place in nameless:
+                named[place] = self._context.ids.make()
+            batch.ids = type(ids).of(named)
         return {
             **{field.name: getattr(batch, field.name, None) for field in PUT_COLUMNS},
             "birth": self._context.ids.numbers(count) if batch.births is None else batch.births,
