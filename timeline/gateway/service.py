@@ -24,9 +24,9 @@ OPEN_TO_ALL = (
 )
 NONE_READY = "no broker takes all calls now: its own /readyz, at its metrics port, has the reason"
 LOOK_MS = 1_000.0
-"""How long what brokers said about their readiness holds."""
+"""How long the brokers' answer about their readiness is kept."""
 LOOK_S = 2.0
-"""How long they may take to say it."""
+"""How long brokers may take for that answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ class Part(Protocol):
     async def stop(self) -> None: ...
 
 
-class _Held:
-    """What `ask` returns, asked again after `LOOK_MS`. All who want it share one question."""
+class _Cached:
+    """The result of `ask`, kept for `LOOK_MS`. Calls that come meanwhile wait for the same result."""
 
     def __init__(self, clock: Clock, ask: Callable[[], Awaitable[str]]) -> None:
         self._clock, self._ask = clock, ask
@@ -102,8 +102,8 @@ class HttpGateway:
         self.metrics = GatewayMetrics()
         self.stopping = asyncio.Event()
         self.streams: set[SettleListener] = set()
-        self._reached = _Held(self.clock, self._reach)
-        self._serves = _Held(self.clock, self._ask_health)
+        self._reached = _Cached(self.clock, self._reach)
+        self._serves = _Cached(self.clock, self._ask_health)
         self._guarded = settings.exposed and not settings.insecure
         self._ending: asyncio.Future[Any] | None = None
 
