@@ -192,7 +192,7 @@ class Consumer(LeaseHolder):
         the message is released with `backoff` by its deliveries (default: the topic's retry settings). `raise
         timeline.Retry(in_=…)` or `timeline.Bury(reason)` decides otherwise. `timeout`: how long one call may take.
 
-        SystemExit, KeyboardInterrupt and other exceptions that are no Exception end the run. Its message is released as
+        SystemExit, KeyboardInterrupt and other exceptions that are no Exception end the run. The message is released as
         after any exception, the other handlers finish within `grace`, and then the exception is raised here.
 
         Plain functions run in threads. They get a delivery whose methods need no await, and fail if they return a
