@@ -302,7 +302,7 @@ class HandMachine(RuleBasedStateMachine):
         self.outstanding.clear()
         room = self.in_flight.credit.room()
         free = self.in_flight.credit.messages - self.in_flight.credit.held_messages
-        assert room[0] == max(0, free) and not (self.in_flight.credit.owed or self.in_flight.credit.resized)
+        assert room[0] == max(0, free) and not self.in_flight.credit.owed
         self.returned = self.sent + room[0] - 1_000
 
     @rule(size=st.integers(1, 2_000))

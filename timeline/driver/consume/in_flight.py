@@ -61,19 +61,19 @@ class CreditLedger:
         self._resized = False
 
     def resize(self, messages: int) -> None:
-        """Make it `messages` in all. What it grows by is owed. What it shrinks by is made up for by messages that end,
-        whose credit the broker does not get back."""
+        """Make it `messages` in all. If it grows, the broker is owed the difference. If it shrinks, the broker does not
+        get back the credit of messages that end, until that makes up for the difference."""
         self.owed_messages += messages - self.messages
         self.messages, self._resized = messages, True
 
     @property
-    def resized(self) -> bool:
-        """Whether the broker must learn of another size, which holds there once no more credit is out than that."""
+    def _untold(self) -> bool:
+        """Whether to tell the broker of another size. It is not told while more credit is out than that."""
         return self._resized and self.owed_messages >= 0
 
     def take_room(self) -> int:
-        """Take the size to send it now. 0: the broker knows it."""
-        if not self.resized:
+        """Take the size to send it now. 0: there is nothing to tell."""
+        if not self._untold:
             return 0
         self._resized = False
         return self.messages
@@ -86,8 +86,8 @@ class CreditLedger:
 
     @property
     def owed(self) -> bool:
-        """Whether credit is to be sent without a settle."""
-        return self.owed_messages > 0 or self.owed_bytes > 0
+        """Whether credit, or another size, is to be sent without a settle."""
+        return self.owed_messages > 0 or self.owed_bytes > 0 or self._untold
 
     def runs_dry(self) -> bool:
         """Return whether credit went back since the last frame or call, but so little is free that the broker may wait

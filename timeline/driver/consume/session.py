@@ -370,9 +370,8 @@ class ConsumerSession:
                 continue
             await stream.stream.send(data)
         credit = self._in_flight.credit
-        if (credit.owed or credit.resized) and self.taking and not last:
-            room = credit.take_room()
-            await stream.stream.send(encode(Credit(*credit.take_owed(), room_messages=room)))
+        if credit.owed and self.taking and not last:
+            await stream.stream.send(encode(Credit(*credit.take_owed(), room_messages=credit.take_room())))
         if stream.welcome is None:
             return
         dry = self.taking and not last and self._in_flight.runs_dry()
