@@ -43,7 +43,7 @@ class Minute:
 
 
 def minutes(zone: ZoneInfo, begin: datetime, end: datetime) -> Iterator[Minute]:
-    """Each minute of UTC, from a day before `begin` on for what a wall has shown."""
+    """Each minute of UTC from `begin` to `end`. Whether the wall had shown it is known of the two days before."""
     shown: set[datetime] = set()
     utc = begin - timedelta(days=2)
     while utc < end:
