@@ -62,10 +62,12 @@ prove: static services ## Everything there is: every store variant, long faults,
 services: ## Install the servers that tests start (root), or say which are missing
 	@scripts/services.sh
 
-run: $(STAMP) $(if $(CLUSTER),services) ## The demo: a day of departures goes out on time (options in ARGS; CLUSTER=1: two brokers, one is killed)
+run: $(STAMP) ## The demo: a day of departures goes out on time (options in ARGS; CLUSTER=1: two brokers, one is killed)
+	@$(if $(CLUSTER),scripts/services.sh etcd redis-server)
 	@.venv/bin/timeline demo $(if $(CLUSTER),--cluster,) $(ARGS)
 
-pipeline: $(STAMP) services ## A year of departures through the pipeline, every one accounted for (ARGS="--into FOLDER" keeps it)
+pipeline: $(STAMP) ## A year of departures through the pipeline, every one accounted for (ARGS="--into FOLDER" keeps it)
+	@scripts/services.sh java
 	@.venv/bin/timeline pipeline year $(DATA) $(ARGS)
 
 bench: $(STAMP) ## Measure speed and lateness on this machine (options in ARGS; PLOT=1 draws the plots of design-docs/)

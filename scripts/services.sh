@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Install what the tests with real servers need, once: Debian's packages, if root runs this, Cassandra's jars from Maven,
-# and generators of clients in Go and TypeScript. Nothing is started: tests start and end their own servers. Missing servers are named. Tests that need them are
-# skipped, or fail if TIMELINE_REQUIRE_SERVICES asks for them.
+# and generators of clients in Go and TypeScript. With arguments, install these alone: programs of the list below,
+# `cassandra`, `clients`. Nothing is started: tests start and end their own servers. Missing servers are named. Tests
+# that need them are skipped, or fail if TIMELINE_REQUIRE_SERVICES asks for them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 exec 1>&2
@@ -33,11 +34,21 @@ chromium chromium
 mvn maven
 LIST
 
+wanted=("$@")
+((${#wanted[@]})) || wanted=("${!package[@]}" cassandra clients)
+wants() { [[ " ${wanted[*]} " == *" $1 "* ]]; }
+for name in "${wanted[@]}"; do
+    if [[ ! -v package[$name] && $name != cassandra && $name != clients ]]; then
+        echo "services: $name is none of these: $(printf '%s\n' "${!package[@]}" cassandra clients | sort | paste -sd ' ')"
+        exit 2
+    fi
+done
+
 found() { command -v "$1" >/dev/null || compgen -G "/usr/sbin/$1" >/dev/null || compgen -G "/usr/lib/postgresql/*/bin/$1" >/dev/null; }
 
 missing=()
 for program in "${!package[@]}"; do
-    found "$program" || missing+=("${package[$program]}")
+    wants "$program" && ! found "$program" && missing+=("${package[$program]}")
 done
 if ((${#missing[@]})); then
     if [[ $(id -u) -eq 0 ]] && command -v apt-get >/dev/null; then
@@ -52,14 +63,14 @@ if ((${#missing[@]})); then
         apt-get update -qq
         DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >/dev/null
     else
-        echo "services: the tests with real servers need: sudo apt-get install -y ${missing[*]}"
+        echo "services: missing. Install them: sudo apt-get install -y ${missing[*]}"
     fi
 fi
 
 # Debian has no package of Cassandra, so its jars are fetched once. A download that breaks off leaves no whole folder.
 version=5.0.9
 lib=build/cassandra/$version/lib
-if [[ ! -d $lib ]]; then
+if wants cassandra && [[ ! -d $lib ]]; then
     if command -v mvn >/dev/null; then
         echo "services: fetching Cassandra $version into $lib"
         rm -rf "$lib.part"
@@ -73,6 +84,8 @@ if [[ ! -d $lib ]]; then
         echo "services: the tests with Cassandra need Maven, then: make services"
     fi
 fi
+
+wants clients || exit 0
 
 # Generators of HTTP clients and what the clients need, at the versions of go.sum and package-lock.json.
 clients=build/clients
