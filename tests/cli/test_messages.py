@@ -317,7 +317,12 @@ def test_dead_letters_of_a_tag(tell: Call, topic: str, address: str) -> None:
     revived = tell("dead", "revive", topic, "--tag", "odd", "--in", "1h", "--json").json
     assert sorted(done["id"] for done in revived) == ["a", "c"]
     nothing = tell("dead", "purge", topic, "--tag", "odd", "--yes").out
-    assert nothing == f"{topic} has no dead letters of tag 'odd' of this group: nothing purged\n"
+    assert nothing == f"{topic} has no dead letters of tag 'odd' of group 'default': nothing purged\n"
+    other = tell("dead", "revive", topic, "--all", "--group", "health").out
+    assert other.splitlines() == [
+        f"{topic} has no dead letters of group 'health': nothing revived",
+        "  → --group NAME takes those of 'default' (2)",
+    ]
     purged = tell("dead", "purge", topic, "--tag", "even", "--yes", "--json").json
     assert sorted(done["id"] for done in purged) == ["b", "d"]
     for wrong in (("--tag", ""), ("--tag", "odd", "--all"), ("a", "--tag", "odd"), ()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -29,6 +30,8 @@ from timeline.model import Status
 
 ALIVE: dict[str, str] = {Status.EXISTS: "it is no dead letter; 'timeline show' says where it is"}
 """The meaning of EXISTS here: a message is there that should be dead."""
+GROUPS = 5
+"""Most other groups that an answer names."""
 CHUNK = 5_000
 """Letters per call, so that long work shows its progress."""
 
@@ -157,14 +160,22 @@ class _Letters:
             raise Invalid("--tag is empty: name a tag, or say --all")
         self.ids = ids
         self._topic, self._group, self._tag = topic, group, tag
+        self._of_others: Counter[str] = Counter()
+        """Letters of other groups, which were left out."""
 
     async def chosen(self, tl: timeline.Timeline) -> list[str]:
         """Return their ids. Letters of other groups are left out."""
         if self.ids:
             return list(self.ids)
+        found: list[str] = []
+        self._of_others.clear()
         with Progress("read") as progress:
-            dead = counted(tl.dead(self._topic, tag=self._tag), progress)
-            return [entry.id async for entry in dead if entry.group == self._group]
+            async for entry in counted(tl.dead(self._topic, tag=self._tag), progress):
+                if entry.group == self._group:
+                    found.append(entry.id)
+                else:
+                    self._of_others[entry.group] += 1
+        return found
 
     async def count(self, tl: timeline.Timeline) -> int:
         """Return how many of the ids are dead letters."""
@@ -178,7 +189,10 @@ class _Letters:
     def tell(self, receipts: Sequence[timeline.Receipt], options: ClientOptions, done: str) -> int:
         """Print what became of them, and return the exit code."""
         if not receipts and not options.as_json:
-            say(f"{self._topic} has no dead letters{_of(self._tag)} of this group: nothing {done}")
+            say(f"{self._topic} has no dead letters{_of(self._tag)} of group {self._group!r}: nothing {done}")
+            if most := self._of_others.most_common(GROUPS):
+                more = ", and others" if len(self._of_others) > GROUPS else ""
+                say(f"  → --group NAME takes those of {', '.join(f'{name!r} ({n:,})' for name, n in most)}{more}")
         return tell_receipts(receipts, options.as_json, done, ALIVE)
 
 
