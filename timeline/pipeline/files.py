@@ -16,8 +16,8 @@ from timeline.storage_plugins import shown
 
 
 def at(url: str) -> tuple[Any, str]:
-    """Return the filesystem of `url`, and the path in it. Raise Invalid for a scheme that is
-    unknown or lacks its package. Raise Invalid for credentials in front of a bucket too."""
+    """Return the filesystem of `url`, and the path in it. Raise Invalid for a scheme that is unknown or lacks its
+    package, and for credentials in front of a bucket."""
     try:
         filesystem, path = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as bad:

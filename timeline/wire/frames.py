@@ -246,8 +246,8 @@ class Hello(ColumnBatch):
 class Credit:
     """More credit, up a Consume stream; adds up. With nothing in it, a heartbeat: answered by Beat. Consumers send one
     at least every `Welcome.heartbeat_ms`. `echo` comes back in the Beat. `ahead_ms`: by how much the consumer's clock
-    is ahead of the broker's, give or take `error_ms` (below 0: it does not know). `room_messages`: what it now has room
-    for without leases in flight (0: as before)."""
+    is ahead of the broker's, give or take `error_ms` (below 0: it does not know). `room_messages`: the new size of its
+    room while nothing is in flight (0: as before)."""
 
     messages: Tally = 0
     bytes: Tally = 0

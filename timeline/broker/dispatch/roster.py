@@ -60,8 +60,8 @@ class LeaveNotice:
 class ConnectedConsumer:
     """One consumer's stream on this broker.
 
-    `credit_*` is its room now, and `room_*` the most it ever had, or what it said. If they are equal, nothing is in
-    flight.
+    `credit_*` is its room now. `room_*` is all its room: the most it ever had, or the size that it named. If they are
+    equal, nothing is in flight.
 
     `wake` wakes its dealer. `trickled` does so for less credit than a step. `changed` tells its roster that it has
     credit, has none any more, or is set aside.
@@ -189,8 +189,8 @@ class ConnectedConsumer:
                 self.trickled()
 
     def resize(self, room_messages: int, more_messages: int) -> None:
-        """Take the room that it says, and `more_messages` of credit that it gets beside. What it grows by is credit, so
-        its word puts nothing in flight."""
+        """Take over the room that the consumer names. `more_messages`: the credit that it gets with it. The room grows
+        by no more than that, so that a consumer cannot claim to have messages in flight."""
         self.room_messages = min(room_messages, self.room_messages + more_messages)
 
     def spend(self, messages: int, bytes_: int) -> None:
