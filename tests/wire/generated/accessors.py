@@ -1771,7 +1771,8 @@ class Credit(object):
             return self._tab.Get(flatbuffers.number_types.Float64Flags, o + self._tab.Pos)
         return -1.0
 
-    # Since 1.3. From now on this is all the room there is once nothing is in hand, as in Hello. 0: it is as before.
+    # Since 1.3. The new size of all the room there is once nothing is in hand, as in Hello. 0: it is as before. A larger
+    # one comes with the credit that it adds. A smaller one comes once no more credit than that is out or in hand.
     # Credit
     def RoomMessages(self):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
