@@ -429,7 +429,7 @@ def check_addresses(addresses: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """What is at the addresses of a call that no broker answered, and what to do. `nobody`: no broker is there."""
+    """The findings at the addresses of a call that no broker answered, and advice. `nobody`: no broker is there."""
 
     found: str
     advice: str
@@ -437,8 +437,8 @@ class NoAnswer:
 
 
 async def no_answer(addresses: str, error: TimelineError, within: str = "") -> NoAnswer | None:
-    """Look what is at `addresses` after `error`. None: a broker may be there, and the reason of the error says more.
-    `within`: how long a broker that is there had for its answer."""
+    """Probe `addresses` after `error`. None: a broker may be there, and the reason of the error says more. `within`:
+    how long a broker that is there had for its answer."""
     found: dict[object, tuple[str, ProbeResult]] = {}
     listed = parse_addresses(addresses)
     for address, one in zip(listed, await asyncio.gather(*(probe(each, PROBE_S) for each in listed)), strict=True):

@@ -53,7 +53,7 @@ def schedule() -> None:
 @click.option(
     "--fold",
     type=click.Choice([one.value for one in FoldPolicy]),
-    help="Which of two times counts that clocks show twice. Default: by the rule.",
+    help="Which one counts of a time that clocks show twice. Default: by the rule.",
 )
 @click.option("--start", metavar="TIME", help="No occurrence before it.")
 @click.option("--end", metavar="TIME", help="No occurrence at it or after it.")
@@ -68,14 +68,13 @@ def preview(
 ) -> None:  # fmt: skip
     """Show the next times of CRON, of --every or of --rrule, or of several together.
 
-    CRON has five fields in quotes: minute, hour, day of the month, month, day of the week; or six, with the second
-    first. Days may be L (the last), LW (the last one from Monday to Friday), 15W (the one of these that is nearest to
-    the 15th), 5L (the last Friday) and 5#3 (the third). Holidays are not known. If both days are given, either one
-    counts.
+    CRON has five fields in quotes: minute, hour, day of the month, month, day of the week. A sixth one in front is the
+    second. Days may be L (the last), 5L (the last Friday) and 5#3 (the third Friday). LW is the last day from Monday to
+    Friday, and 15W the one nearest to the 15th. Holidays are not known. If both days are given, either one counts.
 
-    --every is a fixed length: 1d is 24 hours. For the same time each day, use CRON. Where clocks change, the table says
-    so. Rules that go with the clock's time, like */15 * * * *, go on through a change. For others, a time that clocks
-    skip is later by as much, and of two equal times the first counts.
+    --every is a fixed length: 1d is 24 hours. For the same time each day, use CRON. The table names each time that a
+    change of clocks concerns. Rules that go with the clock's time, like */15 * * * *, go on through a change. Other
+    rules move a skipped time by the length of the gap, and take the first of two equal times.
 
     \b
     Example:

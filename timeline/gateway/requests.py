@@ -231,8 +231,8 @@ class ApiRequest(Request[Any, Any, Any]):
             )
 
     def sole(self, header: str) -> str | None:
-        """Return the value of a header that is given once; None: it is not there. Raise Invalid for more than one. What
-        stands between a caller and us may go by the first or the last of them."""
+        """Return the value of a header that is given once; None: it is not there. Raise Invalid for more than one. A
+        proxy in front of the gateway may go by another one of them."""
         given: list[str] = self.headers.getall(header, [])
         if len(given) > 1:
             raise Invalid(f"the header {header.title()} is there {len(given)} times: send it once")
@@ -270,8 +270,8 @@ OURS = {"request", "client", "data"}
 
 
 def check_body(request: ApiRequest) -> None:
-    """Raise Invalid for a body that the call does not read, or for none where it needs one. A dry run that is asked for
-    in a body that nobody reads would cancel."""
+    """Raise Invalid for a body that the call does not read, and for a missing one that it needs. A `dry_run` in a body
+    that is not read would be ignored, and the call would cancel."""
     shape = request.route_handler.parsed_data_field
     has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
     if has_body and request.method == "DELETE":

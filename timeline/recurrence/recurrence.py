@@ -31,14 +31,14 @@ _STEPS = 16
 
 
 class GapPolicy(StrEnum):
-    """What follows for a wall time that clocks skip: it is later by the skipped time, or there is none."""
+    """The occurrence at a wall time that clocks skip: later by the length of the gap, or none."""
 
     LATER = "later"
     SKIP = "skip"
 
 
 class FoldPolicy(StrEnum):
-    """Which of the two times counts that clocks show twice."""
+    """The occurrence at a wall time that clocks show twice: at the first time, at the second, or at both."""
 
     FIRST = "first"
     SECOND = "second"
@@ -46,7 +46,7 @@ class FoldPolicy(StrEnum):
 
 
 class WallChange(StrEnum):
-    """What a change of clocks did to an occurrence. Its wall time was skipped, or it is the first or second of two."""
+    """Whether clocks skip the wall time of an occurrence, or show it twice: then it is the first or second time."""
 
     NONE = ""
     SKIPPED = "skipped"
@@ -72,10 +72,10 @@ class Recurrence:
     (0: no bound). `count`: the most occurrences from `start_ms` on (0: no bound).
 
     `exclude`: dates (2026-12-25), times in the zone (2026-12-25T09:00) or with an offset, and rules (`cron:…`,
-    `rrule:…`). What these name is left out.
+    `rrule:…`). Their times are left out.
 
-    `gap`, `fold`: see there. None: by the rule. One that goes with the clock's time, like `*/15 * * * *`, goes on
-    through each change. For others a skipped time is later, and of two times the first counts.
+    `gap`, `fold`: for changes of clocks. None: by the rule. A rule that goes with the clock's time, like
+    `*/15 * * * *`, goes on through each change: SKIP and BOTH. For other rules: LATER and FIRST.
 
     Raise Invalid, which names the field and says what would be right.
     """
@@ -203,8 +203,8 @@ class _Compiled:
             at_ms += period_ms
 
     def _of_rule(self, rule: CronRule | RecurrenceRule, from_ms: int) -> Iterator[Occurrence]:
-        """Yield the occurrences of one rule, in the order of time. Where clocks change, that is not the order of wall
-        times: what is shown twice may wait for the second time, and what is skipped comes later."""
+        """Yield the occurrences of one rule, in the order of time. Where clocks change, the order of wall times is
+        another one: a skipped one comes later, and one that is shown twice may come at its second time."""
         asked = self._asked
         gap = asked.gap or (GapPolicy.SKIP if rule.of_clock else GapPolicy.LATER)
         fold = asked.fold or (FoldPolicy.BOTH if rule.of_clock else FoldPolicy.FIRST)

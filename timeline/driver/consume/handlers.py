@@ -246,7 +246,7 @@ class _Crew:
         self.ending = False
         """Whether the workers are being cancelled."""
         self.ended_by: BaseException | None = None
-        """What a handler raised that ends the run: a BaseException that is no Exception."""
+        """The exception of a handler that ends the run: a BaseException that is no Exception."""
         self._runner = asyncio.current_task()
         self._too_long = f"the handler took longer than {shown_duration(timeout_ms or 0)}"
         self._kept_ms = 0.0
