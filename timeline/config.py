@@ -43,7 +43,8 @@ _MOST_S = 1e12
 """Durations are cut here, far above every limit and far below where numbers end."""
 _UNITS_MS = {"ms": 1.0, "s": 1e3, "m": 60e3, "h": 3600e3, "d": 86400e3}
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)\s*")
-_WILDCARDS = ("0.0.0.0", "::", "")
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+"""Hosts that stand for all addresses of a machine, and the one by which the machine reaches itself."""
 _SWITCHES = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 _PASSWORD = re.compile(r"://[^/?#@\s]*:[^/?#@\s]+@")
@@ -161,6 +162,12 @@ class ServeConfig:
 def joined(host: str, port: int) -> str:
     """Return the address that `split_address` takes apart."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def local_address(listen: str) -> str:
+    """Return where this machine reaches what listens on `listen`."""
+    host, port = split_address(listen)
+    return joined(_WILDCARDS.get(host, host), port)
 
 
 def split_address(address: str) -> tuple[str, int]:

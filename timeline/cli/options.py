@@ -21,7 +21,7 @@ from click.core import ParameterSource
 import timeline
 from timeline.cli.app import DONE, REFUSED, UNREACHABLE, USAGE, Failed, complain
 from timeline.clock import Clock
-from timeline.config import has_password, joined, parse_url, split_address
+from timeline.config import has_password, local_address, parse_url
 from timeline.credentials import PLAIN, BadCredentials, Credentials, credentials_of
 from timeline.driver.times import LOOKS_LIKE_SECONDS, as_datetime, duration_ms, instant_ms, local
 from timeline.driver.transport.addresses import DEFAULT_ADDRESS, parse_addresses, place_of
@@ -453,12 +453,6 @@ async def no_answer(addresses: str, error: TimelineError, within: str = "") -> N
     besides = f"; no broker at {gone}" if gone else ""
     said = f"{' and '.join(there)} {takes} connections, but {answers} not answer{within}{besides}"
     return NoAnswer(said, LOOK_AT_IT, nobody=False)
-
-
-def local_address(listen: str) -> str:
-    """Return where this machine reaches what listens on `listen`."""
-    host, port = split_address(listen)
-    return joined({"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host), port)
 
 
 async def who_serves(listen: str) -> str:

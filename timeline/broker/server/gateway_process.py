@@ -17,7 +17,7 @@ import sys
 
 from timeline.broker.server.process import RestartDelay, check_free
 from timeline.child import send_signal
-from timeline.config import HTTP, ServeConfig, joined, split_address
+from timeline.config import HTTP, ServeConfig, local_address
 from timeline.wording import install_command
 
 log = logging.getLogger("timeline.broker")
@@ -28,15 +28,13 @@ END_S = 5.0
 HOPELESS = (2, 4)
 """Exit codes of a gateway that will not start next time either. Its last line says why."""
 PACKAGES = ("litestar", "msgspec", "uvicorn", "aiohttp")
-HERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
 
 
 def command_of(config: ServeConfig) -> tuple[str, ...]:
     """Return the command of the gateway for a broker that listens on `config.listen`."""
-    host, port = split_address(config.listen)
-    broker = config.advertise if config.tls_cert else joined(HERE.get(host, host), port)
     given = {
-        "--broker": broker, "--listen": config.http, "--grace": f"{config.grace_ms}ms",
+        "--broker": config.advertise if config.tls_cert else local_address(config.listen),
+        "--listen": config.http, "--grace": f"{config.grace_ms}ms",
         "--log-level": config.log_level, "--log-format": config.log_format,
         "--tls-cert": config.tls_cert, "--tls-key": config.tls_key,
         "--broker-ca": config.tls_ca if config.tls_cert else "",

@@ -30,7 +30,6 @@ from timeline.cli.options import (
     client_command,
     connected,
     credentials,
-    local_address,
     no_answer,
     who_serves,
 )
@@ -333,7 +332,7 @@ async def of_ports(settings: config.ServeConfig, answered: bool) -> list[Finding
 
 async def _serves_metrics(listen: str) -> bool:
     """Return whether a broker or a gateway has its metrics at the address, with TLS or without."""
-    host, port = config.split_address(local_address(listen))
+    host, port = config.split_address(config.local_address(listen))
     unverified = ssl.create_default_context()
     unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
     request = f"GET /metrics HTTP/1.1\r\nHost: {config.joined(host, port)}\r\nConnection: close\r\n\r\n"
