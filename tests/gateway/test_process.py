@@ -20,7 +20,9 @@ from tests.gateway.test_messages import problem
 from tests.security.certificates import Authority
 from tests.security.guarded import Tokens
 from tests.servers.disk import small_disk
+from timeline.credentials import PLAIN
 from timeline.gateway import shapes
+from timeline.gateway.clients import Caller, Clients
 from timeline.gateway.document import rules
 from timeline.gateway.document.openapi import EXAMPLES
 from timeline.wire import MAX_TAKE_BYTES, MAX_TAKE_MESSAGES
@@ -124,6 +126,17 @@ async def test_it_is_ready_only_while_a_broker_is(tmp_path: Path, guarded: bool)
             assert "no broker takes all calls" in (await http.get("/readyz")).text
             ballast.unlink()
             await until(lambda: httpx.get(f"http://{opened['listen']}/readyz").status_code == 200)
+
+
+async def test_a_broker_that_a_client_has_learned_of_counts(tmp_path: Path) -> None:
+    """Calls go to it, too, while the given ones are away."""
+    with broker(tmp_path) as served:
+        clients = Clients("127.0.0.1:1", PLAIN)
+        async with clients.serving(Caller()) as client:
+            assert not await clients.any_ready(20.0)
+            client.timeline._context.channel.learn([served["listen"]])
+            assert await clients.any_ready(20.0)
+        await clients.aclose()
 
 
 async def test_the_broker_decides_about_tokens(tmp_path: Path) -> None:

@@ -143,11 +143,12 @@ class Clients:
             await self._clients.pop(idle).timeline.aclose()
 
     async def any_ready(self, timeout_s: float) -> bool:
-        """Return whether a broker is ready. Brokers say that without a token."""
-        asked = [
-            asyncio.ensure_future(serves(address, self._credentials, timeout_s))
-            for address in parse_addresses(self._brokers)
-        ]
+        """Return whether a broker is ready: one that was given, or that a client has learned of. Brokers say that
+        without a token."""
+        known = {*parse_addresses(self._brokers)}
+        for client in self._clients.values():
+            known.update(client.timeline._context.channel.known)
+        asked = [asyncio.ensure_future(serves(address, self._credentials, timeout_s)) for address in known]
         try:
             for answer in asyncio.as_completed(asked):
                 if await answer:
