@@ -53,6 +53,7 @@ RULES: dict[str, dict[str, Any]] = {
     "lateMessages": SEEING,
     "forecast": SEEING,
     "cluster": SEEING,
+    "previewSchedule": SEEING | {"body": {"every": "1h"}},
     "listTopics": SEEING,
     "showTopic": SEEING,
     "createTopic": GOVERNING | {"body": {"lease": "1h"}},

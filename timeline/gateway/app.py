@@ -18,7 +18,7 @@ from timeline.gateway.direct import DirectCalls
 from timeline.gateway.document.openapi import openapi_config
 from timeline.gateway.metrics import Observed
 from timeline.gateway.requests import ApiRequest, check_body, check_query
-from timeline.gateway.routes import leases, many, messages, pages, reading, topics
+from timeline.gateway.routes import leases, many, messages, pages, reading, schedules, topics
 from timeline.gateway.service import HttpGateway, gateway_of, serving
 
 CALLS: tuple[Any, ...] = (
@@ -26,6 +26,7 @@ CALLS: tuple[Any, ...] = (
     leases.lease, leases.stream, leases.ack, leases.extend, leases.release, leases.bury,
     many.move_tag, many.cancel_tag, many.revive, many.purge,
     reading.list_, reading.dead, reading.why, reading.late, reading.forecast, reading.cluster,
+    schedules.preview,
     topics.list_, topics.show, topics.create, topics.update, topics.drop,
 )  # fmt: skip
 OFTEN: tuple[Any, ...] = (messages.put, leases.lease, leases.ack, leases.extend, leases.release, leases.bury)

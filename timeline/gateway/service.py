@@ -16,6 +16,7 @@ from timeline.driver.transport.addresses import DEFAULT_ADDRESS
 from timeline.errors import Forbidden, Invalid, TimelineError, Unavailable, explain
 from timeline.gateway.clients import Caller, CallerClient, Clients
 from timeline.gateway.metrics import GatewayMetrics
+from timeline.gateway.recurring import RuleWalks
 from timeline.gateway.requests import ApiRequest, BodyBudget
 
 OPEN_TO_ALL = (
@@ -99,6 +100,7 @@ class HttpGateway:
         self.clock = Clock()
         self.clients = Clients(settings.brokers, settings.credentials)
         self.bodies = BodyBudget()
+        self.walks = RuleWalks()
         self.metrics = GatewayMetrics()
         self.stopping = asyncio.Event()
         self.streams: set[SettleListener] = set()
@@ -116,6 +118,7 @@ class HttpGateway:
         """Stop the parts, and close the clients."""
         if self._ending is not None:
             self._ending.cancel()
+        self.walks.stop()
         await all_of(*(part.stop() for part in self.parts))
         await self.clients.aclose()
 

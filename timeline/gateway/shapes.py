@@ -363,3 +363,83 @@ class Problem(Struct, kw_only=True, omit_defaults=True):
     detail: str
     id: str | None = None
     resume: str | None = None
+
+
+Texts = Annotated[str | list[str] | UnsetType | None, Meta(description="One, or a list of several.")]
+Moment = Annotated[
+    str | int | UnsetType | None,
+    Meta(
+        description="A time: RFC 3339 with an offset, or milliseconds since 1970 UTC.",
+        examples=["2030-01-01T09:00:00Z"],
+    ),
+]
+Span = Annotated[
+    str | int | float | UnsetType | None,
+    Meta(description='A duration: "250ms", "30s", "15m", "2h", "10d", or seconds as a number.', examples=["15m"]),
+]
+
+
+class Rules(Asked):
+    """When something recurs. Give at least one of `cron`, `every` and `rrule`. The times of several are joined."""
+
+    cron: Annotated[
+        Texts,
+        Meta(
+            description="Cron expressions on the zone's clock, one or a list: minute, hour, day of the month, month, "
+            "day of the week. A sixth field in front is the second.",
+            examples=["0 9 * * 1-5"],
+        ),
+    ] = UNSET
+    every: Annotated[
+        Span, Meta(description="A period, counted from `start`, or else from 1970. At least 1 s.", examples=["15m"])
+    ] = UNSET
+    rrule: Annotated[
+        Texts, Meta(description="Rules of RFC 5545, one or a list.", examples=["FREQ=MONTHLY;BYDAY=-1FR;BYHOUR=17"])
+    ] = UNSET
+    exclude: Annotated[
+        Texts,
+        Meta(
+            description="What is left out: a date, a time in the zone or with an offset, or a rule: `cron:…`, "
+            "`rrule:…`. One or a list.",
+            examples=["2026-12-25"],
+        ),
+    ] = UNSET
+    start: Annotated[Moment, Meta(description="No occurrence lies before it.")] = UNSET
+    end: Annotated[Moment, Meta(description="No occurrence lies at it or after it.")] = UNSET
+    count: Annotated[int | UnsetType | None, Meta(description="The most occurrences, from `start` on.")] = UNSET
+    zone: Annotated[
+        str | UnsetType | None, Meta(description="IANA zone of the rules. Default: UTC.", examples=["Europe/Berlin"])
+    ] = UNSET
+    gap: Annotated[
+        Literal["later", "skip"] | UnsetType | None,
+        Meta(description="A time that clocks skip: later by the gap, or left out. Default: by the rule."),
+    ] = UNSET
+    fold: Annotated[
+        Literal["first", "second", "both"] | UnsetType | None,
+        Meta(description="Which one counts of a time that clocks show twice. Default: by the rule."),
+    ] = UNSET
+
+
+class PreviewRules(Rules):
+    """Rules whose times are shown. Nothing is scheduled. `from`: default: now. `limit`: how many times."""
+
+    from_: Annotated[When, Meta(description="Show times at it and after it. Default: now.")] = field(
+        default=None, name="from"
+    )
+    limit: int = 10
+
+
+class RecurringTime(Struct):
+    """A time that a rule gives. `local`: on the clock of the rule's zone. `clocks`: whether a change of clocks concerns
+    it. `skipped`: clocks skip the rule's time, so it is later. `first` or `second`: clocks show it twice."""
+
+    at: str
+    local: str
+    clocks: Literal["", "skipped", "first", "second"]
+
+
+class PreviewAnswer(Struct):
+    """The times that rules give. `words`: the rules in English."""
+
+    words: str
+    times: list[RecurringTime]

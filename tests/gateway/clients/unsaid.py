@@ -33,6 +33,10 @@ FORMATS = {
     "timeline-topic": st.sampled_from(TOPICS),
     "timeline-id": st.sampled_from(["UA1545", "gate/7", "ü", "a b", "100%"]) | st.text("abc", min_size=1, max_size=9),
     "timeline-cursor": st.just(""),
+    "timeline-cron": st.sampled_from(["0 9 * * 1-5", "*/15 * * * *", "30 2 L * *", "@daily", "15 0 9 * * 5#3"]),
+    "timeline-rrule": st.sampled_from(["FREQ=MONTHLY;BYDAY=-1FR;BYHOUR=17", "FREQ=DAILY", "FREQ=YEARLY;BYMONTH=3"]),
+    "timeline-exclude": st.sampled_from(["2030-12-25", "2030-12-25T09:00", "cron:* * 25 12 *", "rrule:FREQ=YEARLY"]),
+    "timeline-zone": st.sampled_from(["Europe/Berlin", "America/New_York", "UTC", "Australia/Lord_Howe"]),
 }
 """Values that go together: messages are put, found and moved, and do not expire before they are due."""
 for _name, _values in FORMATS.items():
@@ -49,6 +53,7 @@ UNSAYABLE = [re.compile(each) for each in (
     "must shift by at least 1 ms",
     # Compared with another value: of the call, of a setting, or of what is stored.
     "^due= is a pair", "make the step longer$", r"^\w+ \S+ is above ", "^say which settings to change",
+    "^end must be after start", "^every must be at least", "^a schedule has at most",
     # schemathesis makes URLs whose host is none.
     "^push_url is no URL",
     # Only the server makes a cursor. Base64 has padding, which `contentEncoding` does not promise.

@@ -34,6 +34,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "BuryLeases": {"receipts": _RECEIPTS, "reason": "no such customer"},
     "ReviveLetters": {"tag": "spring", "in": "1h"},
     "DeadLetters": {"ids": ["UA1545"]},
+    "PreviewRules": {"cron": "0 9 * * 1-5", "zone": "Europe/Berlin", "limit": 5},
     "NewTopic": {"lease": "30s", "max_deliveries": 10},
 }
 """A body for each shape that callers send."""

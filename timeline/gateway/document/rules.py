@@ -10,6 +10,7 @@ from typing import Any
 
 from timeline.driver.queries import DURATIONS, NUMBERS
 from timeline.driver.times import LOOKS_LIKE_SECONDS
+from timeline.gateway.recurring import MOST_SHOWN
 from timeline.gateway.requests import MAX_KEY_BYTES
 from timeline.gateway.streams import MAX_CREDIT
 from timeline.model import (
@@ -25,6 +26,8 @@ from timeline.model import (
     MAX_TOPIC_CHARS,
     SETTING_RANGES,
 )
+from timeline.recurrence.recurrence import LEAST_PERIOD_MS, MOST_RULES
+from timeline.recurrence.rules import MOST_COUNT
 
 Schema = dict[str, Any]
 
@@ -109,14 +112,31 @@ SETTINGS: dict[str, Schema] = {name: _setting(name) for name in (*DURATIONS, *NU
         "pattern": r"^(https?:/{2}([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?([/?][!$-;=?-\[\]-~]*)?)?$",
     },
 }
+
+
+def _texts(form: str) -> Schema:
+    """Return the schema of one text, or of a list of several."""
+    text: Schema = {"type": "string", "minLength": 1, "format": form}
+    return {"anyOf": [text, {"type": "array", "items": text, "maxItems": MOST_RULES}]}
+
+
+RULES: dict[str, Schema] = {
+    "cron": _texts("timeline-cron"), "rrule": _texts("timeline-rrule"), "exclude": _texts("timeline-exclude"),
+    "every": {"anyOf": [LENGTH_TEXT, SECONDS | {"minimum": LEAST_PERIOD_MS / 1000}]}, "start": TIME, "end": TIME,
+    "count": _whole(1, MOST_COUNT), "zone": {"type": "string", "minLength": 1, "format": "timeline-zone"},
+}  # fmt: skip
+"""What the fields of a body take that says when something recurs."""
 OF_SHAPES: dict[str, dict[str, Schema]] = {
     "BuryLeases": {"reason": _text(1, MAX_REASON_BYTES)},
     "DeadLetters": {"tag": SOME_TAG},
     "ReviveLetters": {"tag": SOME_TAG},
     "NewTopic": SETTINGS,
+    "PreviewRules": RULES | {"from": TIME, "limit": _whole(1, MOST_SHOWN)},
 }
 """Where a field of one shape takes others."""
-TIMES = frozenset(("due", "scheduled", "lease_until", "expires", "died", "created", "start", "end", "delivered"))
+TIMES = frozenset(
+    ("due", "scheduled", "lease_until", "expires", "died", "created", "start", "end", "delivered", "local")
+)
 """Fields of answers that are times."""
 
 
@@ -154,6 +174,11 @@ LETTERS: Schema = {
     },
     "else": {"properties": {"tag": NULL, "all": {"const": False}}},
 }
+SOME_RULE: Schema = {
+    "if": {"properties": {name: {"maxItems": 0, "type": ["null", "array"]} for name in ("cron", "rrule")}},
+    "then": _given("every", _TEXT_OR_NUMBER),
+}
+START_FOR_COUNT: Schema = {"if": _given("count", INTEGER), "then": _given("start", {"type": ["string", "integer"]})}
 TOGETHER: dict[str, Schema] = {
     "NewMessage": _all(AT_OR_IN, PAYLOAD),
     "MoveMessage": AT_OR_IN,
@@ -161,6 +186,7 @@ TOGETHER: dict[str, Schema] = {
     "ReleaseLeases": AT_OR_IN_OR_NONE,
     "DeadLetters": LETTERS,
     "ReviveLetters": _all(LETTERS, AT_OR_IN_OR_NONE),
+    "PreviewRules": _all(SOME_RULE, START_FOR_COUNT),
 }
 """By shape, which fields go together. Each is an `if`, which generators of clients pass over. From `oneOf` and `allOf`
 they would make types that are hard to use."""
