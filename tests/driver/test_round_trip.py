@@ -11,7 +11,7 @@ import pytest
 import timeline
 from tests.driver.broker import Broker
 from timeline import Batch, Message, Status
-from timeline.wire import write
+from timeline.wire import codec
 
 
 async def test_a_message_is_put_delivered_and_acknowledged(tl: timeline.Timeline) -> None:
@@ -75,7 +75,7 @@ async def test_a_put_replaces_a_message_whole(tl: timeline.Timeline) -> None:
 async def test_a_broker_that_does_not_know_replace_is_not_asked(
     tl: timeline.Timeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(write, "MINOR", 2)  # its frames say so, as do the driver's
+    monkeypatch.setattr(codec, "MINOR", 2)  # its frames say so, as do the driver's
     async with tl.producer("t") as p:
         await p.produce(b"first", in_="1h", id="a")
         with pytest.raises(timeline.Invalid, match=r"too old for if_exists=.replace") as old:
