@@ -14,7 +14,7 @@ import timeline
 from tests.driver.broker import Broker, FewerMethods
 from timeline import Batch, Fenced, Invalid, NotFound, Status
 from timeline.driver.consume import pull
-from timeline.driver.consume.receipt_tokens import LeaseToken
+from timeline.driver.consume.pull import LeaseToken
 from timeline.storage_plugins.memory import MemoryStore
 from timeline.wire import Fault, TransportError
 

@@ -18,7 +18,7 @@ import pytest
 
 import timeline
 from timeline.driver.blocking.client import SyncTimeline
-from timeline.driver.consume.receipt_tokens import LeaseToken
+from timeline.driver.consume.pull import LeaseToken
 
 PATIENCE = "400ms"
 RECEIPT = LeaseToken("t", "h", b"a", 1, 1).receipt()

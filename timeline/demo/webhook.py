@@ -22,7 +22,7 @@ from aiohttp import web
 
 from timeline.demo.plan import WEBHOOK_GATE, WebhookPlan
 from timeline.demo.roles import SESSION, Role, begun
-from timeline.driver.consume.receipt_tokens import LeaseToken
+from timeline.driver.consume.pull import LeaseToken
 from timeline.errors import TimelineError, Unknown
 from timeline.model import payload_sum
 

@@ -22,8 +22,7 @@ from timeline.driver.tasks import Closing, all_of
 from timeline.driver.times import Duration, duration_ms
 from timeline.driver.transport import relay
 from timeline.driver.transport.addresses import DEFAULT_ADDRESS, parse_addresses
-from timeline.driver.transport.channel import Channel, TransportFactory
-from timeline.driver.transport.client_context import ClientContext
+from timeline.driver.transport.channel import Channel, ClientContext, TransportFactory
 from timeline.model import DEFAULT_GROUP, MAX_GROUP_BYTES, MAX_HOLDER_BYTES, check_topic_name
 from timeline.wire import Transport
 

@@ -27,7 +27,7 @@ from timeline.driver.message import Headers, Randomness, about
 from timeline.driver.receipts import OK, MessageAnswer, Receipts, error_of
 from timeline.driver.tasks import Closing
 from timeline.driver.times import Duration, When, as_datetime, duration_ms, grown_ms, shown
-from timeline.driver.transport.client_context import FORKED, ClientContext
+from timeline.driver.transport.channel import FORKED, ClientContext
 from timeline.errors import Closed, Invalid, LeaseLost, TimelineError
 from timeline.model import MAX_DURATION_MS, Operation, decode_headers
 

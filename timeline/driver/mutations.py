@@ -22,14 +22,13 @@ from timeline.driver.produce.request_queue import (
     Columns,
     RequestBatch,
     RequestQueue,
+    UnaryCalls,
     calls_of,
 )
-from timeline.driver.produce.unary_calls import UnaryCalls
 from timeline.driver.receipts import Receipt, Receipts, receipt_of
 from timeline.driver.tasks import Closing
 from timeline.driver.times import Duration, When, duration_ms, instant_ms, shift_ms, shown
-from timeline.driver.transport.channel import AttemptState
-from timeline.driver.transport.client_context import ClientContext
+from timeline.driver.transport.channel import AttemptState, ClientContext
 from timeline.errors import Invalid, TimelineError, Unknown
 from timeline.model import Answers, Operation, Status
 from timeline.wire import Judgement, Mutate, Mutated, MutateFlag, MutateTag, TagMutated, decode_as, encode

@@ -19,7 +19,7 @@ from timeline.driver.produce.produce_stream import OVERHEAD_BYTES, PUT_COLUMNS, 
 from timeline.driver.produce.request_queue import BatchCall, Columns, QueueRunner
 from timeline.driver.receipts import Receipt, Receipts, receipt_of
 from timeline.driver.times import Duration, Expiry, When, shown
-from timeline.driver.transport.client_context import ClientContext
+from timeline.driver.transport.channel import ClientContext
 from timeline.errors import Closed, Invalid, TimelineError, Unknown
 from timeline.model import Operation, Status
 from timeline.wire import Judgement

@@ -18,8 +18,7 @@ from timeline.driver.late import Cause, LateDelivery, LateReport, Why, late_of
 from timeline.driver.message import StoredMessage, encode_id, encode_tag, encode_text
 from timeline.driver.receipts import NOT_FOUND, OK, UNAVAILABLE, error_of
 from timeline.driver.times import Duration, When, as_datetime, duration_ms, instant_ms, shown
-from timeline.driver.transport.channel import AttemptState, ask_all, found_by
-from timeline.driver.transport.client_context import ClientContext
+from timeline.driver.transport.channel import AttemptState, ClientContext, ask_all, found_by
 from timeline.errors import Invalid, NotFound
 from timeline.model import (
     LEASE_AHEAD_AUTO,

@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 
 from tests.faults.worker import TOPIC, options, run, say
-from timeline.driver.consume.receipt_tokens import LeaseToken
+from timeline.driver.consume.pull import LeaseToken
 from timeline.history import UNKNOWN, HistoryFile, outcome_of
 from timeline.model import payload_sum
 

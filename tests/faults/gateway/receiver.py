@@ -20,7 +20,7 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from tests.faults.worker import TOPIC, options, run, say
-from timeline.driver.consume.receipt_tokens import LeaseToken
+from timeline.driver.consume.pull import LeaseToken
 from timeline.history import HistoryFile
 from timeline.model import payload_sum
 

@@ -14,7 +14,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 from timeline import tracing
 from timeline.driver.delivery import Delivered, Deliveries, Delivery, DeliveryBatch
 from timeline.driver.tasks import PARTING_S
-from timeline.driver.transport.client_context import CLIENT_CLOSED
+from timeline.driver.transport.channel import CLIENT_CLOSED
 from timeline.errors import Closed, Invalid
 
 T = TypeVar("T")

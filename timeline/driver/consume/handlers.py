@@ -22,7 +22,7 @@ from timeline.driver.blocking.calls import SyncDelivery
 from timeline.driver.delivery import CREDIT_MESSAGES, Delivery, LeaseHolder
 from timeline.driver.message import Randomness
 from timeline.driver.times import Duration, When, duration_ms, grown_ms, shown
-from timeline.driver.transport.client_context import FORKED
+from timeline.driver.transport.channel import FORKED
 from timeline.errors import Closed, Invalid, TimelineError, Unknown
 from timeline.model import DELIVERED_OUT, MAX_REASON_BYTES
 from timeline.wording import shown_duration

@@ -13,8 +13,7 @@ import numpy as np
 
 from timeline.columns import Ragged
 from timeline.driver.tasks import Closing, end
-from timeline.driver.transport.channel import REFUSALS, Deadline, OpenedStream, refusal
-from timeline.driver.transport.client_context import ClientContext
+from timeline.driver.transport.channel import REFUSALS, ClientContext, Deadline, OpenedStream, refusal
 from timeline.errors import Superseded, TimelineError, Unavailable
 from timeline.model import LeavingReason, Operation, Rows, Status
 from timeline.wire import (

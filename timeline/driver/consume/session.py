@@ -19,8 +19,7 @@ from timeline.driver.consume.in_flight import SETTLING, DeliveredFrame, InFlight
 from timeline.driver.consume.settler import UNSEEN, Settler, SettleRequest
 from timeline.driver.produce.request_queue import wait_until_set
 from timeline.driver.tasks import end, keep, run_until_first
-from timeline.driver.transport.channel import REFUSALS, Deadline, OpenedStream, named_trouble, refusal
-from timeline.driver.transport.client_context import ClientContext
+from timeline.driver.transport.channel import REFUSALS, ClientContext, Deadline, OpenedStream, named_trouble, refusal
 from timeline.errors import Invalid, NotFound, Superseded, TimelineError, Unavailable
 from timeline.model import PAYLOAD_DAMAGED, LeavingReason, Operation, Status, payload_sums
 from timeline.wire import (

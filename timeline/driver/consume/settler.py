@@ -27,7 +27,7 @@ from timeline.driver.produce.request_queue import (
 )
 from timeline.driver.receipts import OK, MessageAnswer, error_of
 from timeline.driver.times import Duration, When, duration_ms, instant_ms
-from timeline.driver.transport.client_context import ClientContext
+from timeline.driver.transport.channel import ClientContext
 from timeline.errors import Invalid, TimelineError
 from timeline.model import MAX_REASON_BYTES, Answers, Operation, Status
 from timeline.wire.frames import Settle, Settled, SettleFlag, credit_counts, still_held

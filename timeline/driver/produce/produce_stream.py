@@ -19,8 +19,7 @@ from timeline.driver.produce.request_queue import (
     wait_until_set,
 )
 from timeline.driver.tasks import PARTING_S, end
-from timeline.driver.transport.channel import DENIALS, NOTHING_HAPPENED, Deadline, OpenedStream
-from timeline.driver.transport.client_context import ClientContext
+from timeline.driver.transport.channel import DENIALS, NOTHING_HAPPENED, ClientContext, Deadline, OpenedStream
 from timeline.errors import Closed, Forbidden, Invalid, TimelineError
 from timeline.model import Answers, Operation, Status
 from timeline.wire import Fault, Leaving, Ping, Produce, Produced, PutFlag, TransportError, UnknownFrame, decode, encode
