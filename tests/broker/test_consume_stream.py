@@ -17,8 +17,7 @@ from timeline.broker.cluster import ClusterHints
 from timeline.broker.dispatch.dealer import Dealer, Dealers
 from timeline.broker.dispatch.roster import Outboxes
 from timeline.broker.fairness import LoopScheduler
-from timeline.broker.lanes.group_commit import Settling
-from timeline.broker.lanes.metered_store import MeteredStore
+from timeline.broker.lanes import MeteredStore, Settling
 from timeline.broker.limits import Limits
 from timeline.broker.runtime import Runtime, Tasks
 from timeline.broker.status.late import LatenessCauses, LateRing, TopicLateness, Traces

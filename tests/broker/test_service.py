@@ -32,7 +32,7 @@ from timeline.driver.transport.grpc_transport import GrpcTransport
 from timeline.model import LeavingReason
 from timeline.storage_plugins.contract import Opened, StoreUnavailable
 from timeline.storage_plugins.memory import MemoryStore
-from timeline.sync.local import LocalMembership
+from timeline.sync.view import LocalMembership
 from timeline.wire import (
     SERVICE,
     Fault,

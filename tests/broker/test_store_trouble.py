@@ -22,7 +22,7 @@ from timeline.model import Answers, Operation, Status
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.contract import StoreUnavailable
 from timeline.storage_plugins.memory import MemoryStore
-from timeline.sync.local import LocalMembership
+from timeline.sync.view import LocalMembership
 from timeline.wire import Deliver, TopicAction, TransportError
 
 

@@ -16,7 +16,7 @@ import pytest
 from tests.broker.link import Link, broker, statuses
 from timeline.broker.catalog import Catalog
 from timeline.broker.fairness import LoopScheduler
-from timeline.broker.lanes.metered_store import MeteredStore
+from timeline.broker.lanes import MeteredStore
 from timeline.broker.limits import Limits
 from timeline.broker.runtime import Runtime, Tasks
 from timeline.clock import Clock

@@ -17,8 +17,7 @@ from timeline.broker.dispatch.pulling import PullConsumer
 from timeline.broker.dispatch.roster import ConnectedConsumer, Roster
 from timeline.broker.dispatch.rounds import LeaseAhead
 from timeline.broker.fairness import Quota
-from timeline.broker.lanes.group_commit import Intake
-from timeline.broker.lanes.metered_store import MeteredStore
+from timeline.broker.lanes import Intake, MeteredStore
 from timeline.broker.node import Node
 from timeline.driver.consume.broker_clock import BrokerClock
 from timeline.driver.consume.in_flight import DeliveredFrame, InFlight

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from timeline.broker.lanes.metered_store import MeteredStore
+from timeline.broker.lanes import MeteredStore
 from timeline.broker.runtime import wait_within
 from timeline.clock import Clock
 from timeline.errors import Invalid

@@ -26,8 +26,7 @@ from timeline.broker.dispatch.dealer import Dealer, Dealers
 from timeline.broker.dispatch.roster import Outboxes
 from timeline.broker.fairness import CooperativePace, LoopScheduler, rest
 from timeline.broker.journal.events import Journal
-from timeline.broker.lanes.group_commit import Intake, Settling
-from timeline.broker.lanes.metered_store import MeteredStore
+from timeline.broker.lanes import Intake, MeteredStore, Settling
 from timeline.broker.limits import Limits
 from timeline.broker.runtime import FINISH_S, Runtime, Tasks
 from timeline.broker.status.broker_status import EMPTY_SWEPT, ConsumerCounts, MessageCounts, StatusReporter, TopicRounds

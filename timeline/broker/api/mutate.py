@@ -20,8 +20,7 @@ from timeline.broker.api.access import Deed, Principal
 from timeline.broker.api.admission import admit_mutations, beyond_horizon, count_answers, forbidden, latest_ms, refused
 from timeline.broker.api.topics import TopicAccess, Walk, opened, permit, sealed
 from timeline.broker.cluster import ClusterHints
-from timeline.broker.lanes.group_commit import perhaps_done
-from timeline.broker.lanes.metered_store import MeteredStore
+from timeline.broker.lanes import MeteredStore, perhaps_done
 from timeline.broker.runtime import Runtime
 from timeline.columns import Ragged
 from timeline.errors import Invalid

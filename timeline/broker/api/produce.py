@@ -10,7 +10,7 @@ from timeline.broker.api.access import ANYBODY, Deed, Principal
 from timeline.broker.api.admission import admit_puts, count_answers, forbidden, refused
 from timeline.broker.api.streams import ClientStream, first_frame
 from timeline.broker.catalog import Catalog, Readiness
-from timeline.broker.lanes.group_commit import Intake
+from timeline.broker.lanes import Intake
 from timeline.broker.runtime import Runtime
 from timeline.broker.status.late import Traces
 from timeline.model import MAX_PAYLOAD_BYTES, Answers, LeavingReason, Operation, Status

@@ -18,7 +18,7 @@ from timeline.broker.cluster import ClusterHints
 from timeline.broker.dispatch.dealer import Dealer, Dealers
 from timeline.broker.dispatch.leased_batch import LeasedBatch
 from timeline.broker.dispatch.pulling import PullConsumer, WaitingTake
-from timeline.broker.lanes.group_commit import Settling
+from timeline.broker.lanes import Settling
 from timeline.broker.runtime import Runtime, wait_within
 from timeline.columns import Ragged
 from timeline.errors import Invalid

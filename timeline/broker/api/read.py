@@ -11,7 +11,7 @@ from timeline.broker.api.access import Deed, Principal
 from timeline.broker.api.topics import TopicAccess, Walk, opened, permit, sealed
 from timeline.broker.catalog import Readiness
 from timeline.broker.dispatch.dealer import Dealers
-from timeline.broker.lanes.metered_store import MeteredStore
+from timeline.broker.lanes import MeteredStore
 from timeline.broker.runtime import Runtime
 from timeline.broker.status.late import LateOne, LateRing
 from timeline.columns import Ragged

@@ -24,8 +24,7 @@ from timeline.broker.dispatch.leased_batch import (
 )
 from timeline.broker.dispatch.roster import ConnectedConsumer, Outboxes, Roster, grants_for
 from timeline.broker.dispatch.rounds import DueRate, LeaseAhead, NextDue, RateLimit
-from timeline.broker.lanes.group_commit import Settling
-from timeline.broker.lanes.metered_store import MeteredStore
+from timeline.broker.lanes import MeteredStore, Settling
 from timeline.broker.runtime import Runtime, Tasks, Underway, wait_within
 from timeline.broker.status.late import TopicLateness
 from timeline.columns import Bools

@@ -22,7 +22,7 @@ from timeline.broker.cluster import ClusterHints
 from timeline.broker.dispatch.dealer import Dealer, Dealers
 from timeline.broker.dispatch.roster import ConnectedConsumer, ConsumerHealth
 from timeline.broker.fairness import CooperativePace, rest
-from timeline.broker.lanes.metered_store import MeteredStore
+from timeline.broker.lanes import MeteredStore
 from timeline.broker.runtime import Runtime
 from timeline.columns import Int64, Ragged
 from timeline.metrics import Metrics
