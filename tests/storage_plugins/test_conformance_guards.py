@@ -9,7 +9,7 @@ import pytest
 from timeline.leases import Ask, Decision, Message, table
 from timeline.model import Operation, Status, TopicSettings
 from timeline.storage_plugins.conformance import Outcome, run_check
-from timeline.storage_plugins.memory import MemoryStore, changes, leasing
+from timeline.storage_plugins.memory import MemoryStore, changes
 
 Decide = Callable[[Message | None, Ask, int, TopicSettings], Decision]
 
@@ -100,8 +100,7 @@ def test_every_guard_is_proven() -> None:
 
 def _by(decide: Decide, monkeypatch: pytest.MonkeyPatch) -> Callable[[], MemoryStore]:
     """Makes memory stores that ask `decide` for everything."""
-    for module in (changes, leasing):
-        monkeypatch.setattr(module, "decide", decide)
+    monkeypatch.setattr(changes, "decide", decide)
     return lambda: MemoryStore(fast=False)
 
 

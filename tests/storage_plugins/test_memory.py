@@ -13,9 +13,8 @@ from timeline.columns import Bools, Indexes, Ragged, UInt32
 from timeline.model import Operation, Topic, TopicSettings
 from timeline.storage_plugins.conformance.trial import PLENTY, T0, Trial, named
 from timeline.storage_plugins.contract import Capabilities, Grant, ScanFilter, StoreUnavailable, TopicConflict
-from timeline.storage_plugins.memory import MemoryStore, agenda, rows
-from timeline.storage_plugins.memory.agenda import Agenda, Objects, by_id, pack, slots_of
-from timeline.storage_plugins.memory.rows import UNKNOWN, Names, only_item, same
+from timeline.storage_plugins.memory import MemoryStore, rows
+from timeline.storage_plugins.memory.rows import UNKNOWN, Agenda, Names, Objects, by_id, only_item, pack, same, slots_of
 
 
 class Diary:
@@ -75,10 +74,10 @@ def test_agenda_does_what_a_sorted_list_does(seed: int, small: bool) -> None:
     rng = random.Random(seed)
     with pytest.MonkeyPatch.context() as patch:
         if small:
-            patch.setattr(agenda, "FRESH", 4)
-            patch.setattr(agenda, "MERGE_MAX", 16)
-            patch.setattr(agenda, "MANY_RUNS", 5)
-            patch.setattr(agenda, "SLICE", 2)
+            patch.setattr(rows, "FRESH", 4)
+            patch.setattr(rows, "MERGE_MAX", 16)
+            patch.setattr(rows, "MANY_RUNS", 5)
+            patch.setattr(rows, "SLICE", 2)
         diary = Diary(60)
         for _ in range(60):
             slots = rng.sample(range(60), rng.randint(1, 20))
@@ -102,7 +101,7 @@ def test_agenda_drops_stale_entries_where_they_dominate() -> None:
     rng = random.Random(1)
     for _ in range(300):
         diary.set(list(range(1_000)), [rng.randint(0, 10**9) for _ in range(1_000)])
-    assert len(diary.agenda) < 2 * 1_000 + 10 * agenda.FRESH
+    assert len(diary.agenda) < 2 * 1_000 + 10 * rows.FRESH
 
 
 def test_ids_that_share_a_beginning_are_ordered_by_their_end() -> None:

@@ -1,7 +1,7 @@
 """`memory://`: a store that keeps everything in this process, for embedded use, tests, and as the yardstick of speed.
 
 Every call runs without a pause, so that it is atomic among the tasks of an event loop. A topic's messages are
-`TopicRows`; `changes`, `leasing` and `walks` work on them.
+`TopicRows`; `changes` and `walks` work on them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from timeline.storage_plugins.contract import (
     TagMutation,
     TagStep,
 )
-from timeline.storage_plugins.memory import changes, leasing, walks
+from timeline.storage_plugins.memory import changes, walks
 from timeline.storage_plugins.memory.changes import MemoryCall
 from timeline.storage_plugins.memory.rows import TopicRows
 from timeline.storage_plugins.records import check_update, dropped, same_settings
@@ -145,7 +145,7 @@ class MemoryStore(Store):
         rows = self._made(topic)
         if rows is None:
             return LeasedRows.empty()
-        leased = leasing.lease_due(MemoryCall(rows, topic.settings, now_ms), buckets, due_before_ms, grants, overdue_ms)
+        leased = changes.lease_due(MemoryCall(rows, topic.settings, now_ms), buckets, due_before_ms, grants, overdue_ms)
         rows.forget_unused_names()
         return leased
 
@@ -178,10 +178,10 @@ class MemoryStore(Store):
         return (self._made(topic) or _NONE).free.count_between(edges_ms)
 
     async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
-        return leasing.next_due(self._made(topic) or _NONE, buckets, after_ms)
+        return changes.next_due(self._made(topic) or _NONE, buckets, after_ms)
 
     async def next_dues(self) -> dict[int, int] | None:
-        found = {uid: leasing.next_due(rows, None, -1) for uid, rows in self._rows.items() if rows is not None}
+        found = {uid: changes.next_due(rows, None, -1) for uid, rows in self._rows.items() if rows is not None}
         return {uid: due_ms for uid, due_ms in found.items() if due_ms is not None}
 
     async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
