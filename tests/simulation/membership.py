@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from timeline.sync import MembershipChange
-from timeline.sync.local import LocalMembership
+from timeline.sync.view import LocalMembership
 
 THIRDS = 3
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from timeline.sync import Member, MembershipChange
 from timeline.sync.conformance import Broker
 from timeline.sync.etcd import EtcdMembership
-from timeline.sync.etcd.session import EtcdTiming
+from timeline.sync.etcd.membership import EtcdTiming
 
 CLUSTER = "9f" * 16
 

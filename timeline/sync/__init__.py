@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 
 from timeline.errors import Invalid
-from timeline.sync.local import LocalMembership
 from timeline.sync.membership import JoinState, Member, Membership, MembershipChange, MembershipRefused, MembershipState
+from timeline.sync.view import LocalMembership
 from timeline.wording import install_command
 
 SCHEMES = ("etcd", "local")

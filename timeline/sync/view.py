@@ -1,4 +1,7 @@
-"""One broker's view of its cluster: the members, what they host, and so who dispatches which bucket. Pure."""
+"""One broker's view of its cluster: the members, what they host, and so who dispatches which bucket. Pure.
+
+`local://` is the cluster of one: the only member dispatches every bucket.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from timeline.sync.assignment import Assignment, assign
-from timeline.sync.membership import Member, Membership, MembershipChange
+from timeline.sync.membership import JoinState, Member, Membership, MembershipChange, MembershipState
 
 _NOBODY: Mapping[str, int] = MappingProxyType({})
 
@@ -141,3 +144,31 @@ class ViewMembership(Membership):
 
     def owner(self, topic_uid: int, bucket: int, buckets: int) -> Member | None:
         return self._view.owner(topic_uid, bucket, buckets)
+
+
+class LocalMembership(ViewMembership):
+    """A cluster of one. Nothing changes but by this broker, so that there are no callbacks."""
+
+    async def start(self, member: Member, cluster_uid: str) -> None:
+        self._view.join(member)
+
+    async def stop(self) -> None:
+        self._view.join(None)
+
+    @property
+    def state(self) -> MembershipState:
+        join_state = JoinState.JOINED if self._view.myself else JoinState.APART
+        return MembershipState(join_state, self._view.revision)
+
+    def host(self, topic_uid: int, topic: str, consumers: Collection[bytes]) -> None:
+        self._view.host(topic_uid, len(consumers))
+
+    def buckets(self, topic_uid: int, buckets: int) -> Sequence[int] | None:
+        """Return None, for all of them: there is no other broker."""
+        return None
+
+    def owner(self, topic_uid: int, bucket: int, buckets: int) -> Member | None:
+        return self._view.myself if self._view.hosting(topic_uid) else None
+
+    def topics_changed(self) -> None:
+        """Do nothing: there is no other broker."""
