@@ -23,11 +23,11 @@ TESTS = ROOT / "tests"
 MAX_LINES = 900
 BASE_DEPENDENCIES = {"grpcio", "numpy"}
 # What only an extra brings: a driver-only install must import without them.
-EXTRAS_ONLY = ("prometheus_client", "grpc_health", "sqlalchemy", "click", "rich", "pyarrow")
+EXTRAS_ONLY = ("prometheus_client", "grpc_health", "sqlalchemy", "click", "rich", "pyarrow", "cronsim", "dateutil")
 
 # The core is handed its time and its randomness and does no I/O.
 NOT_IN_CORE = {"time", "random", "secrets", "uuid", "grpc", "sqlalchemy", "sqlite3"}
-CORE = ("kinds", "leases", "model.py", "columns.py", "errors.py", "broker", "wire")
+CORE = ("kinds", "leases", "recurrence", "schedules", "model.py", "columns.py", "errors.py", "broker", "wire")
 # The broker's shell: it meets the network, the process and the clock so that the rest need not.
 SHELL = {
     "broker/server/calls.py",

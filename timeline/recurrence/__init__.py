@@ -2,5 +2,6 @@
 clock is read here."""
 
 from timeline.recurrence.recurrence import FoldPolicy, GapPolicy, Occurrence, Recurrence, WallChange
+from timeline.recurrence.rules import rules_are_readable
 
-__all__ = ["FoldPolicy", "GapPolicy", "Occurrence", "Recurrence", "WallChange"]
+__all__ = ["FoldPolicy", "GapPolicy", "Occurrence", "Recurrence", "WallChange", "rules_are_readable"]

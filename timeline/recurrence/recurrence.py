@@ -11,7 +11,7 @@ from functools import partial
 from zoneinfo import ZoneInfo
 
 from timeline.errors import Invalid
-from timeline.recurrence.rules import MOST_COUNT, CronRule, RecurrenceRule
+from timeline.recurrence.rules import MOST_COUNT, CronRule, RecurrenceRule, require_packages
 from timeline.wording import shown_duration
 
 LEAST_PERIOD_MS = 1_000
@@ -123,6 +123,7 @@ class _Compiled:
     """A recurrence with its texts read."""
 
     def __init__(self, asked: Recurrence) -> None:
+        require_packages()
         self._asked = asked
         self._zone = _zone(asked.zone)
         self._start = _wall(asked.start_ms, self._zone) if asked.start_ms else None

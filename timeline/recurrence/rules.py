@@ -14,10 +14,16 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from zoneinfo import ZoneInfo
 
-from cronsim import CronSim, CronSimError
-from dateutil.rrule import rrule, rrulestr
-
 from timeline.errors import Invalid
+from timeline.wording import install_command
+
+try:
+    from cronsim import CronSim, CronSimError
+    from dateutil.rrule import rrule, rrulestr
+except ImportError:  # a program with the driver alone
+    _readable = False
+else:
+    _readable = True
 
 _TICK = timedelta(microseconds=1)
 _ANY = "*"
@@ -42,6 +48,17 @@ _FIELDS = (
 _DAY, _WEEKDAY = 3, 5
 _NEAREST = re.compile(r"([0-9]{1,2})W", re.IGNORECASE)
 _SATURDAY, _SUNDAY = 5, 6
+
+
+def rules_are_readable() -> bool:
+    """Return whether the packages that read rules are installed."""
+    return _readable
+
+
+def require_packages() -> None:
+    """Raise Invalid, which says what to install, unless rules can be read here."""
+    if not _readable:
+        raise Invalid(f"rules are read by cronsim and python-dateutil: {install_command('schedules')}")
 
 
 class CronRule:

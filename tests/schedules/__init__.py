@@ -1,0 +1,1 @@
+"""Recurring schedules: what they say, their records, and what looks at them do."""
