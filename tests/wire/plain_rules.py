@@ -44,8 +44,11 @@ TEXT_SIZES = {
     "trouble": (0, 1024),
     "store": (0, 1024),
     "sync": (0, 1024),
+    "body": (0, 64 * 1024 * 1024 + 256 * 1024),
 }
-MAY_HOLD_NUL = {"tags", "tag", "reasons", "dead", "broker", "version", "text", "detail", "trouble", "store", "sync"}
+MAY_HOLD_NUL = {
+    "tags", "tag", "reasons", "dead", "broker", "version", "text", "detail", "trouble", "store", "sync", "body",
+}  # fmt: skip
 TALLIES = (
     "available", "waiting", "consumers", "in_flight", "credit", "delivered", "redelivered", "credit_messages",
     "credit_bytes", "buckets", "dealt",
@@ -174,6 +177,8 @@ def _single_fits(frame: Any, name: str, value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value) and 0 <= value <= YEAR_9999_MS
     if isinstance(value, int):
+        if name == "limit" and isinstance(frame, frames.ScheduleCall):
+            return 0 <= value <= 1_000
         if name in WHOLE_64:
             return 0 <= value < 2**64
         if name in DURATIONS:
@@ -182,6 +187,8 @@ def _single_fits(frame: Any, name: str, value: Any) -> bool:
             return 0 <= value <= YEAR_9999_MS
         return LEAST.get(name, 0) <= value <= MOST.get(name, 2**53 - 1)
     if isinstance(value, str):
+        if name == "name" and isinstance(frame, frames.ScheduleCall):
+            return True  # judged by its handler
         return _text_fits(name, value.encode()) and (name not in ("topic", "name") or not value or value.isprintable())
     if isinstance(value, bytes):
         return len(value) <= 4096 if name == "cursor" else _text_fits(name, value)
@@ -189,6 +196,8 @@ def _single_fits(frame: Any, name: str, value: Any) -> bool:
         return bool(value == {})
     if name == "details":
         return all(0 <= index < len(frame) and len(said.encode()) <= 1024 for index, said in value.items())
+    if name == "counts" and isinstance(frame, frames.ScheduleAnswer):
+        return all(1 <= len(key.encode()) <= 64 and 0 <= count < 2**53 for key, count in value.items())
     if name == "counts":
         return all(0 <= status <= 255 and 0 <= count < 2**63 for status, count in value.items())
     if name == "topics":

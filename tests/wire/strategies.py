@@ -222,6 +222,21 @@ takes = st.builds(
 )
 
 
+schedule_calls = st.builds(
+    frames.ScheduleCall,
+    action=st.sampled_from(frames.ScheduleAction),
+    topic=topics | st.just(""),
+    name=texts(0, 40),
+    body=texts(0, 40) | st.just("{}" * 5_000),
+    revision=uids,
+    **dict.fromkeys(("from_ms", "to_ms"), times),
+    **dict.fromkeys(("keep", "dry_run"), st.booleans()),
+    op=whole64,
+    cursor=cursors,
+    limit=st.integers(0, frames.MAX_SCHEDULES_LIMIT),
+)
+
+
 addresses = st.lists(texts(1, 1024, characters), max_size=3).map(tuple)
 
 welcomes = st.builds(
@@ -423,5 +438,11 @@ FRAMES: dict[type, st.SearchStrategy[Any]] = {
     ),
     frames.Hinted: st.builds(frames.Hinted, counts),
     frames.Take: takes,
+    frames.ScheduleCall: schedule_calls,
+    frames.ScheduleAnswer: st.builds(
+        frames.ScheduleAnswer,
+        *(st.integers(0, 13), texts(0, 1024), texts(0, 40), cursors),
+        st.dictionaries(texts(1, 64, characters), counts, max_size=4),
+    ),
 }
 """A strategy for each kind of frame."""

@@ -19,7 +19,8 @@ from timeline.wire.generated import layout
 
 SCHEMA = Path(__file__).resolve().parents[2] / "schemas" / "fbs" / "timeline.fbs"
 GOLDEN = [
-    Path(__file__).parent / name for name in ("golden_1_0.txt", "golden_1_1.txt", "golden_1_2.txt", "golden_1_3.txt")
+    Path(__file__).parent / name
+    for name in ("golden_1_0.txt", "golden_1_1.txt", "golden_1_2.txt", "golden_1_3.txt", "golden_1_4.txt")
 ]
 """Each has what its minor added."""
 

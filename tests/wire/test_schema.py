@@ -58,6 +58,7 @@ NUMBERED = {
     "MutateFlag": frames.MutateFlag,
     "LeavingReason": model.LeavingReason,
     "TopicAction": frames.TopicAction,
+    "ScheduleAction": frames.ScheduleAction,
     "Cause": model.LateCause,
 }
 

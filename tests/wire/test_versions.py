@@ -169,7 +169,7 @@ def test_a_schema_that_grew_is_read(require_service: Callable[[str], None], tmp_
             "  room_messages:long;\n}",
             "  room_messages:long;\n  urgent:bool;\n  notes:[string];\n}\ntable Nudge { why:string; }",
         ),
-        ("Hint, Hinted, Take\n", "Hint, Hinted, Take, Nudge\n"),
+        ("ScheduleCall, ScheduleAnswer\n", "ScheduleCall, ScheduleAnswer, Nudge\n"),
         ("{ IN, EXPIRES_IN, MOVE, REPLACE }", "{ IN, EXPIRES_IN, MOVE, REPLACE, QUIET }"),
     ):
         assert old in grown

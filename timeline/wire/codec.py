@@ -53,6 +53,7 @@ from timeline.wire.frames import (
     Forecast,
     Forecasted,
     Frame,
+    ScheduleAnswer,
     TagMutated,
     TopicAction,
     TopicList,
@@ -529,6 +530,27 @@ def _write_topic_list(frame: TopicList) -> dict[str, Any]:
     }
 
 
+def _read_schedule_answer(body: Body) -> ScheduleAnswer:
+    names = [name.decode() for name in body.strings("counts", Text("a count's name", 1, 64))]
+    counted = body.numbers("counted", _LONG, Range(0, MAX_COUNT)).tolist()
+    if len(set(names)) < len(names):
+        raise body.refusal("counts", "names a count twice")
+    counts = dict(zip(names, counted, strict=True))
+    said = body.sentence("detail"), body.text("body"), body.cursor("cursor")
+    return ScheduleAnswer(body.whole("status"), *said, counts)
+
+
+def _write_schedule_answer(frame: ScheduleAnswer) -> dict[str, Any]:
+    return {
+        "status": frame.status,
+        "detail": _cut(frame.detail),
+        "body": frame.body,
+        "cursor": frame.cursor,
+        "counts": _strings(frame.counts),
+        "counted": np.fromiter(frame.counts.values(), np.int64, len(frame.counts)),
+    }
+
+
 _SPECIAL: dict[type, Read] = {
     Answers: _read_answers,
     TagMutated: _read_tag_mutated,
@@ -536,6 +558,7 @@ _SPECIAL: dict[type, Read] = {
     Forecasted: _read_forecasted,
     Topics: _read_topics,
     TopicList: _read_topic_list,
+    ScheduleAnswer: _read_schedule_answer,
 }
 _READERS = {kind.__name__: _reader(kind) for kind in get_args(Frame)}
 
@@ -592,6 +615,7 @@ _ADAPTED: dict[type, Callable[[Any], dict[str, Any]]] = {
     TagMutated: _write_tag_mutated,
     Topics: _write_topics,
     TopicList: _write_topic_list,
+    ScheduleAnswer: _write_schedule_answer,
 }
 _BODY_NAMES = frozenset(layout.BODIES.values())
 

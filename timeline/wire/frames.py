@@ -45,7 +45,7 @@ from timeline.model import (
 )
 
 MAJOR = 1
-MINOR = 3
+MINOR = 4
 """Version of this wire. Frames of a newer minor are read; unknown parts of them are skipped. Another major is
 refused."""
 
@@ -64,6 +64,7 @@ METHODS = {
     "Put": "unary_unary",
     "Take": "unary_unary",
     "Settle": "unary_unary",
+    "Schedules": "unary_unary",
 }
 """gRPC methods of `SERVICE`; requests and responses are frames."""
 
@@ -79,6 +80,9 @@ DEFAULTS = TopicSettings()
 REPLACE_MINOR = 3
 PULL_MINOR = 3
 """The first minor of the methods Put, Take and Settle."""
+SCHEDULES_MINOR = 4
+"""The first minor of the method Schedules."""
+MAX_SCHEDULES_LIMIT = 1_000
 MAX_TAKE_MESSAGES = 1_000
 MAX_TAKE_BYTES = 4 * 1024 * 1024
 MAX_TAKE_WAIT_MS = 60_000
@@ -475,6 +479,56 @@ class TopicList:
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
 
+class ScheduleAction(IntEnum):
+    """The actions of a ScheduleCall."""
+
+    CREATE = 0
+    GET = 1
+    LIST = 2
+    UPDATE = 3
+    PAUSE = 4
+    RESUME = 5
+    TRIGGER = 6
+    BACKFILL = 7
+    DELETE = 8
+
+
+@dataclass(slots=True)
+class ScheduleCall:
+    """Ask about recurring schedules. The schema says what each action takes and does.
+
+    `topic`, `name`: which one; LIST may leave both empty. `body`: JSON, a specification (CREATE) or fields of one
+    (UPDATE). `revision` 0: any. `keep`: messages that were put ahead of their time stay. `op`: an operation id, kept
+    when the call is repeated. `limit`: how many schedules (LIST) or times (GET).
+    """
+
+    action: Annotated[ScheduleAction, Form("one_of", (ScheduleAction,))]
+    topic: OptionalTopic = ""
+    name: str = ""
+    body: str = ""
+    revision: Annotated[int, Range(0)] = 0
+    from_ms: Time = 0
+    to_ms: Time = 0
+    keep: bool = False
+    dry_run: bool = False
+    op: int = 0
+    cursor: Cursor = b""
+    limit: Annotated[int, Range(0, MAX_SCHEDULES_LIMIT)] = 100
+
+
+@dataclass(slots=True)
+class ScheduleAnswer:
+    """Answer to a ScheduleCall: a status code with a sentence where it is no OK. `body`: JSON, a list of the schedules
+    concerned, or of the message that a TRIGGER put. `cursor` empty: the last page. `counts`: how many messages, by what
+    happened to them."""
+
+    status: int
+    detail: Sentence = ""
+    body: str = ""
+    cursor: Cursor = b""
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class Late:
     """Late deliveries this broker remembers since `since_ms` (broker's clock), of `topic` and `id` when not empty."""
@@ -628,5 +682,5 @@ class Hinted:
 Frame: TypeAlias = (
     Produce | Produced | Mutate | MutateTag | Mutated | TagMutated | Hello | Credit | Settle | Welcome | Deliver |
     Settled | Beat | Leaving | Scan | ScanPage | Forecast | Forecasted | Topics | TopicList | Late | LateList | Ping |
-    Pong | StatusRequest | BrokerStatus | Hint | Hinted | Take
+    Pong | StatusRequest | BrokerStatus | Hint | Hinted | Take | ScheduleCall | ScheduleAnswer
 )  # fmt: skip

@@ -121,6 +121,18 @@ class SettingKind(object):
     TEXT = 2
 
 
+class ScheduleAction(object):
+    CREATE = 0
+    GET = 1
+    LIST = 2
+    UPDATE = 3
+    PAUSE = 4
+    RESUME = 5
+    TRIGGER = 6
+    BACKFILL = 7
+    DELETE = 8
+
+
 # Why a delivery was late. LEASE_RAN_OUT: a consumer had it and did not settle in time.
 class Cause(object):
     UNEXPLAINED = 0
@@ -176,6 +188,8 @@ class Body(object):
     Hint = 27
     Hinted = 28
     Take = 29
+    ScheduleCall = 30
+    ScheduleAnswer = 31
 
 
 # One answer per message of a call.
@@ -5462,6 +5476,373 @@ def TopicListStartSecretsVector(builder, numElems): return builder.StartVector(1
 def TopicListEnd(builder): return builder.EndObject()
 
 
+# Asks about recurring schedules, since 1.4. `topic` and `name` say which one; every action but LIST needs both.
+#
+#   action    takes                                    does
+#   CREATE    body: the specification                  makes it. One that is there with the same specification:
+#                                                      DUPLICATE; with another one: EXISTS; both return it
+#   GET       limit, from_ms                           returns it with its next `limit` times after from_ms (0: now)
+#   LIST      topic or none, cursor, limit             returns a page of the schedules of a topic, or of all topics
+#   UPDATE    body: the fields that change; keep       changes its specification
+#   PAUSE     keep                                     stops producing until RESUME
+#   RESUME                                             goes on from now; what lay in the pause is not missed
+#   TRIGGER   op                                       puts one message now
+#   BACKFILL  from_ms, to_ms (0: now), dry_run         puts the messages of times in [from_ms, to_ms) that are not there
+#   DELETE    keep                                     ends it
+#
+# `revision`: what its revision must be, else the answer is FENCED; 0: whatever it is. `keep`: messages that it has put
+# ahead of their time stay. Without, those that no consumer has are cancelled. `op` is an operation id: a call that is
+# repeated with the same one changes nothing twice.
+#
+# A specification is JSON, an object. A field that is left out has its default.
+#   topic, name       text; may be left out: the call says them. name: 1 to 100 letters, digits and ". _ -"
+#   cron, rrule       lists of texts, default []: cron expressions of 5 or 6 fields, and RRULEs of RFC 5545
+#   every_ms          a period, counted from start_ms, or from 1970-01-01; 0, the default: none. At least one of the
+#                     three is given, and several together mean all their times
+#   exclude           list of dates, times or rules that are left out, default []
+#   start_ms, end_ms  no time before, and none at or after; default 0: no bound
+#   count             how many times at most; default 0: no limit
+#   zone              an IANA time zone, default "UTC"
+#   gap, fold         "later" or "skip" for wall times that do not exist; "first", "second" or "both" for those that
+#                     exist twice; default null: as each kind of rule has it
+#   jitter_ms         each message is due up to so much later, always by the same length; default 0
+#   catch_up          "none", "latest" (default) or "all": which missed times within window_ms (default 3600000) are
+#                     produced afterwards
+#   overlap           "allow" (default), "skip" or "queue": what happens while the message before is unfinished
+#   payload           base64, default "". headers: an object of texts, default {}. In both, {occurrence} and {sequence}
+#                     stand for the time and the number of the occurrence
+#   tag, group        text, default "" and "default". expires_ms: from the due time on; default 0: never
+#   paused            true or false, the default
+class ScheduleCall(object):
+    __slots__ = ['_tab']
+
+    @classmethod
+    def GetRootAs(cls, buf, offset=0):
+        n = flatbuffers.encode.Get(flatbuffers.packer.uoffset, buf, offset)
+        x = ScheduleCall()
+        x.Init(buf, n + offset)
+        return x
+
+    @classmethod
+    def GetRootAsScheduleCall(cls, buf, offset=0):
+        """This method is deprecated. Please switch to GetRootAs."""
+        return cls.GetRootAs(buf, offset)
+    @classmethod
+    def ScheduleCallBufferHasIdentifier(cls, buf, offset, size_prefixed=False):
+        return flatbuffers.util.BufferHasIdentifier(buf, offset, b"\x54\x4C\x4E\x31", size_prefixed=size_prefixed)
+
+    # ScheduleCall
+    def Init(self, buf, pos):
+        self._tab = flatbuffers.table.Table(buf, pos)
+
+    # ScheduleCall
+    def Action(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint8Flags, o + self._tab.Pos)
+        return 0
+
+    # ScheduleCall
+    def Topic(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+    # ScheduleCall
+    def Name(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+    # JSON; empty: none.
+    # ScheduleCall
+    def Body(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+    # ScheduleCall
+    def Revision(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(12))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, o + self._tab.Pos)
+        return 0
+
+    # ScheduleCall
+    def FromMs(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, o + self._tab.Pos)
+        return 0
+
+    # ScheduleCall
+    def ToMs(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(16))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, o + self._tab.Pos)
+        return 0
+
+    # ScheduleCall
+    def Keep(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(18))
+        if o != 0:
+            return bool(self._tab.Get(flatbuffers.number_types.BoolFlags, o + self._tab.Pos))
+        return False
+
+    # ScheduleCall
+    def DryRun(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(20))
+        if o != 0:
+            return bool(self._tab.Get(flatbuffers.number_types.BoolFlags, o + self._tab.Pos))
+        return False
+
+    # ScheduleCall
+    def Op(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(22))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint64Flags, o + self._tab.Pos)
+        return 0
+
+    # Of LIST: where an earlier page ended, as it came. Empty: from the start.
+    # ScheduleCall
+    def Cursor(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(24))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Uint8Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 1))
+        return 0
+
+    # ScheduleCall
+    def CursorAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(24))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Uint8Flags, o)
+        return 0
+
+    # ScheduleCall
+    def CursorLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(24))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # ScheduleCall
+    def CursorIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(24))
+        return o == 0
+
+    # Of LIST, how many schedules; of GET, how many times. 0..1000.
+    # ScheduleCall
+    def Limit(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(26))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, o + self._tab.Pos)
+        return 100
+
+def ScheduleCallStart(builder): builder.StartObject(12)
+def ScheduleCallAddAction(builder, action): builder.PrependUint8Slot(0, action, 0)
+def ScheduleCallAddTopic(builder, topic): builder.PrependUOffsetTRelativeSlot(1, flatbuffers.number_types.UOffsetTFlags.py_type(topic), 0)
+def ScheduleCallAddName(builder, name): builder.PrependUOffsetTRelativeSlot(2, flatbuffers.number_types.UOffsetTFlags.py_type(name), 0)
+def ScheduleCallAddBody(builder, body): builder.PrependUOffsetTRelativeSlot(3, flatbuffers.number_types.UOffsetTFlags.py_type(body), 0)
+def ScheduleCallAddRevision(builder, revision): builder.PrependInt64Slot(4, revision, 0)
+def ScheduleCallAddFromMs(builder, fromMs): builder.PrependInt64Slot(5, fromMs, 0)
+def ScheduleCallAddToMs(builder, toMs): builder.PrependInt64Slot(6, toMs, 0)
+def ScheduleCallAddKeep(builder, keep): builder.PrependBoolSlot(7, keep, 0)
+def ScheduleCallAddDryRun(builder, dryRun): builder.PrependBoolSlot(8, dryRun, 0)
+def ScheduleCallAddOp(builder, op): builder.PrependUint64Slot(9, op, 0)
+def ScheduleCallAddCursor(builder, cursor): builder.PrependUOffsetTRelativeSlot(10, flatbuffers.number_types.UOffsetTFlags.py_type(cursor), 0)
+def ScheduleCallStartCursorVector(builder, numElems): return builder.StartVector(1, numElems, 1)
+def ScheduleCallAddLimit(builder, limit): builder.PrependInt64Slot(11, limit, 100)
+def ScheduleCallEnd(builder): return builder.EndObject()
+
+
+# Answer to a ScheduleCall. `status` is a `Status`, with a sentence where it is not OK. It is OK, DUPLICATE, EXISTS,
+# INVALID, TOO_LARGE, NOT_FOUND (no such schedule, or no such topic), FORBIDDEN, FENCED (another revision), THROTTLED,
+# UNAVAILABLE (nothing happened) or UNKNOWN (it may have happened).
+#
+# `body` is JSON, a list: the schedules concerned, as they stand after the call. Each is its specification with all
+# fields, and
+#   revision       1, and 1 more with each change by a person. number: 1 more with each change of any kind
+#   state          an object: position_ms (times before it are decided), sequence (how many were), produced, caught_up,
+#                  missed, skipped, failed (counts), last_ms, last_id, last_put_ms (the message put last), created_ms,
+#                  edited_ms, ended (no time follows), and more
+#   next_ms        its next time; 0: none
+#   next           of GET: its next times
+#   warnings       list of sentences: what is wrong with it now
+# payload and headers are left out for a caller that may not read them.
+# Of TRIGGER, `body` has the message instead: id, status (a `Status` name), version, due_ms.
+class ScheduleAnswer(object):
+    __slots__ = ['_tab']
+
+    @classmethod
+    def GetRootAs(cls, buf, offset=0):
+        n = flatbuffers.encode.Get(flatbuffers.packer.uoffset, buf, offset)
+        x = ScheduleAnswer()
+        x.Init(buf, n + offset)
+        return x
+
+    @classmethod
+    def GetRootAsScheduleAnswer(cls, buf, offset=0):
+        """This method is deprecated. Please switch to GetRootAs."""
+        return cls.GetRootAs(buf, offset)
+    @classmethod
+    def ScheduleAnswerBufferHasIdentifier(cls, buf, offset, size_prefixed=False):
+        return flatbuffers.util.BufferHasIdentifier(buf, offset, b"\x54\x4C\x4E\x31", size_prefixed=size_prefixed)
+
+    # ScheduleAnswer
+    def Init(self, buf, pos):
+        self._tab = flatbuffers.table.Table(buf, pos)
+
+    # ScheduleAnswer
+    def Status(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint8Flags, o + self._tab.Pos)
+        return 0
+
+    # ScheduleAnswer
+    def Detail(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+    # ScheduleAnswer
+    def Body(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+    # Of LIST: where the next page begins. Empty: this was the last.
+    # ScheduleAnswer
+    def Cursor(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Uint8Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 1))
+        return 0
+
+    # ScheduleAnswer
+    def CursorAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Uint8Flags, o)
+        return 0
+
+    # ScheduleAnswer
+    def CursorLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # ScheduleAnswer
+    def CursorIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        return o == 0
+
+    # How many messages, by what happened: counted[k] of kind counts[k], each once. "cancelled" and "kept" by an edit;
+    # "produced", "duplicate" (there already) and "failed" by a BACKFILL.
+    # ScheduleAnswer
+    def CountsOffsets(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(12))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Uint32Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 4))
+        return 0
+
+    # ScheduleAnswer
+    def CountsOffsetsAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(12))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Uint32Flags, o)
+        return 0
+
+    # ScheduleAnswer
+    def CountsOffsetsLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(12))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # ScheduleAnswer
+    def CountsOffsetsIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(12))
+        return o == 0
+
+    # ScheduleAnswer
+    def Counts(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Uint8Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 1))
+        return 0
+
+    # ScheduleAnswer
+    def CountsAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Uint8Flags, o)
+        return 0
+
+    # ScheduleAnswer
+    def CountsLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # ScheduleAnswer
+    def CountsIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
+        return o == 0
+
+    # ScheduleAnswer
+    def Counted(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(16))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 8))
+        return 0
+
+    # ScheduleAnswer
+    def CountedAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(16))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Int64Flags, o)
+        return 0
+
+    # ScheduleAnswer
+    def CountedLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(16))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # ScheduleAnswer
+    def CountedIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(16))
+        return o == 0
+
+def ScheduleAnswerStart(builder): builder.StartObject(7)
+def ScheduleAnswerAddStatus(builder, status): builder.PrependUint8Slot(0, status, 0)
+def ScheduleAnswerAddDetail(builder, detail): builder.PrependUOffsetTRelativeSlot(1, flatbuffers.number_types.UOffsetTFlags.py_type(detail), 0)
+def ScheduleAnswerAddBody(builder, body): builder.PrependUOffsetTRelativeSlot(2, flatbuffers.number_types.UOffsetTFlags.py_type(body), 0)
+def ScheduleAnswerAddCursor(builder, cursor): builder.PrependUOffsetTRelativeSlot(3, flatbuffers.number_types.UOffsetTFlags.py_type(cursor), 0)
+def ScheduleAnswerStartCursorVector(builder, numElems): return builder.StartVector(1, numElems, 1)
+def ScheduleAnswerAddCountsOffsets(builder, countsOffsets): builder.PrependUOffsetTRelativeSlot(4, flatbuffers.number_types.UOffsetTFlags.py_type(countsOffsets), 0)
+def ScheduleAnswerStartCountsOffsetsVector(builder, numElems): return builder.StartVector(4, numElems, 4)
+def ScheduleAnswerAddCounts(builder, counts): builder.PrependUOffsetTRelativeSlot(5, flatbuffers.number_types.UOffsetTFlags.py_type(counts), 0)
+def ScheduleAnswerStartCountsVector(builder, numElems): return builder.StartVector(1, numElems, 1)
+def ScheduleAnswerAddCounted(builder, counted): builder.PrependUOffsetTRelativeSlot(6, flatbuffers.number_types.UOffsetTFlags.py_type(counted), 0)
+def ScheduleAnswerStartCountedVector(builder, numElems): return builder.StartVector(8, numElems, 8)
+def ScheduleAnswerEnd(builder): return builder.EndObject()
+
+
 # Asks one broker for the late deliveries it remembers, since `since_ms` on its clock, of `topic` and `id` when not
 # empty, at most `limit` (1..100000), the newest.
 class Late(object):
@@ -7201,7 +7582,7 @@ def HintedAddKnown(builder, known): builder.PrependInt64Slot(0, known, 0)
 def HintedEnd(builder): return builder.EndObject()
 
 
-# The root. This is version 1.3; `major` is always written.
+# The root. This is version 1.4; `major` is always written.
 class Frame(object):
     __slots__ = ['_tab']
 

@@ -54,7 +54,21 @@ RIGHTS: dict[Deed, frozenset[Right]] = {
 """Any one of them permits the deed."""
 
 METHODS_OF_CLIENTS = frozenset(
-    {"Produce", "Put", "Mutate", "Consume", "Take", "Settle", "Scan", "Forecast", "Topics", "Late", "Stand", "Ping"}
+    {
+        "Produce",
+        "Put",
+        "Mutate",
+        "Consume",
+        "Take",
+        "Settle",
+        "Scan",
+        "Forecast",
+        "Topics",
+        "Late",
+        "Stand",
+        "Ping",
+        "Schedules",
+    }  # fmt: skip
 )
 """Any token may call them; its rights are then judged by deed. All other methods are between brokers."""
 

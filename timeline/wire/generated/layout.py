@@ -18,6 +18,7 @@ METHODS: dict[str, str] = {
     'Put': 'unary_unary',
     'Take': 'unary_unary',
     'Settle': 'unary_unary',
+    'Schedules': 'unary_unary',
 }
 
 # number in the union: table
@@ -51,6 +52,8 @@ BODIES: dict[int, str] = {
     27: 'Hint',
     28: 'Hinted',
     29: 'Take',
+    30: 'ScheduleCall',
+    31: 'ScheduleAnswer',
 }
 
 # enum: name: number (a bit_flags enum: its bit)
@@ -62,6 +65,7 @@ ENUMS: dict[str, dict[str, int]] = {
     'MutateFlag': {'IN': 1, 'LEASED': 2},
     'Operation': {'PUT': 0, 'LEASE': 1, 'EXTEND': 2, 'ACK': 3, 'RELEASE': 4, 'BURY': 5, 'MOVE': 6, 'CANCEL': 7, 'REVIVE': 8, 'PURGE': 9, 'REGRANT': 10},
     'PutFlag': {'IN': 1, 'EXPIRES_IN': 2, 'MOVE': 4, 'REPLACE': 8},
+    'ScheduleAction': {'CREATE': 0, 'GET': 1, 'LIST': 2, 'UPDATE': 3, 'PAUSE': 4, 'RESUME': 5, 'TRIGGER': 6, 'BACKFILL': 7, 'DELETE': 8},
     'SettingKind': {'WHOLE': 0, 'FLAG': 1, 'TEXT': 2},
     'SettleFlag': {'AT': 1, 'UNSEEN': 2},
     'State': {'ABSENT': 0, 'SETTLED': 1, 'WAITING': 2, 'AVAILABLE': 3, 'LEASED': 4, 'DEAD': 5},
@@ -325,6 +329,29 @@ TABLES: dict[str, tuple[tuple[str, str, int, int | float], ...]] = {
         ('rows', 'Rows', 4, 0),
         ('now_ms', 'long', 6, 0),
         ('cursor', '[ubyte]', 8, 0),
+    ),
+    'ScheduleAnswer': (
+        ('status', 'ubyte', 4, 0),
+        ('detail', 'string', 6, 0),
+        ('body', 'string', 8, 0),
+        ('cursor', '[ubyte]', 10, 0),
+        ('counts_offsets', '[uint]', 12, 0),
+        ('counts', '[ubyte]', 14, 0),
+        ('counted', '[long]', 16, 0),
+    ),
+    'ScheduleCall': (
+        ('action', 'ubyte', 4, 0),
+        ('topic', 'string', 6, 0),
+        ('name', 'string', 8, 0),
+        ('body', 'string', 10, 0),
+        ('revision', 'long', 12, 0),
+        ('from_ms', 'long', 14, 0),
+        ('to_ms', 'long', 16, 0),
+        ('keep', 'bool', 18, 0),
+        ('dry_run', 'bool', 20, 0),
+        ('op', 'ulong', 22, 0),
+        ('cursor', '[ubyte]', 24, 0),
+        ('limit', 'long', 26, 100),
     ),
     'Settle': (
         ('request', 'ulong', 4, 0),
