@@ -62,7 +62,7 @@ async def test_takes_are_bounded_in_messages_and_bytes(tl: timeline.Timeline) ->
 
 
 async def test_every_verb_by_receipt(tl: timeline.Timeline) -> None:
-    await _put(tl, "a", "b", "c", "d")
+    await _put(tl, "a", "b", "c", "d", "e")
     of = {d.id: d for d in await tl.take("t", lease="10s")}
     (extended,) = await tl.settle(of["a"].receipt, "extend", lease="1h")
     assert extended.due_ms > of["a"].lease_until_ms + 3_000_000
@@ -70,6 +70,9 @@ async def test_every_verb_by_receipt(tl: timeline.Timeline) -> None:
     assert released.ok and released.version == of["b"].version + 1
     assert (await tl.settle([of["c"].receipt], "bury", reason="broken"))[0].ok
     assert (await tl.settle([of["d"].receipt], "ack"))[0].ok
+    assert (await tl.settle([of["e"].receipt], "return"))[0].ok
+    back = await tl.get("t", "e")
+    assert back is not None and (back.deliveries, str(back.state)) == (0, "available")
     assert await _left(tl, state="waiting") == ["b"]
     assert await _left(tl, state="leased") == ["a"]
     assert [m.id async for m in tl.dead("t")] == ["c"]
@@ -103,8 +106,9 @@ async def test_a_settle_of_nothing_is_nothing(tl: timeline.Timeline) -> None:
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        ({"verb": "nack"}, "verb must be one of ack, extend, release, bury, not 'nack'"),
+        ({"verb": "nack"}, "verb must be one of ack, extend, release, return, bury, not 'nack'"),
         ({"verb": "ack", "in_": "1s"}, "ack does not take in_=. It takes nothing"),
+        ({"verb": "return", "in_": "1s"}, "return does not take in_=. It takes nothing"),
         ({"verb": "bury"}, "a reason to bury"),
         ({"verb": "bury", "reason": "x", "lease": 3}, "bury does not take lease=. It takes reason="),
         ({"verb": "extend"}, "extend needs lease="),

@@ -59,3 +59,13 @@ def test_a_probe_that_says_nothing_lets_another_one_try() -> None:
     assert circuit.admit(1_000.0)
     circuit.given_up()
     assert circuit.admit(1_000.0)
+
+
+def test_the_end_of_a_probe_is_told_to_all_who_wait_for_it() -> None:
+    """They wait without a time: a probe has none."""
+    for end in (Circuit.succeeded, Circuit.given_up, lambda circuit: circuit.failed(1_500.0)):
+        circuit, heard = opened(), []
+        circuit.hearers.add(lambda heard=heard: heard.append(1))
+        assert circuit.admit(1_000.0) and heard == []
+        end(circuit)
+        assert heard == [1]

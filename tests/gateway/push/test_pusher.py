@@ -20,6 +20,7 @@ from tests.gateway.push.receiver import Receiver, always
 from timeline.gateway.metrics import GatewayMetrics
 from timeline.gateway.push import pusher as pusher_module
 from timeline.gateway.push.addresses import AddressGuard
+from timeline.gateway.push.circuit import Circuit
 from timeline.gateway.push.pusher import Pusher
 
 LOCAL = AddressGuard(["127.0.0.0/8"])
@@ -217,6 +218,71 @@ async def test_a_dead_receiver_costs_few_deliveries_and_gets_all_when_it_is_back
         for id in ids:
             await state_of(tl, id, "gone")
     assert len(receiver.requests) == 20 and not circuit.open
+
+
+async def two_topics(tl: timeline.Timeline, receiver: Receiver) -> None:
+    """Of one host, which they break together."""
+    for name in ("t", "u"):
+        await tl.create_topic(name, push_url=receiver.url, retry_first="1ms", retry_cap="1ms", max_deliveries=0)
+    receiver.answer = always(500)
+
+
+async def opened(pusher: Pusher) -> Circuit:
+    (circuit,) = pusher._circuits.values()
+    while not circuit.open:
+        await asyncio.sleep(0)
+    return circuit
+
+
+async def test_what_a_take_from_before_gets_while_the_circuit_is_open_goes_back_unseen(
+    tl: timeline.Timeline, receiver: Receiver
+) -> None:
+    await two_topics(tl, receiver)
+    async with pushing(tl) as pusher:
+        other = pusher._running["u"][0]
+        while not other._asked:  # its take waits, and will go on waiting
+            await asyncio.sleep(0)
+        await produce(tl, "a")
+        await opened(pusher)
+        async with tl.producer("u") as p:
+            await p.produce(b"", id="b", in_=0)
+        while other._asked or other._under_way:
+            await asyncio.sleep(0)
+        kept = await tl.get("u", "b")
+        assert kept is not None and (str(kept.state), kept.deliveries) == ("available", 0)
+        assert {request.headers["Timeline-Topic"] for request, _ in receiver.requests} == {"t"}
+        receiver.answer = always(204)
+        while await tl.get("u", "b") is not None:
+            pass
+
+
+async def test_a_topic_goes_on_after_the_probe_of_another_one_of_its_host(
+    tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for the probe's end, of which it was not told, for good."""
+    monkeypatch.setattr(pusher_module, "TAKE_WAIT", "20ms")
+    gate = asyncio.Event()
+
+    async def held(request: web.Request, body: bytes) -> web.StreamResponse:
+        await gate.wait()
+        return web.Response()
+
+    await two_topics(tl, receiver)
+    async with pushing(tl) as pusher:
+        await produce(tl, "a")
+        circuit = await opened(pusher)
+        receiver.answer = held
+        while not circuit._probing:
+            await asyncio.sleep(0)
+        other = pusher._running["u"][0]
+        while other._asked:
+            await asyncio.sleep(0)
+        async with tl.producer("u") as p:
+            await p.produce(b"", id="b", in_=0)
+        gate.set()
+        while await tl.get("u", "b") is not None:
+            pass
+    assert not circuit.open
 
 
 async def test_a_receiver_that_hangs_is_given_up_in_time(tl: timeline.Timeline, receiver: Receiver) -> None:

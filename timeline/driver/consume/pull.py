@@ -25,7 +25,7 @@ from timeline.columns import Ragged, UInt64
 from timeline.driver.batch import numbers_column
 from timeline.driver.consume.broker_clock import BrokerClock
 from timeline.driver.consume.in_flight import DeliveredFrame, check_credit
-from timeline.driver.consume.settler import ACK, SETTLE_BYTES, SettleRequest, bury_of, release_of
+from timeline.driver.consume.settler import ACK, SETTLE_BYTES, UNSEEN, SettleRequest, bury_of, release_of
 from timeline.driver.delivery import Delivered
 from timeline.driver.produce.request_queue import (
     FRAME_MESSAGES,
@@ -151,7 +151,7 @@ TOO_OLD = (
     "the broker does not know take and settle: it speaks version 1.{minor} of the wire, and they need 1.{needed}. "
     "Upgrade the broker, or use a consumer: tl.consumer(topic)"
 )
-VERBS = ("ack", "extend", "release", "bury")
+VERBS = ("ack", "extend", "release", "return", "bury")
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,6 +373,7 @@ class Pulling:
         - "ack": they are done, and are deleted.
         - "extend" with `lease=`: they stay leased for at least that long from now.
         - "release": they are due again at once, after `in_=`, or at the time `at=`.
+        - "return": they are due again at once, and this delivery does not count. Nobody has worked on them.
         - "bury" with `reason=`: they become dead letters.
 
         A receipt that is damaged answers INVALID. One whose message was leased again since answers FENCED. Such a
@@ -440,6 +441,8 @@ def settle_request(
         return bury_of(reason)
     if verb == "ack":
         return ACK
+    if verb == "return":
+        return UNSEEN
     if lease is None:
         raise Invalid('extend needs lease=, the time from now: lease="30s"')
     return SettleRequest(Operation.EXTEND, duration_ms(lease, "lease", least_ms=1))

@@ -13,7 +13,7 @@ class Circuit:
     """Closed: requests go. Open: none goes until a time. Half-open: one goes, and its answer decides.
 
     Times are monotonic milliseconds. `random`: returns 0 to 1. Each wait is up to a fifth longer, so that gateways do
-    not try at one time.
+    not try at one time. `hearers`: called at the end of a probe, for which all topics of the host wait.
     """
 
     def __init__(self, random: Callable[[], float], failures: int = FAILURES) -> None:
@@ -21,6 +21,7 @@ class Circuit:
         self._failed = self._opened = 0
         self._until_ms = 0.0
         self._probing = False
+        self.hearers: set[Callable[[], None]] = set()
 
     @property
     def open(self) -> bool:
@@ -43,7 +44,7 @@ class Circuit:
     def succeeded(self) -> None:
         """Note an answer of a receiver that works, whatever it said about the message."""
         self._failed = self._opened = 0
-        self._probing = False
+        self._end_probe()
 
     def failed(self, now_ms: float) -> None:
         """Note a request without an answer, or with one that says that the receiver does not work."""
@@ -54,8 +55,14 @@ class Circuit:
             wait_ms = min(CAP_MS, FIRST_MS * 2.0 ** min(self._opened, 16))
             self._until_ms = now_ms + wait_ms * (1.0 + self._random() / 5.0)
             self._opened += 1
-            self._probing = False
+            self._end_probe()
 
     def given_up(self) -> None:
         """Note a request that ended without saying anything about the receiver. Another one may try."""
-        self._probing = False
+        self._end_probe()
+
+    def _end_probe(self) -> None:
+        if self._probing:
+            self._probing = False
+            for hear in self.hearers:
+                hear()

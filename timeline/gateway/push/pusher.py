@@ -3,8 +3,9 @@
     Pusher ─ one TopicPusher per topic ─▶ take (as many as may be under way) ─▶ Sender ─▶ settlement ─▶ settle
 
 A message is taken only when its request can go at once. So nothing waits here, and a receiver that is down costs no
-deliveries: while its circuit is open, nothing is taken but the probe. While messages come, several takes wait at once:
-a broker leases ahead of the due time one message per take that waits.
+deliveries: while its circuit is open, nothing is taken but the probe, and what comes to takes from before goes back
+unseen. While messages come, several takes wait at once: a broker leases ahead of the due time one message per take that
+waits.
 """
 
 from __future__ import annotations
@@ -112,10 +113,12 @@ class TopicPusher:
 
     async def run(self) -> None:
         """Take and send until cancelled. Requests under way go on: see `finish`."""
+        self._circuit.hearers.add(self._changed.set)
         try:
             async with asyncio.TaskGroup() as takers:
                 takers.create_task(self._take_all(takers), name=f"takes of {self.topic.name}")
         finally:
+            self._circuit.hearers.discard(self._changed.set)
             self._changed.set()
 
     async def _take_all(self, takers: asyncio.TaskGroup, lasting: bool = True) -> None:
@@ -201,8 +204,9 @@ class TopicPusher:
         began_ms = self._clock.monotonic_ms()
         outcome = await self._post(delivery)
         outcome = outcome.last(delivery.deliveries, self.topic.settings.max_deliveries)
-        took_s = (self._clock.monotonic_ms() - began_ms) / 1000.0
-        self._metrics.webhook(self.topic.name, str(outcome.verb), took_s)
+        if outcome.verb is not Verb.RETURN:
+            took_s = (self._clock.monotonic_ms() - began_ms) / 1000.0
+            self._metrics.webhook(self.topic.name, str(outcome.verb), took_s)
         if outcome.verb is Verb.RELEASE or outcome.verb is Verb.BURY:
             log.warning("webhook of %r of topic %r: %s. %s", delivery.id, self.topic.name, outcome.verb, outcome.reason)
         try:
@@ -227,7 +231,9 @@ class TopicPusher:
             headers = headers_of(message, self.secrets, self._clock.now_ms() // 1000)
         except Invalid as bad:
             return Settlement(Verb.RELEASE, bad.reason)
-        probing = circuit.admit(self._clock.monotonic_ms()) and circuit.open
+        if not circuit.admit(self._clock.monotonic_ms()):
+            return Settlement(Verb.RETURN)
+        probing = circuit.open
         try:
             answer = await self._sender.post(headers, message.payload, settings.push_timeout_ms)
         except Unanswered as why:
@@ -252,7 +258,9 @@ class TopicPusher:
         if outcome.verb is Verb.ACK:
             await self._acks.ack(delivery.receipt)
             return
-        if outcome.verb is Verb.KEEP:
+        if outcome.verb is Verb.RETURN:
+            receipts = await settle("return")
+        elif outcome.verb is Verb.KEEP:
             receipts = await settle("extend", lease=outcome.lease_ms / 1000.0)
         elif outcome.verb is Verb.BURY:
             receipts = await settle("bury", reason=outcome.reason)

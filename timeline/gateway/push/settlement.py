@@ -22,12 +22,14 @@ BROKEN = range(500, 600)
 
 
 class Verb(StrEnum):
-    """What happens to the message. KEEP: the lease goes on, and the receiver settles it by its receipt."""
+    """What happens to the message. KEEP: the lease goes on, and the receiver settles it by its receipt. RETURN: nothing
+    was sent, and the delivery does not count."""
 
     ACK = "ack"
     KEEP = "keep"
     BURY = "bury"
     RELEASE = "release"
+    RETURN = "return"
 
 
 class Settlement(NamedTuple):
