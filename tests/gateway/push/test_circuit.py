@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from timeline.gateway.push.circuit import CAP_MS, Circuit
 
 
@@ -61,11 +63,17 @@ def test_a_probe_that_says_nothing_lets_another_one_try() -> None:
     assert circuit.admit(1_000.0)
 
 
-def test_the_end_of_a_probe_is_told_to_all_who_wait_for_it() -> None:
+@pytest.mark.parametrize("end", ["succeeded", "failed", "given up"])
+def test_the_end_of_a_probe_is_told_to_all_who_wait_for_it(end: str) -> None:
     """They wait without a time: a probe has none."""
-    for end in (Circuit.succeeded, Circuit.given_up, lambda circuit: circuit.failed(1_500.0)):
-        circuit, heard = opened(), []
-        circuit.hearers.add(lambda heard=heard: heard.append(1))
-        assert circuit.admit(1_000.0) and heard == []
-        end(circuit)
-        assert heard == [1]
+    heard: list[str] = []
+    circuit = opened()
+    circuit.hearers |= {lambda: heard.append("one"), lambda: heard.append("other")}
+    assert circuit.admit(1_000.0) and heard == []
+    if end == "succeeded":
+        circuit.succeeded()
+    elif end == "failed":
+        circuit.failed(1_500.0)
+    else:
+        circuit.given_up()
+    assert sorted(heard) == ["one", "other"]

@@ -329,6 +329,55 @@ async def test_a_drain_waits_for_the_requests_under_way(tl: timeline.Timeline, r
     assert await tl.get("t", "a") is None
 
 
+async def test_a_topic_with_a_slow_receiver_holds_up_no_look_at_the_others(
+    tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its settings change while a request is under way. Another topic begins meanwhile, and it goes on thereafter."""
+    monkeypatch.setattr(pusher_module, "LOOK_MS", 20.0)
+    gate = asyncio.Event()
+
+    async def held(request: web.Request, body: bytes) -> web.StreamResponse:
+        if request.headers["Timeline-Id"] == "slow":
+            await gate.wait()
+        return web.Response()
+
+    receiver.answer = held
+    await tl.create_topic("t", push_url=receiver.url, push_timeout="10m")
+    async with pushing(tl):
+        await produce(tl, "slow")
+        await receiver.received(1)
+        await tl.update_topic("t", push_concurrency=2)
+        await tl.create_topic("u", push_url=receiver.url)
+        async with tl.producer("u") as p:
+            await p.produce(b"", id="b", in_=0)
+        async with asyncio.timeout(30):
+            while await tl.get("u", "b") is not None:
+                pass
+        gate.set()
+        await state_of(tl, "slow", "gone")
+        await produce(tl, "after")
+        await state_of(tl, "after", "gone")
+
+
+async def test_a_mistake_of_ours_in_one_look_ends_no_webhooks(
+    tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pusher_module, "LOOK_MS", 20.0)
+
+    def broken(url: str) -> tuple[str, int]:
+        raise ZeroDivisionError
+
+    await tl.create_topic("t", push_url=receiver.url)
+    with monkeypatch.context() as planted:
+        planted.setattr("timeline.gateway.push.pusher.host_of", broken)
+        looking = contextlib.AsyncExitStack()
+        await looking.enter_async_context(pushing(tl))
+    async with looking:
+        await produce(tl, "a")
+        await state_of(tl, "a", "gone")
+    assert "a look at the topics to push failed" in caplog.text
+
+
 @pytest.mark.processes
 async def test_the_gateways_process_pushes_and_drains(receiver: Receiver, tmp_path: Path) -> None:
     with served(tmp_path) as broker:

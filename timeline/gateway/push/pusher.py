@@ -289,6 +289,9 @@ class Pusher:
         self._circuits: dict[tuple[str, int], Circuit] = {}
         metrics.circuits_open.set_function(lambda: sum(circuit.open for circuit in self._circuits.values()))
         self._running: dict[str, tuple[TopicPusher, asyncio.Task[None]]] = {}
+        self._ending: dict[str, asyncio.Task[None]] = {}
+        """Topics whose requests under way are still waited for."""
+        self._ended = asyncio.Event()
         self._refused: dict[str, str] = {}
         self._trouble = ""
         self.looked = asyncio.Event()
@@ -305,16 +308,22 @@ class Pusher:
                     if error.code != self._trouble:
                         log.warning("the topics to push are not known: %s", error.reason)
                     self._trouble = error.code
+                except Exception as bug:  # the webhooks of all topics would end without a word
+                    log.error("a look at the topics to push failed", exc_info=bug)
                 self.looked.set()
-                await asyncio.sleep(LOOK_MS / 1000.0)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._ended.wait(), LOOK_MS / 1000.0)
         finally:
-            await asyncio.gather(*(self._stop(name, grace_s) for name in list(self._running)))
+            for name in list(self._running):
+                self._stop(name, grace_s)
+            await asyncio.gather(*self._ending.values(), return_exceptions=True)
 
     async def _look(self) -> None:
         """Start, restart and stop the topics' pushers as their records say now."""
+        self._ended.clear()
         topics = {topic.name: topic for topic in await self._client.topics() if topic.settings.push_url}
         for name in [name for name in self._running if name not in topics]:
-            await self._stop(name, 0.0)
+            self._stop(name, 0.0)
         for name, topic in topics.items():
             try:
                 await self._refresh(topic)
@@ -325,6 +334,8 @@ class Pusher:
                 self._refused[name] = why.reason
 
     async def _refresh(self, topic: Topic) -> None:
+        if topic.name in self._ending:
+            return  # once it has ended, there is another look
         secrets = await self._client.topic_secrets(topic.name)
         running = self._running.get(topic.name)
         if running is not None:
@@ -332,7 +343,8 @@ class Pusher:
             if (pusher.topic.uid, pusher.topic.settings) == (topic.uid, topic.settings) and not task.done():
                 pusher.secrets = secrets
                 return
-            await self._stop(topic.name, topic.settings.push_timeout_ms / 1000.0)
+            self._stop(topic.name, pusher.topic.settings.push_timeout_ms / 1000.0)
+            return
         settings = topic.settings
         sender = Sender(settings.push_url, self._guard, settings.push_concurrency)
         circuit = self._circuits.setdefault(host_of(settings.push_url), Circuit(self._random))
@@ -341,11 +353,21 @@ class Pusher:
         wait = shown_duration(settings.push_timeout_ms)
         log.info("topic %r is pushed, %d at a time, each up to %s", topic.name, settings.push_concurrency, wait)
 
-    async def _stop(self, name: str, grace_s: float) -> None:
+    def _stop(self, name: str, grace_s: float) -> None:
+        """Let a topic's pusher take no more. Nobody else waits for its requests under way, which may be slow."""
         pusher, task = self._running.pop(name)
+        if task.done() and not task.cancelled() and (bug := task.exception()) is not None:
+            log.error("the pusher of topic %r failed, and is started again", name, exc_info=bug)
         task.cancel()
+        self._ending[name] = asyncio.create_task(self._finish(name, pusher, task, grace_s), name=f"end of {name}")
+
+    async def _finish(self, name: str, pusher: TopicPusher, task: asyncio.Task[None], grace_s: float) -> None:
         await asyncio.gather(task, return_exceptions=True)
-        await pusher.finish(grace_s)
+        try:
+            await pusher.finish(grace_s)
+        finally:
+            del self._ending[name]
+            self._ended.set()
 
 
 class WebhookPart:
