@@ -57,6 +57,7 @@ the synchronous client have the same methods: `await` those of the first, and le
 | `When` | An aware datetime, or an integer of *milliseconds* since 1970 UTC. |
 | `Duration` | A `timedelta`, a number of *seconds*, or text: `"250ms"`, `"30s"`, `"15m"`, `"2h"`, `"10d"`, `"1h30m"`. |
 | `Expiry` | A `When`; or a `timedelta` or a text, counted from now. A number of seconds is refused. |
+| `Texts` | One text, or several. |
 | `Handler` | An async function of a `Delivery`, or a plain one of a `SyncDelivery`, run in a thread. |
 
 Parts of a millisecond round up, so that no message is early. A time in the past means now. Naive datetimes, seconds
@@ -110,6 +111,20 @@ PARTS = (
             PingAnswer,
         ),
     ),
+    Part(
+        "Recurring schedules",
+        "",
+        (
+            timeline.Schedule,
+            timeline.ScheduleState,
+            timeline.Backfill,
+            timeline.Specification,
+            timeline.CatchUp,
+            timeline.Overlap,
+            timeline.GapPolicy,
+            timeline.FoldPolicy,
+        ),
+    ),
     Part("Local time", "", (timeline.local,)),
     Part(
         "Topics, states, statuses",
@@ -123,6 +138,7 @@ PARTS = (
             timeline.SyncTimeline,
             timeline.SyncProducer,
             timeline.SyncConsumer,
+            timeline.SyncSchedule,
             timeline.SyncDelivery,
             timeline.SyncDeliveryBatch,
         ),
@@ -131,7 +147,13 @@ PARTS = (
     Part("Columns", "", (Ragged, Headers)),
 )
 _EXITS = "\n".join(f"| {code} | {': '.join(filter(None, told))} |" for code, told in EXIT_CODES.items())
-NOT_FOR_USERS = {"Message": ("encoded",), "Batch": ("of",), "TagProgress": ("of", "copy", "check")}
+NOT_FOR_USERS = {
+    "Message": ("encoded",),
+    "Batch": ("of",),
+    "TagProgress": ("of", "copy", "check"),
+    "Schedule": ("occurrences",),
+    "SyncSchedule": ("occurrences",),
+}
 """Public members of these classes that only the driver calls."""
 COMMANDS_HEAD = f"""# Commands
 

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from timeline.driver.batch import Batch
     from timeline.driver.blocking.calls import SyncDelivery, SyncDeliveryBatch
     from timeline.driver.blocking.client import SyncConsumer, SyncProducer, SyncTimeline, connect_sync
+    from timeline.driver.blocking.schedules import SyncSchedule
     from timeline.driver.client import Timeline, connect
     from timeline.driver.consume.handlers import Backoff, Bury, Retry
     from timeline.driver.consume.pull import PulledDelivery
@@ -67,8 +68,11 @@ if TYPE_CHECKING:
     from timeline.driver.producer import Producer
     from timeline.driver.queries import Counts, Outlook
     from timeline.driver.receipts import Receipt, Receipts
+    from timeline.driver.schedules import Backfill, Schedule, ScheduleState
     from timeline.driver.times import local
     from timeline.model import State, Status, Topic, TopicSettings
+    from timeline.recurrence import FoldPolicy, GapPolicy
+    from timeline.schedules import CatchUp, Overlap, Specification
 
 # Set before gRPC is imported, unless the user has set them. Its C library then keeps its log lines from people's
 # terminals: errors reach us anyway. It also leaves forked children alone: its handlers crash one child in ten that was
@@ -92,8 +96,12 @@ _HOMES = {
     "timeline.driver.receipts": ("Receipt", "Receipts"),
     "timeline.driver.blocking.client": ("SyncConsumer", "SyncProducer", "SyncTimeline", "connect_sync"),
     "timeline.driver.blocking.calls": ("SyncDelivery", "SyncDeliveryBatch"),
+    "timeline.driver.blocking.schedules": ("SyncSchedule",),
+    "timeline.driver.schedules": ("Backfill", "Schedule", "ScheduleState"),
     "timeline.driver.times": ("local",),
     "timeline.model": ("State", "Status", "Topic", "TopicSettings"),
+    "timeline.recurrence": ("FoldPolicy", "GapPolicy"),
+    "timeline.schedules": ("CatchUp", "Overlap", "Specification"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -111,10 +119,11 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "Backoff", "Batch", "Bury", "Cause", "Closed", "Consumer", "Counts", "Dead", "Delivery", "DeliveryBatch",
-    "Exists", "Expired", "Fenced", "Forbidden", "Invalid", "LateDelivery", "LateReport", "LeaseLost", "Leased",
-    "Message", "NotFound", "Outlook", "Producer", "PulledDelivery", "Receipt", "Receipts", "Retry", "State", "Status",
-    "StoredMessage", "Superseded", "SyncConsumer", "SyncDelivery", "SyncDeliveryBatch", "SyncProducer",
-    "SyncTimeline", "TagProgress", "Throttled", "Timeline", "TimelineError", "TooLarge", "Topic", "TopicSettings",
-    "Unavailable", "Unknown", "Why", "connect", "connect_sync", "local",
+    "Backfill", "Backoff", "Batch", "Bury", "CatchUp", "Cause", "Closed", "Consumer", "Counts", "Dead", "Delivery",
+    "DeliveryBatch", "Exists", "Expired", "Fenced", "FoldPolicy", "Forbidden", "GapPolicy", "Invalid", "LateDelivery",
+    "LateReport", "LeaseLost", "Leased", "Message", "NotFound", "Outlook", "Overlap", "Producer", "PulledDelivery",
+    "Receipt", "Receipts", "Retry", "Schedule", "ScheduleState", "Specification", "State", "Status", "StoredMessage",
+    "Superseded", "SyncConsumer", "SyncDelivery", "SyncDeliveryBatch", "SyncProducer", "SyncSchedule", "SyncTimeline",
+    "TagProgress", "Throttled", "Timeline", "TimelineError", "TooLarge", "Topic", "TopicSettings", "Unavailable",
+    "Unknown", "Why", "connect", "connect_sync", "local",
 ]  # fmt: skip

@@ -18,6 +18,7 @@ from timeline.driver.consumer import CREDIT_BYTES, MAX_CREDIT, Consumer
 from timeline.driver.message import Randomness, encode_text
 from timeline.driver.producer import Producer
 from timeline.driver.queries import Queries
+from timeline.driver.schedules import Scheduling
 from timeline.driver.tasks import Closing, all_of
 from timeline.driver.times import Duration, duration_ms
 from timeline.driver.transport import relay
@@ -67,9 +68,9 @@ def _grpc(credentials: Credentials, address: str) -> Transport:
     return GrpcTransport(address, credentials)
 
 
-class Timeline(Queries, Pulling, Closing):
-    """A client: it makes producers and consumers, manages topics, and reads. Close it with `async with` or
-    `await tl.aclose()`.
+class Timeline(Queries, Scheduling, Pulling, Closing):
+    """A client: it makes producers and consumers, manages topics and schedules, and reads. Close it with
+    `async with` or `await tl.aclose()`.
 
     It belongs to one event loop. It connects again after a fork, and in a new loop once its own has ended.
     `credentials`: see `connect`. `transport_factory`, `clock` and `random`: for another transport, and for simulations.

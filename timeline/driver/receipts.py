@@ -18,6 +18,7 @@ from timeline.model import Answers, Operation, Status
 
 OK = Status.OK.code
 DUPLICATE = Status.DUPLICATE.code
+EXISTS = Status.EXISTS.code
 NOT_FOUND = Status.NOT_FOUND.code
 THROTTLED = Status.THROTTLED.code
 UNAVAILABLE = Status.UNAVAILABLE.code

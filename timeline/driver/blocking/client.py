@@ -21,8 +21,10 @@ from timeline.driver.blocking.calls import (
     SyncDeliveryBatch,
     blocking,
     in_loop,
+    iterate,
     stepping,
 )
+from timeline.driver.blocking.schedules import SyncSchedule, handing
 from timeline.driver.client import DEFAULT_TIMEOUT, Name, Timeline
 from timeline.driver.consume.handlers import Backoff, Handler
 from timeline.driver.consume.in_flight import Stats
@@ -273,6 +275,19 @@ class SyncTimeline(Blocking):
     ) -> SyncConsumer:
         """See Timeline.consumer."""
         return SyncConsumer(self._background, self._target.consumer(topic, id, lease, credit, credit_bytes))
+
+    schedule = handing(Timeline.schedule)
+    create_schedule = handing(Timeline.create_schedule)
+
+    def get_schedule(self, topic: str, name: str, *, timeout: Duration | None = None) -> SyncSchedule | None:
+        """See Timeline.get_schedule."""
+        found = self._run(self._target.get_schedule(topic, name, timeout=timeout))
+        return None if found is None else SyncSchedule(found, self._run)
+
+    def schedules(self, topic: str | None = None, *, timeout: Duration | None = None) -> Iterator[SyncSchedule]:
+        """See Timeline.schedules."""
+        for one in iterate(self._background, self._target.schedules(topic, timeout=timeout)):
+            yield SyncSchedule(one, self._run)
 
     create_topic = blocking(Timeline.create_topic)
     update_topic = blocking(Timeline.update_topic)

@@ -1,0 +1,446 @@
+"""Recurring schedules: how a client makes, finds and changes them, and the handle of one."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+from itertools import islice
+from typing import Any, TypeAlias
+from zoneinfo import ZoneInfo
+
+from timeline.driver.message import Payload
+from timeline.driver.receipts import DUPLICATE, EXISTS, NOT_FOUND, OK, Receipt, error_of
+from timeline.driver.times import Duration, When, as_datetime, duration_ms, instant_ms, shown, shown_utc
+from timeline.driver.transport.channel import AttemptState, ClientContext
+from timeline.errors import Exists, Fenced, Invalid, NotFound
+from timeline.model import DEFAULT_GROUP, Status, check_topic_name
+from timeline.recurrence import FoldPolicy, GapPolicy, Occurrence, rules_are_readable
+from timeline.schedules import CatchUp, Overlap, Specification
+from timeline.schedules.specification import DEFAULT_WINDOW_MS, FIELDS, check_target
+from timeline.wire import (
+    MAJOR,
+    Fault,
+    Ping,
+    ScheduleAction,
+    ScheduleAnswer,
+    ScheduleCall,
+    TransportError,
+    decode_as,
+    encode,
+)
+from timeline.wire.frames import SCHEDULES_MINOR
+
+Texts: TypeAlias = str | Sequence[str]
+"""One text, or several."""
+MOST_NEXT = 10_000
+PAGE = 500
+TOLD = 10
+"""How many next times a broker is asked for."""
+_DURATIONS = ("every", "jitter", "window", "expires")
+_TIMES = ("start", "end")
+_PENDING = ("cancel", "keep")
+
+
+def specification_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments as the fields of a Specification: `every="15m"` is `every_ms`. None: the field's default. Raise
+    Invalid, which names the argument that is wrong, or the nearest to one that there is not."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in _DURATIONS:
+            full = f"{name}_ms"
+            plain = DEFAULT_WINDOW_MS if name == "window" else 0
+            found[full] = plain if value is None else duration_ms(value, name)
+        elif name in _TIMES:
+            found[f"{name}_ms"] = 0 if value is None else instant_ms(value, name)
+        elif name in _ARGUMENTS:
+            found[name] = _DEFAULTS[name] if value is None else _value(name, value)
+        else:
+            near = difflib.get_close_matches(name, _ARGUMENTS, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_ARGUMENTS)}"
+            raise Invalid(f"a schedule has no field {name!r:.60}: {hint}")
+    return found
+
+
+def _value(name: str, value: Any) -> Any:
+    if name == "payload":
+        if isinstance(value, str):
+            return value.encode()
+        if isinstance(value, bytes | bytearray | memoryview):
+            return bytes(value)
+        raise Invalid(f"payload must be bytes or text, not {type(value).__name__}")
+    if name in ("cron", "rrule", "exclude") and isinstance(value, list):
+        return tuple(value)
+    return value
+
+
+_DEFAULTS: dict[str, Any] = {
+    one.name: one.default_factory() if callable(one.default_factory) else one.default for one in fields(Specification)
+}
+_ARGUMENTS = tuple(name.removesuffix("_ms") for name in FIELDS if name not in ("topic", "name"))
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleState:
+    """How far a schedule has come, in times of ms UTC (0: none) and counts of occurrences.
+
+    `position_ms`: the first time that is not decided yet. `sequence`: how many occurrences were decided before it.
+    `produced`, and of these `caught_up` after an outage; `missed`, not produced for an outage; `skipped`, since the one
+    before was unfinished; `failed`, refused by the topic. `last_ms`, `last_id`: the last produced one, put at
+    `last_put_ms`. `waiting`: occurrences wait until the one before them is finished. `ended`: none follows.
+    """
+
+    position_ms: int = 0
+    sequence: int = 0
+    produced: int = 0
+    caught_up: int = 0
+    missed: int = 0
+    skipped: int = 0
+    failed: int = 0
+    last_ms: int = 0
+    last_id: str = ""
+    last_put_ms: int = 0
+    created_ms: int = 0
+    edited_ms: int = 0
+    waiting: bool = False
+    ended: bool = False
+
+    @property
+    def last(self) -> datetime | None:
+        """The time of the last produced occurrence, an aware datetime in UTC. None before the first."""
+        return as_datetime(self.last_ms) if self.last_ms else None
+
+
+_STATE = tuple(one.name for one in fields(ScheduleState))
+
+
+def _state_of(shown: Mapping[str, Any]) -> ScheduleState:
+    """Return the state that a broker shows. A newer one may show more."""
+    known = {name: shown[name] for name in _STATE if name in shown and name != "waiting"}
+    return ScheduleState(**known, waiting=bool(shown.get("queue")))
+
+
+@dataclass(frozen=True, slots=True)
+class Backfill:
+    """What a backfill did, or would do: `produced` occurrences, `present` ones that had been produced before, and
+    `failed` ones, which the topic refused."""
+
+    produced: int
+    present: int = 0
+    failed: int = 0
+
+
+class ScheduleView:
+    """A schedule as it stood when a broker was asked last. `specification`: what it says. `revision`: 1, and 1 more
+    with each edit. `next_ms`: its next occurrence, ms UTC, as the broker says; 0: none. `warnings`: sentences on what
+    is wrong with it. `payload_shown`: whether this client may see payload and headers; else `specification` has none.
+    """
+
+    def __init__(self, shown: Mapping[str, Any], context: ClientContext) -> None:
+        self._context = context
+        self._take(shown)
+
+    def _take(self, shown: Mapping[str, Any]) -> None:
+        plain = {name: value for name, value in shown.items() if name in FIELDS and value is not None}
+        self.payload_shown: bool = "payload" in plain
+        self.specification = Specification.from_json(plain)
+        self.topic, self.name = self.specification.topic, self.specification.name
+        self.revision: int = int(shown.get("revision", 1))
+        self.state = _state_of(shown.get("state", {}))
+        self.next_ms: int = int(shown.get("next_ms") or 0)
+        self.warnings: tuple[str, ...] = tuple(shown.get("warnings", ()))
+        self._told_ms: list[int] = shown.get("next", [])
+
+    @property
+    def status(self) -> str:
+        """In a word: active, paused, waiting (for the occurrence before to be finished) or ended."""
+        if self.specification.paused:
+            return "paused"
+        if self.state.ended:
+            return "ended"
+        return "waiting" if self.state.waiting else "active"
+
+    @property
+    def paused(self) -> bool:
+        """Whether it is paused."""
+        return self.specification.paused
+
+    def next(self, count: int = 10) -> list[datetime]:
+        """Return its next times, aware datetimes in its own zone. A paused schedule has those that it would have if it
+        were resumed now. In a driver-only install these are the ten that a broker told last, at most."""
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MOST_NEXT:
+            raise Invalid(f"next() takes a whole number from 0 to {MOST_NEXT}, not {shown(count)}")
+        if rules_are_readable():
+            following = [one.at_ms for one in islice(self.occurrences(), count)]
+        else:
+            now_ms = self._context.clock.now_ms()
+            following = [at_ms for at_ms in self._told_ms if at_ms >= now_ms][:count]
+        zone = ZoneInfo(self.specification.zone)
+        return [as_datetime(at_ms).astimezone(zone) for at_ms in following]
+
+    def occurrences(self) -> Iterator[Occurrence]:
+        """Yield what `next` returns, with the wall time of each, and whether clocks change there."""
+        if self.state.ended:
+            return
+        now_ms, position_ms = self._context.clock.now_ms(), self.state.position_ms
+        recurrence = self.specification.recurrence
+        if position_ms > now_ms and not self.specification.paused:
+            # Decided already, `count` or not: these lie on the timeline.
+            limited = replace(recurrence, end_ms=min(position_ms, recurrence.end_ms or position_ms), count=0)
+            yield from limited.occurrences(now_ms)
+            now_ms = position_ms
+        since_ms = max(now_ms, position_ms) if not recurrence.count else position_ms or recurrence.start_ms
+        found = recurrence.occurrences(since_ms, self.state.sequence)
+        yield from (one for one in found if one.at_ms >= now_ms)
+
+    def __repr__(self) -> str:
+        told = [repr(f"{self.topic}/{self.name}"), self.status]
+        if self.next_ms and self.status == "active":
+            told.append(f"next {shown_utc(self.next_ms).replace('.000Z', 'Z')}")
+        if self.state.missed:
+            told.append(f"{self.state.missed} missed")
+        return f"{type(self).__name__}({', '.join(told)})"
+
+
+class Schedule(ScheduleView):
+    """A recurring schedule: it produces an ordinary message into its topic at each of its times, once. Each method that
+    changes it raises its revision and keeps this object up to date.
+
+        s = await tl.schedule("invoices", "monthly", cron="0 6 1 * *", zone="Europe/Berlin", payload=b"send them")
+        print(s.next(3))
+        await s.update(cron="0 7 1 * *")
+        await s.pause()
+    """
+
+    async def refresh(self, *, timeout: Duration | None = None) -> Schedule:
+        """Ask for it again, and return itself. Raise NotFound if it was deleted."""
+        answer = await self._ask(ScheduleAction.GET, timeout, limit=TOLD)
+        return self._updated(answer)
+
+    async def update(
+        self, *, pending: str = "cancel", if_revision: int | None = None, timeout: Duration | None = None, **fields: Any
+    ) -> Schedule:
+        """Change fields, the arguments of `tl.schedule`, and return itself. None sets a field back to its default.
+
+        `pending`: what becomes of occurrences that are put already and wait for their time: "cancel" takes them off the
+        timeline, "keep" leaves them. The new revision decides from now on, or after those that stay. `if_revision`:
+        change it only if it stands at this revision. Raise Fenced if it does not, NotFound, Forbidden, Invalid.
+        """
+        if not fields:
+            raise Invalid(f"say which fields to change: {', '.join(_ARGUMENTS)}")
+        asked = specification_fields(fields)
+        wanted = self.specification.changed(**asked).to_json()
+        body = json.dumps({name: wanted[name] for name in asked})
+        return await self._edit(ScheduleAction.UPDATE, pending, timeout, body, if_revision)
+
+    async def pause(self, *, pending: str = "cancel", timeout: Duration | None = None) -> Schedule:
+        """Produce nothing until it is resumed, and return itself. `pending`: see `update`."""
+        return await self._edit(ScheduleAction.PAUSE, pending, timeout)
+
+    async def resume(self, *, timeout: Duration | None = None) -> Schedule:
+        """Go on with the next occurrence after now, and return itself. What lay in the pause is not missed."""
+        return await self._edit(ScheduleAction.RESUME, "cancel", timeout)
+
+    async def trigger(self, *, timeout: Duration | None = None) -> Receipt:
+        """Produce one message now, beside its occurrences, and return the receipt. Its id is the schedule's name and
+        the time, `monthly@2026-11-01T05:30:00.250Z.trigger`."""
+        (made,) = json.loads((await self._ask(ScheduleAction.TRIGGER, timeout)).body)
+        return Receipt(made["id"], Status(made["status"]), int(made["version"]), int(made["due_ms"]))
+
+    async def backfill(
+        self, start: When, end: When, *, dry_run: bool = False, timeout: Duration | None = None
+    ) -> Backfill:
+        """Produce the occurrences from `start` to before `end` that were not produced, now, and return how many. They
+        lie in the past, at most 10,000 of them. `dry_run`: only count them."""
+        from_ms, to_ms = instant_ms(start, "start"), instant_ms(end, "end")
+        if to_ms <= from_ms:
+            raise Invalid("end must lie after start")
+        answer = await self._ask(ScheduleAction.BACKFILL, timeout, from_ms=from_ms, to_ms=to_ms, dry_run=bool(dry_run))
+        return Backfill(*(answer.counts.get(name, 0) for name in ("produced", "duplicate", "failed")))
+
+    async def delete(self, *, pending: str = "cancel", timeout: Duration | None = None) -> None:
+        """Delete it. `pending`: see `update`. Raise NotFound if it is not there."""
+        await self._ask(ScheduleAction.DELETE, timeout, keep=keeps(pending))
+
+    async def _edit(
+        self, action: ScheduleAction, pending: str, timeout: Duration | None, body: str = "",
+        if_revision: int | None = None,
+    ) -> Schedule:  # fmt: skip
+        revision = 0 if if_revision is None else check_revision(if_revision)
+        attempt = AttemptState()
+        try:
+            answer = await self._ask(action, timeout, attempt, body=body, revision=revision, keep=keeps(pending))
+        except Fenced:
+            # An attempt whose answer was lost may have made the revision that stands in the way of the next one.
+            if not (revision and attempt.unsure and await self._made(revision + 1, body, timeout)):
+                raise
+            return self
+        return self._updated(answer)
+
+    async def _made(self, revision: int, body: str, timeout: Duration | None) -> bool:
+        """Return whether it stands at `revision` with the fields of `body`."""
+        await self.refresh(timeout=timeout)
+        says = self.specification.to_json()
+        return self.revision == revision and all(says[name] == value for name, value in json.loads(body).items())
+
+    def _updated(self, answer: ScheduleAnswer) -> Schedule:
+        (said,) = json.loads(answer.body)
+        self._take(said)
+        return self
+
+    async def _ask(
+        self, action: ScheduleAction, timeout: Duration | None, attempt: AttemptState | None = None, **asked: Any
+    ) -> ScheduleAnswer:
+        call = ScheduleCall(action, self.topic, self.name, **asked)
+        return await ask_schedules(self._context, call, timeout, attempt)
+
+
+def keeps(pending: object) -> bool:
+    """Return whether `pending=` keeps occurrences. Raise Invalid."""
+    if pending not in _PENDING:
+        raise Invalid(f"pending must be 'cancel' or 'keep', not {shown(pending)}")
+    return pending == "keep"
+
+
+def check_revision(revision: object) -> int:
+    """Return `if_revision=`. Raise Invalid unless it is a whole number from 1."""
+    if isinstance(revision, bool) or not isinstance(revision, int) or not 1 <= revision < 2**63:
+        raise Invalid(f"if_revision must be a whole number from 1, not {shown(revision)}")
+    return revision
+
+
+async def ask_schedules(
+    context: ClientContext, call: ScheduleCall, timeout: Duration | None, attempt: AttemptState | None = None
+) -> ScheduleAnswer:
+    """Send a call about schedules until it is answered. Raise the error of a refusal, and Invalid if the broker is too
+    old. `attempt` is kept up to date."""
+    context.check()
+    attempt, deadline = attempt or AttemptState(), context.deadline(timeout)
+    if not context.channel.current:
+        # A server that has answered nothing yet and lacks this call could be another service as well as an old broker.
+        await context.channel.unary("Ping", encode(Ping(context.clock.now())), deadline)
+    writes = call.action not in (ScheduleAction.GET, ScheduleAction.LIST) and not call.dry_run
+    if writes:
+        call = replace(call, op=context.ids.number())
+    try:
+        data = await context.channel.unary("Schedules", encode(call), deadline, attempt, writes=writes)
+    except Invalid as refused:
+        if isinstance(refused.__cause__, TransportError) and refused.__cause__.fault is Fault.WRONG_VERSION:
+            needs = f"recurring schedules need brokers of wire version {MAJOR}.{SCHEDULES_MINOR}"
+            raise Invalid(f"{needs}: {refused.reason}") from refused
+        raise
+    answer = decode_as(data, ScheduleAnswer)
+    gone = call.action is ScheduleAction.DELETE and attempt.unsure and answer.status == NOT_FOUND
+    if answer.status in (OK, DUPLICATE) or gone:
+        return answer
+    if call.action is ScheduleAction.CREATE and answer.status == EXISTS and answer.body:
+        raise _taken(call, json.loads(answer.body))
+    raise error_of(answer.status, None, answer.detail)
+
+
+def _taken(call: ScheduleCall, there: Sequence[Mapping[str, Any]]) -> Exists:
+    """Return the error for a name that another schedule has. It says in what they differ."""
+    standing = [
+        name.removesuffix("_ms")
+        for name, value in json.loads(call.body).items()
+        if there and name in there[0] and there[0][name] != value
+    ]
+    differ = f", which differs in {', '.join(standing)}" if standing else ""
+    return Exists(
+        f"{call.topic} has another schedule {call.name!r}{differ}. Change it with update() of "
+        "tl.get_schedule(…) or by 'timeline schedule update', or choose another name"
+    )
+
+
+class Scheduling:
+    """The part of a client that is about recurring schedules. See `Timeline`."""
+
+    _context: ClientContext
+
+    async def schedule(
+        self,
+        topic: str,
+        name: str,
+        *,
+        cron: Texts = (),
+        every: Duration | None = None,
+        rrule: Texts = (),
+        exclude: Texts = (),
+        start: When | None = None,
+        end: When | None = None,
+        count: int = 0,
+        zone: str = "UTC",
+        gap: GapPolicy | str | None = None,
+        fold: FoldPolicy | str | None = None,
+        jitter: Duration | None = None,
+        catch_up: CatchUp | str = CatchUp.LATEST,
+        window: Duration = "1h",
+        overlap: Overlap | str = Overlap.ALLOW,
+        payload: Payload | str = b"",
+        headers: Mapping[str, str] | None = None,
+        tag: str | None = None,
+        group: str = DEFAULT_GROUP,
+        expires: Duration | None = None,
+        paused: bool = False,
+        timeout: Duration | None = None,
+    ) -> Schedule:
+        """Create a recurring schedule, and return it. At each of its times it produces a message into `topic`, once.
+
+            await tl.schedule("invoices", "monthly", cron="0 6 1 * *", zone="Europe/Berlin", payload=b"send them")
+
+        If the same schedule stands under this name, it is returned. Raise Exists if another one does, NotFound if there
+        is no such topic, Forbidden, Invalid, TooLarge.
+
+        `cron`, `every`, `rrule`: when; several together are put together. `exclude`: dates, times and rules that are
+        left out. `start`, `end`, `count`: bounds. `zone`, `gap`, `fold`: the wall clock, and its changes.
+
+        `jitter`: each message is due up to so much later. `catch_up`: what is produced after an outage, "none",
+        "latest" or "all", as far back as `window`. `overlap`: "allow", or while the message before is unfinished
+        "skip" or "queue".
+
+        `payload headers tag group`: of each message; `{occurrence}` and `{sequence}` in text stand for its time and
+        number. `expires`: how long after its due time. `paused`: produce nothing until it is resumed.
+        """
+        given = {
+            "cron": cron, "every": every, "rrule": rrule, "exclude": exclude, "start": start,
+            "end": end, "count": count, "zone": zone, "gap": gap, "fold": fold,
+            "jitter": jitter, "catch_up": catch_up, "window": window, "overlap": overlap, "payload": payload,
+            "headers": headers, "tag": tag, "group": group, "expires": expires, "paused": paused,
+        }  # fmt: skip
+        specification = Specification(topic, name, **specification_fields(given))
+        return await self.create_schedule(specification, timeout=timeout)
+
+    async def create_schedule(self, specification: Specification, *, timeout: Duration | None = None) -> Schedule:
+        """Create a recurring schedule as `schedule` does, from a specification: that of another one, for example."""
+        if not isinstance(specification, Specification):
+            raise Invalid(f"create_schedule takes a Specification, not {shown(specification)}")
+        target = specification.topic, specification.name
+        call = ScheduleCall(ScheduleAction.CREATE, *target, body=json.dumps(specification.to_json()))
+        answer = await ask_schedules(self._context, call, timeout)
+        (said,) = json.loads(answer.body)
+        return Schedule(said, self._context)
+
+    async def get_schedule(self, topic: str, name: str, *, timeout: Duration | None = None) -> Schedule | None:
+        """Return a recurring schedule, or None."""
+        check_target(topic, name)
+        try:
+            call = ScheduleCall(ScheduleAction.GET, topic, name, limit=TOLD)
+            answer = await ask_schedules(self._context, call, timeout)
+        except NotFound:
+            return None
+        (said,) = json.loads(answer.body)
+        return Schedule(said, self._context)
+
+    async def schedules(self, topic: str | None = None, *, timeout: Duration | None = None) -> AsyncIterator[Schedule]:
+        """Yield the recurring schedules of a topic, or of all topics that this client may see. `timeout`: the longest
+        time without an answer."""
+        call = ScheduleCall(ScheduleAction.LIST, "" if topic is None else check_topic_name(topic), limit=PAGE)
+        while True:
+            answer = await ask_schedules(self._context, call, timeout)
+            for said in json.loads(answer.body):
+                yield Schedule(said, self._context)
+            if not answer.cursor:
+                return
+            call = replace(call, cursor=answer.cursor)
