@@ -108,6 +108,14 @@ def outbox_of(at: Stage) -> str:
     return f"sqlite:///{file}"
 
 
+def crontab_of(at: Stage) -> str:
+    """A crontab whose lines are hostile, the one that can be taken and the one that cannot."""
+    file = at.folder / "crontab"
+    one_line = EVIL.replace("\r", "").replace("\n", "").replace("\u2028", "")
+    file.write_text(f"@daily echo {MARKUP}\n@daily echo {one_line}\n")
+    return str(file)
+
+
 def tokens_of(at: Stage) -> str:
     return str(at.folder / "tokens.json")
 
@@ -122,6 +130,16 @@ FED: dict[str, Callable[[Stage], list[str]]] = {
     "topic secret": lambda at: [EVIL, "--rotate"],
     "push test": lambda at: [EVIL],
     "schedule preview": lambda at: [EVIL],
+    "schedule create": lambda at: [at.topic, "nightly", "--cron", "@daily", "--payload", EVIL, "--tag", EVIL],
+    "schedule ls": lambda at: [],
+    "schedule show": lambda at: [at.topic, "nightly"],
+    "schedule update": lambda at: [at.topic, EVIL, "--cron", EVIL],
+    "schedule pause": lambda at: [at.topic, EVIL],
+    "schedule resume": lambda at: [at.topic, EVIL],
+    "schedule trigger": lambda at: [at.topic, EVIL],
+    "schedule backfill": lambda at: [at.topic, "nightly", "--from", EVIL],
+    "schedule delete": lambda at: [at.topic, EVIL],
+    "schedule import": lambda at: [at.topic, crontab_of(at), "--zone", "UTC"],
     "topic pause": lambda at: [EVIL],
     "topic resume": lambda at: [EVIL],
     "topic drop": lambda at: [EVIL, "--yes"],

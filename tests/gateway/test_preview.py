@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.gateway.test_messages import problem
-from timeline.cli.schedule import preview
+from timeline.cli.schedules.preview import preview
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

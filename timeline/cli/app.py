@@ -50,7 +50,9 @@ GROUPS = {
         "dead": ("messages.dead", "List, revive and purge dead letters"),
     },
     "Topics": {"topic": ("topic", "Create, change and list topics")},
-    "Schedules": {"schedule": ("schedule", "Show the times of a rule: cron, periods, RFC 5545")},
+    "Schedules": {
+        "schedule": ("schedules.schedule", "Produce messages again and again: cron, periods, RFC 5545"),
+    },
     "Run": {
         "serve": ("run.serve", "Run a broker"),
         "gateway": ("run.gateway", "Run a gateway: HTTP in front of brokers"),

@@ -1,0 +1,1 @@
+"""`timeline schedule …`: recurring schedules."""
