@@ -49,6 +49,8 @@ PAYLOAD_GONE, PAYLOAD_DAMAGED, PAYLOAD_APART = b"payload gone", b"payload damage
 class Status(StrEnum):
     """The one definite answer to each message of a call. `code` is its number on the wire and in columns."""
 
+    code: int
+
     OK = "OK"
     INVALID = "INVALID"
     TOO_LARGE = "TOO_LARGE"
@@ -64,9 +66,8 @@ class Status(StrEnum):
     UNAVAILABLE = "UNAVAILABLE"
     UNKNOWN = "UNKNOWN"
 
-    @property
-    def code(self) -> int:
-        return _CODES[self]
+    def __init__(self, _: str) -> None:
+        self.code = len(type(self))  # of those before it
 
     @classmethod
     def of(cls, code: int) -> Status:
@@ -75,7 +76,6 @@ class Status(StrEnum):
 
 
 _STATUSES = tuple(Status)
-_CODES = {status: code for code, status in enumerate(_STATUSES)}
 
 PRECEDENCE = (
     Status.INVALID,

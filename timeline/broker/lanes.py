@@ -281,7 +281,8 @@ class MeteredStore:
         finally:
             self._used(topic.uid)
         by_puts = sum(gone.expired for gone in answers.displaced.values()) if answers.displaced else 0
-        self.expired(topic, answers.status.tobytes().count(EXPIRED) + by_puts)
+        if expired := answers.status.tobytes().count(EXPIRED) + by_puts:
+            self.expired(topic, expired)
         if self.journal is not None:
             self.journal.answered(topic, asked, answers)
         return answers
@@ -502,6 +503,8 @@ class GroupCommit(ABC, Generic[B]):
     def _next_batch(self, lane: FairQueue[_Waiting[B]], first: _Waiting[B]) -> list[_Waiting[B]]:
         """Return `first`, and what goes to the store with it."""
         chosen, count, size = [first], len(first.batch), first.bytes
+        if not lane:
+            return chosen
         limits, shared = self._limits, self._shared
         most = limits.shared_batch_messages if shared else limits.store_batch_messages
         most_bytes = limits.shared_batch_bytes if shared else limits.store_batch_bytes

@@ -115,9 +115,20 @@ def encode(frame: Frame) -> bytes:
     Raise TooLarge when it would exceed MAX_FRAME_BYTES, WireError when a value does not fit its field.
     """
     name = type(frame).__name__
-    if name not in _BODY_NAMES:
+    if name not in _KINDS:
         raise WireError(f"{name} is no frame")
-    return write_frame(name, _get(frame), _get)
+    writer = _Writer()
+    try:
+        body = writer.table(name, frame)
+    except (StructError, UnicodeEncodeError, OverflowError) as bad:
+        raise WireError(f"a {name} frame cannot carry these values: {bad}") from bad
+    if writer.end > MAX_FRAME_BYTES:
+        raise TooLarge(
+            f"a frame may take {MAX_FRAME_BYTES} bytes, this one would take {writer.end}: send fewer messages"
+        )
+    # The root's vtable: its size, the root's size, then where major, minor, kind and body lie in the root.
+    writer.parts[0] = _ROOT(20, layout.IDENTIFIER, 12, 13, 8, 10, 12, 4, 12, body - 24, MAJOR, MINOR, _KINDS[name])
+    return b"".join(writer.parts)
 
 
 # ── reading ──
@@ -566,11 +577,6 @@ _READERS = {kind.__name__: _reader(kind) for kind in get_args(Frame)}
 # ── writing ──
 
 
-def _get(value: Any) -> Get:
-    adapt = _ADAPTED.get(type(value))
-    return value.__getattribute__ if adapt is None else adapt(value).__getitem__
-
-
 def _cut(sentence: str) -> str:
     """Return at most MAX_REASON_BYTES of a sentence, in whole characters."""
     if len(sentence) * 4 <= MAX_REASON_BYTES:
@@ -617,13 +623,9 @@ _ADAPTED: dict[type, Callable[[Any], dict[str, Any]]] = {
     TopicList: _write_topic_list,
     ScheduleAnswer: _write_schedule_answer,
 }
-_BODY_NAMES = frozenset(layout.BODIES.values())
 
 
 # ── laying tables out ──
-
-Get: TypeAlias = Callable[[str], Any]
-"""Return the value of a field by its name in the schema. A column `x` with `x_offsets` is asked for as `x`."""
 
 _COUNT = [Struct(f"<{padding}xI").pack for padding in range(8)]
 """A vector's length, with some padding before it."""
@@ -684,15 +686,17 @@ _KINDS = {name: number for number, name in layout.BODIES.items()}
 class _Writer:
     """The parts of one frame so far. `end`: where the next part will lie."""
 
-    __slots__ = ("end", "getter", "parts")
+    __slots__ = ("end", "parts")
 
-    def __init__(self, getter: Callable[[Any], Get]) -> None:
+    def __init__(self) -> None:
         self.parts: list[Buffer] = [b""]
         self.end = _ROOT_BYTES
-        self.getter = getter
 
-    def table(self, name: str, get: Get) -> int:
-        """Write a table and everything that it refers to. Return its place."""
+    def table(self, name: str, source: Any) -> int:
+        """Write `source` as a table and everything that it refers to. Return its place. A column `x` with `x_offsets` is
+        written as `x`."""
+        adapt = _ADAPTED.get(type(source))
+        get = source.__getattribute__ if adapt is None else adapt(source).__getitem__
         arrangement = _ARRANGEMENTS[name]
         own = len(self.parts)
         self.parts.append(b"")
@@ -721,7 +725,7 @@ class _Writer:
             elif kind in DTYPES:
                 values.append(self._column(value, DTYPES[kind]) - start - place)
             else:
-                values.append(self.table(kind, self.getter(value)) - start - place)
+                values.append(self.table(kind, value) - start - place)
         self.parts[own] = b"".join((bytes(padding), arrangement.vtable(absent), arrangement.pack(*values)))
         return start
 
@@ -751,20 +755,3 @@ class _Writer:
             data = memoryview(data)[first:last]
         marks = self._vector(offsets.tobytes(), len(offsets), 4) - place
         return marks, self._vector(data, last - first, 4) - place - 4
-
-
-def write_frame(name: str, get: Get, getter: Callable[[Any], Get]) -> bytes:
-    """Return a frame whose body is a table `name` of the values that `get` returns. `getter` makes such a function of
-    the value of an inner table. Raise TooLarge, or WireError when a value does not fit its field."""
-    writer = _Writer(getter)
-    try:
-        body = writer.table(name, get)
-    except (StructError, UnicodeEncodeError, OverflowError) as bad:
-        raise WireError(f"a {name} frame cannot carry these values: {bad}") from bad
-    if writer.end > MAX_FRAME_BYTES:
-        raise TooLarge(
-            f"a frame may take {MAX_FRAME_BYTES} bytes, this one would take {writer.end}: send fewer messages"
-        )
-    # The root's vtable: its size, the root's size, then where major, minor, kind and body lie in the root.
-    writer.parts[0] = _ROOT(20, layout.IDENTIFIER, 12, 13, 8, 10, 12, 4, 12, body - 24, MAJOR, MINOR, _KINDS[name])
-    return b"".join(writer.parts)
