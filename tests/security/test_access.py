@@ -22,11 +22,35 @@ def test_each_right_permits_its_deeds_and_no_others(right: Right, deed: Deed) ->
         Right.CONSUME: {Deed.CONSUME, Deed.SEE, Deed.READ},
         Right.ADMIN: {Deed.GOVERN, Deed.SEE},
         Right.OPERATOR: {Deed.CHANGE_ANY, Deed.SEE, Deed.READ},
+        Right.SCHEDULE: {Deed.SCHEDULE, Deed.SEE},
         Right.BROKER: {Deed.PEER},
     }[right]
     why = bearer(right).refusal(deed, "orders")
     assert bool(why) is (deed not in allowed)
     assert not why or ("token 't'" in why and right in why and all(needed in why for needed in RIGHTS[deed]))
+
+
+@pytest.mark.parametrize("deed", Deed)
+def test_nobody_writes_into_internal_topics_and_operators_read_them(deed: Deed) -> None:
+    reads = deed in (Deed.SEE, Deed.READ)
+    everything = frozenset(Right)
+    for caller, permitted in (
+        (ANYBODY, reads),
+        (bearer(*everything), reads),
+        (bearer(*(everything - {Right.OPERATOR})), False),
+        (bearer(Right.OPERATOR, topics=("orders",)), False),
+    ):
+        assert (not caller.refusal(deed, "~schedules")) is permitted, caller
+    assert bool(replace(bearer(Right.OPERATOR), as_operator=True).change_refusal("~schedules", "~schedules"))
+
+
+def test_internal_topics_are_listed_for_those_who_ask() -> None:
+    operator, other = bearer(Right.OPERATOR), bearer(Right.PRODUCE)
+    for caller, listed in ((ANYBODY, True), (operator, True), (other, False)):
+        assert not caller.lists("~schedules", "")
+        assert not caller.lists("~schedules", "orders")
+        assert caller.lists("~schedules", "~") is listed
+        assert caller.lists("orders", "")
 
 
 def test_every_deed_has_its_rights() -> None:

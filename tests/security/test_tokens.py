@@ -92,7 +92,7 @@ GOOD = json.loads(module.shown_tokens([entry()]))
                 ({"id": "xyz"}, "12 and 64 hex digits"),
                 ({"sha256": 5}, "sha256 is a text"),
                 ({"name": "a\nb"}, "printable"),
-                ({"rights": ["everything"]}, "a right is one of produce, consume, admin, operator, broker"),
+                ({"rights": ["everything"]}, "a right is one of produce, consume, admin, operator, schedule, broker"),
                 ({"rights": []}, "at least one right"),
                 ({"rights": "produce"}, "rights is a list"),
                 ({"topics": [""]}, "1 to 255 printable characters"),

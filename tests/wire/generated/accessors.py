@@ -4317,7 +4317,7 @@ def ForecastedAddExact(builder, exact): builder.PrependBoolSlot(3, exact, 0)
 def ForecastedEnd(builder): return builder.EndObject()
 
 
-# LIST all topics; CREATE `name` with the settings given; UPDATE those settings of it; DROP it. Since 1.3: SECRETS
+# LIST all topics, and internal ones too if `name` begins with "~"; CREATE `name` with the settings given; UPDATE those settings of it; DROP it. Since 1.3: SECRETS
 # returns the secrets with which its webhooks are signed, and ROTATE makes a new one; the former stays valid for a day.
 class Topics(object):
     __slots__ = ['_tab']

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
+from timeline.schedules.specification import INTERNAL_PREFIX
+
 KNOWN_MOST = 1_000
 """Most answers that an identity remembers. Names come from callers, so there is a bound."""
 SHOWN_MOST = 5
@@ -25,6 +27,7 @@ class Right(StrEnum):
     CONSUME = "consume"
     ADMIN = "admin"
     OPERATOR = "operator"
+    SCHEDULE = "schedule"
     BROKER = "broker"
 
 
@@ -38,6 +41,7 @@ class Deed(StrEnum):
     SEE = "see what is there"
     READ = "read payloads"
     GOVERN = "create, change or drop the topic"
+    SCHEDULE = "manage schedules"
     PEER = "ask what brokers ask each other"
 
 
@@ -46,9 +50,10 @@ RIGHTS: dict[Deed, frozenset[Right]] = {
     Deed.CHANGE: frozenset({Right.PRODUCE}),
     Deed.CHANGE_ANY: frozenset({Right.OPERATOR}),
     Deed.CONSUME: frozenset({Right.CONSUME}),
-    Deed.SEE: frozenset({Right.PRODUCE, Right.CONSUME, Right.ADMIN, Right.OPERATOR}),
+    Deed.SEE: frozenset({Right.PRODUCE, Right.CONSUME, Right.ADMIN, Right.OPERATOR, Right.SCHEDULE}),
     Deed.READ: frozenset({Right.CONSUME, Right.OPERATOR}),
     Deed.GOVERN: frozenset({Right.ADMIN}),
+    Deed.SCHEDULE: frozenset({Right.SCHEDULE}),
     Deed.PEER: frozenset({Right.BROKER}),
 }
 """Any one of them permits the deed."""
@@ -96,6 +101,8 @@ class Principal:
 
     def refusal(self, deed: Deed, topic: str, group: str | None = None) -> str:
         """Return why it may not do `deed` on `topic` (in the name of `group`). Empty: it may."""
+        if topic.startswith(INTERNAL_PREFIX) and (why := self._kept_off(deed, topic)):
+            return why
         if self.open:
             return ""
         asked = (deed.name, topic, group)
@@ -122,6 +129,17 @@ class Principal:
             )
         return ""
 
+    def _kept_off(self, deed: Deed, topic: str) -> str:
+        """Return why it may not do `deed` on an internal topic. Brokers write these, and operators may look."""
+        if deed not in (Deed.SEE, Deed.READ):
+            return f"topic {topic!r:.80} is internal: only brokers change what is in it"
+        if not self.open and Right.OPERATOR not in self.rights:
+            return (
+                f"{self!s} may not {deed} on internal topic {topic!r:.80}: it needs the right operator, "
+                f"and has {_or(sorted(self.rights))}"
+            )
+        return ""
+
     def change_refusal(self, topic: str, group: str) -> str:
         """Return why it may not move, cancel, revive or purge messages of `group` (`as_operator`: of any group)."""
         if self.as_operator:
@@ -134,6 +152,11 @@ class Principal:
     def sees(self, topic: str) -> bool:
         """Return whether it may know that there is such a topic."""
         return not self.refusal(Deed.SEE, topic)
+
+    def lists(self, topic: str, asked: str) -> bool:
+        """Return whether a list has the topic for it. `asked`: the name it gave. Internal topics are listed for those
+        who ask by a name that begins as theirs do."""
+        return self.sees(topic) and (asked.startswith(INTERNAL_PREFIX) or not topic.startswith(INTERNAL_PREFIX))
 
     def call_refusal(self, method: str) -> str:
         """Return why it may not call `method` at all."""

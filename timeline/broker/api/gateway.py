@@ -89,7 +89,8 @@ class Gateway:
         if method == "Ping":
             return encode(self._status.pong(self._decoded(method, frame, Ping)))
         if method == "Stand":
-            return encode(self._status.answer(self._decoded(method, frame, StatusRequest), caller.sees))
+            about = self._decoded(method, frame, StatusRequest)
+            return encode(self._status.answer(about, lambda topic: caller.lists(topic, about.topic)))
         if method != "Late":  # when the store is down, people ask why
             self._topics.check_ready()
         if method == "Hint":

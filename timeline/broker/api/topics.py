@@ -45,7 +45,8 @@ class TopicAccess:
         try:
             if asked.action is TopicAction.LIST:
                 await catalog.refresh()
-                return TopicList(Status.OK.code, "", tuple(topic for topic in catalog.all() if caller.sees(topic.name)))
+                listed = tuple(topic for topic in catalog.all() if caller.lists(topic.name, asked.name))
+                return TopicList(Status.OK.code, "", listed)
             why = caller.refusal(Deed.GOVERN, asked.name)
             if why:
                 return TopicList(Status.FORBIDDEN.code, why, ())
