@@ -21,7 +21,7 @@ from timeline.storage_plugins.cockroachdb.store import STATEMENTS, CockroachStor
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.postgresql.connections import PostgresqlConnection
 from timeline.storage_plugins.postgresql.pool import judged
-from timeline.storage_plugins.postgresql.scan_floors import SLACK_MS, WHOLE_EVERY_MS
+from timeline.storage_plugins.postgresql.store import SLACK_MS, WHOLE_EVERY_MS
 from timeline.storage_plugins.versions import Versions
 
 WRITE = "python -m tests.storage_plugins.cockroach_statements writes the golden file"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from timeline.model import Topic, TopicSettings
-from timeline.storage_plugins.postgresql.scan_floors import NEVER_MS, SLACK_MS, WHOLE_EVERY_MS, Look, ScanFloors
+from timeline.storage_plugins.postgresql.store import NEVER_MS, SLACK_MS, WHOLE_EVERY_MS, Look, ScanFloors
 
 TOPIC, OTHER = (Topic(name, uid, TopicSettings()) for name, uid in (("t", 7), ("u", 8)))
 WHOLE = (-1, -1)

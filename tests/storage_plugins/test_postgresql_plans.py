@@ -20,7 +20,7 @@ from timeline.model import Operation, Topic
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance.trial import T0, Trial, named
 from timeline.storage_plugins.contract import Grant
-from timeline.storage_plugins.postgresql.scan_floors import WHOLE_EVERY_MS
+from timeline.storage_plugins.postgresql.store import WHOLE_EVERY_MS
 
 pytestmark = pytest.mark.servers
 

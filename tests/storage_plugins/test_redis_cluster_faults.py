@@ -14,9 +14,7 @@ from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance.trial import T0, Trial, by_id, named, statuses
 from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown, TagMutation
 from timeline.storage_plugins.redis.changes import BucketKeys
-from timeline.storage_plugins.redis.connection import Address
-from timeline.storage_plugins.redis.location import RedisLocation
-from timeline.storage_plugins.redis.server import Server, slot_of
+from timeline.storage_plugins.redis.server import Address, RedisLocation, Server, slot_of
 
 pytestmark = pytest.mark.servers
 

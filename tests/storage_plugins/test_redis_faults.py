@@ -20,8 +20,7 @@ from timeline.storage_plugins.conformance.trial import T0, Trial, named, statuse
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.redis import scripts
 from timeline.storage_plugins.redis import server as redis_server
-from timeline.storage_plugins.redis.connection import Broken, RedisPool
-from timeline.storage_plugins.redis.location import RedisLocation
+from timeline.storage_plugins.redis.server import Broken, RedisLocation, RedisPool
 from timeline.storage_plugins.redis.server import Server as Connections
 
 pytestmark = pytest.mark.servers

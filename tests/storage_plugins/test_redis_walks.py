@@ -17,8 +17,7 @@ from timeline.storage_plugins.conformance.trial import T0, Trial, named
 from timeline.storage_plugins.contract import ScanFilter
 from timeline.storage_plugins.redis import scripts
 from timeline.storage_plugins.redis.changes import BucketKeys
-from timeline.storage_plugins.redis.location import RedisLocation
-from timeline.storage_plugins.redis.server import Server
+from timeline.storage_plugins.redis.server import RedisLocation, Server
 
 pytestmark = pytest.mark.servers
 

@@ -21,8 +21,7 @@ from tests.servers.fixture import Running
 from tests.servers.process import free_port
 from tests.sync.etcd_brokers import CLUSTER, Watched, broker_process, joined, told
 from timeline.sync import JoinState, Member, MembershipRefused, make_membership
-from timeline.sync.etcd.client import Client, EtcdLeaseLost, EtcdTrouble
-from timeline.sync.etcd.url import EtcdLocation
+from timeline.sync.etcd.client import Client, EtcdLeaseLost, EtcdLocation, EtcdTrouble
 
 pytestmark = pytest.mark.servers
 

@@ -10,7 +10,7 @@ import pytest
 
 from timeline.errors import Invalid
 from timeline.sync import make_membership
-from timeline.sync.etcd.url import EtcdLocation, Tls, parse
+from timeline.sync.etcd.client import EtcdLocation, Tls, location_of
 
 NOTHING: dict[str, str] = {}
 
@@ -30,7 +30,7 @@ NOTHING: dict[str, str] = {}
     ],
 )
 def test_urls_that_are_understood(url: str, location: EtcdLocation) -> None:
-    assert parse(url, NOTHING) == location
+    assert location_of(url, NOTHING) == location
 
 
 @pytest.mark.parametrize(
@@ -60,26 +60,26 @@ def test_urls_that_are_understood(url: str, location: EtcdLocation) -> None:
 )
 def test_urls_that_cannot_be_meant(url: str, said: str) -> None:
     with pytest.raises(Invalid) as refused:
-        parse(url, NOTHING)
+        location_of(url, NOTHING)
     assert refused.value.reason.startswith(said)
     assert "secret" not in refused.value.reason and "cret" not in refused.value.reason.replace("secret", "")
 
 
 def test_user_and_password_may_stand_in_the_environment() -> None:
     variables = {"TIMELINE_ETCD_USER": "u", "TIMELINE_ETCD_PASSWORD": "secret"}
-    location = parse("etcd://h1", variables)
+    location = location_of("etcd://h1", variables)
     assert (location.user, location.password) == ("u", "secret")
-    assert parse("etcd://other:own@h1", variables).user == "other"
+    assert location_of("etcd://other:own@h1", variables).user == "other"
 
 
 def test_a_place_shows_no_password() -> None:
-    location = parse("etcd://u:secret@h1:1,h2:2/prod", NOTHING)
+    location = location_of("etcd://u:secret@h1:1,h2:2/prod", NOTHING)
     assert str(location) == "etcd://u:…@h1:1,h2:2/prod"
     assert "secret" not in repr(location) + repr(make_membership("etcd://u:secret@h1").__dict__)
 
 
 def test_tls_trusts_the_systems_certificates_unless_told_otherwise(tmp_path: Path) -> None:
-    tls = parse("etcd://h1?tls=1", NOTHING).tls
+    tls = location_of("etcd://h1?tls=1", NOTHING).tls
     assert tls is not None and tls.ca
     with pytest.raises(Invalid, match=r"missing.pem' cannot be read: No such file"):
         Tls(str(tmp_path / "missing.pem")).check()

@@ -227,8 +227,7 @@ def _busy(persistence: bytes) -> bool:
 
 async def _rewrite(url: str) -> None:
     """Wait until no master rewrites its file, is about to, or writes a snapshot."""
-    from timeline.storage_plugins.redis.location import RedisLocation
-    from timeline.storage_plugins.redis.server import Server
+    from timeline.storage_plugins.redis.server import RedisLocation, Server
 
     server = Server(RedisLocation.of(url))
     try:

@@ -3,6 +3,8 @@
 Ids, births, due times, groups, tags, expiries, payloads, headers and dead letters are copied. Versions and deliveries
 start again, so no token of the old store counts in the new one. Messages that the target has already are not read
 again: a copy that broke off continues. The target's topic is paused until the copy is proven.
+
+The topic's recurring schedules go over last: see `copying_schedules`.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ import numpy as np
 
 from timeline.columns import Bools, Int64, Ragged
 from timeline.model import Operation, Rows, State, Status, Topic, TopicSettings, bucket_of, payload_sums
+from timeline.schedules.specification import INTERNAL_PREFIX
 from timeline.storage_plugins.asks import LIVING, pages
 from timeline.storage_plugins.contract import Grant, Puts, ScanFilter, Settles, Store, StoreRefused, TopicConflict
+from timeline.storage_plugins.copying_schedules import ScheduleCopy
 from timeline.storage_plugins.offload import is_pointer
 from timeline.storage_plugins.records import same_settings
 
@@ -168,13 +172,14 @@ GONE = "its payload is gone or damaged in the source"
 @dataclass(slots=True)
 class Copied:
     """The result of a copy. `copied`: messages. `there`: messages that the target had already. `dead`: dead letters
-    among both. `expired`: messages that stay behind, see `left_behind`. `failed`: how many could not be copied.
-    `reasons`: id → why."""
+    among both. `expired`: messages that stay behind, see `left_behind`. `schedules`: that the target has now. `failed`:
+    how many messages and schedules could not be copied. `reasons`: id → why."""
 
     copied: int = 0
     there: int = 0
     dead: int = 0
     expired: int = 0
+    schedules: int = 0
     failed: int = 0
     reasons: dict[bytes, str] = field(default_factory=dict)
 
@@ -203,6 +208,7 @@ class TopicCopy:
     ) -> None:
         self.source, self.target, self.topic, self.leased, self.live = source, target, topic, leased, live
         self._now_ms = now_ms
+        self._schedules = ScheduleCopy(source, target, topic.name, now_ms)
         self.total = 0
         self.done = Copied()
         self.whole: Compared | None = None
@@ -216,10 +222,12 @@ class TopicCopy:
         its topic is live, set `whole`. `said` is called for every message counted.
 
         Raise StoreRefused when brokers may be serving the source's topic (unless `live`), or when messages of the
-        source are leased (unless `leased`). Raise it also when the target's topic is live and differs. Raise
-        TopicConflict when its settings differ, Invalid when the target cannot hold its kind.
+        source are leased (unless `leased`). Raise it also when the target's topic is live and differs, or has other
+        schedules. Raise TopicConflict when its settings differ, Invalid when the target cannot hold its kind.
         """
         name = self.topic.name
+        if name.startswith(INTERNAL_PREFIX):
+            raise StoreRefused(f"{name} is an internal topic. Copy your own: their recurring schedules go with them")
         if self.source.capabilities.shared and not self.topic.settings.paused and not self.live:
             raise StoreRefused(
                 f"the topic {name!r} of the source is not paused, and brokers may be serving it: both sides would "
@@ -230,6 +238,7 @@ class TopicCopy:
         # Under the source's, dropping it there, or its sweep, would delete the target's payloads at a common place.
         uid = 1 + secrets.randbits(62)
         self.target.capabilities.check_kind(self.topic.settings)
+        await self._schedules.prepare()
         asked = dataclasses.replace(self.topic, uid=uid, revision=1, settings=_paused(self.topic.settings))
         standing = next((topic for topic in await self.target.topics() if topic.name == name), None)
         if standing is not None and not standing.settings.paused:
@@ -415,6 +424,12 @@ class TopicCopy:
     async def compare(self, said: Said = lambda _: None) -> Compared:
         """Return whether both sides are the same, and where not."""
         return await compare(self.source, self.topic, self.target, self._into, self._now_ms(), said)
+
+    async def copy_schedules(self) -> None:
+        """Copy the topic's schedules, once the target has its messages."""
+        for name, why in (await self._schedules.run()).items():
+            self.done.fail(f"schedule {name}".encode(), why)
+        self.done.schedules = self._schedules.copied + self._schedules.there
 
     async def finish(self) -> None:
         """Resume the target's topic, unless the source's is paused."""

@@ -77,11 +77,12 @@ from timeline.wire.verify import UnknownFrame, WireError, WireVersionError
 
 __all__ = [
     "AIM_BYTES", "MAJOR", "MAX_COUNT", "MAX_FRAME_BYTES", "MAX_SCHEDULES_LIMIT", "MAX_TAKE_BYTES", "MAX_TAKE_MESSAGES",
-    "MAX_TAKE_WAIT_MS", "METHODS", "MINOR", "SCHEDULES_MINOR", "SERVICE", "Beat", "BrokerStatus", "Consumers", "Credit", "Deliver", "Fault", "Forecast",
-    "Forecasted", "Frame", "Health", "Hello", "Hint", "Hinted", "Judgement", "Late", "LateCause", "LateList",
-    "LatenessCounts", "Leaving", "LeavingReason", "Mutate", "MutateFlag", "MutateTag", "Mutated", "Ping", "Pong",
-    "Produce", "Produced", "PutFlag", "Scan", "ScanPage", "ScheduleAction", "ScheduleAnswer", "ScheduleCall", "Service", "Settle", "SettleFlag", "Settled",
-    "StatusRequest", "Stream", "TagMutated", "Take", "TopicAction", "TopicList", "TopicLoads", "Topics",
-    "Transport", "TransportError", "UnknownFrame", "Welcome", "WireError", "WireVersionError", "decode",
-    "decode_as", "encode", "validate_headers", "validate_mutate", "validate_produce", "validate_settle",
+    "MAX_TAKE_WAIT_MS", "METHODS", "MINOR", "SCHEDULES_MINOR", "SERVICE", "Beat", "BrokerStatus", "Consumers", "Credit",
+    "Deliver", "Fault", "Forecast", "Forecasted", "Frame", "Health", "Hello", "Hint", "Hinted", "Judgement", "Late",
+    "LateCause", "LateList", "LatenessCounts", "Leaving", "LeavingReason", "Mutate", "MutateFlag", "MutateTag",
+    "Mutated", "Ping", "Pong", "Produce", "Produced", "PutFlag", "Scan", "ScanPage", "ScheduleAction", "ScheduleAnswer",
+    "ScheduleCall", "Service", "Settle", "SettleFlag", "Settled", "StatusRequest", "Stream", "TagMutated", "Take",
+    "TopicAction", "TopicList", "TopicLoads", "Topics", "Transport", "TransportError", "UnknownFrame", "Welcome",
+    "WireError", "WireVersionError", "decode", "decode_as", "encode", "validate_headers", "validate_mutate",
+    "validate_produce", "validate_settle",
 ]  # fmt: skip

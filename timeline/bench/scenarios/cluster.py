@@ -33,7 +33,7 @@ from timeline.driver.producer import Producer
 from timeline.driver.tasks import end
 from timeline.errors import TimelineError
 from timeline.storage_plugins import make_store, shown
-from timeline.sync.etcd.url import parse
+from timeline.sync.etcd.client import location_of
 
 BATCH = 2_000
 WINDOW = 8 * BATCH
@@ -254,7 +254,7 @@ async def etcd_at_rest(sync: str, seconds: float) -> dict[str, float]:
     Puts are keys written; proposals are entries of its log, leases included. Raises CannotMeasure if etcd's counters
     cannot be read, for example because it requires certificates.
     """
-    endpoints = parse(sync).endpoints
+    endpoints = location_of(sync).endpoints
     await asyncio.sleep(SETTLED_S)
     before = await _counted(endpoints)
     await asyncio.sleep(seconds)

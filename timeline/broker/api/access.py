@@ -73,7 +73,7 @@ METHODS_OF_CLIENTS = frozenset(
         "Stand",
         "Ping",
         "Schedules",
-    }  # fmt: skip
+    }
 )
 """Any token may call them; its rights are then judged by deed. All other methods are between brokers."""
 

@@ -114,7 +114,7 @@ def check_there(url: str, purpose: str) -> None:
 @click.option("--no-verify", is_flag=True, help="Do not scan both stores to compare them.")
 @json_option
 def copy(source: str, target: str, topics: tuple[str, ...], no_verify: bool, as_json: bool, **given: bool) -> int:
-    """Copy topics, payloads and dead letters included, from the store at SRC into the one at DST.
+    """Copy topics from the store at SRC into the one at DST, with payloads, dead letters and recurring schedules.
 
     Stop all writers to the source first: pause the topic, wait until nothing is leased, stop the brokers. The topic
     in DST is paused until both sides are compared and equal. Then it delivers if the source's does. A copy that broke
@@ -172,12 +172,7 @@ async def _copy_one(copying: TopicCopy, verify: bool, as_json: bool) -> int:
     with Progress(f"counted of {topic.name}") as counting:
         await copying.prepare(counting.add)
     if copying.whole is not None:
-        there = copying.whole.target.messages  # an earlier run finished the copy
-        if as_json:
-            print_json(_as_json(topic, Copied(there=there), copying.whole, 0.0, True, {}))
-        else:
-            say(f"{topic.name} is there already, whole: {there:,} messages, compared and the same")
-        return DONE
+        return await _tell_whole(copying, copying.whole, as_json)
     try:
         with Progress(f"copied of {topic.name}", copying.total) as progress:
             done = await copying.run(progress.add)
@@ -186,6 +181,8 @@ async def _copy_one(copying: TopicCopy, verify: bool, as_json: bool) -> int:
         if verify:
             with Progress(f"compared of {topic.name}", done.copied + done.there) as comparing:
                 compared = await copying.compare(comparing.add)
+        if not done.failed and (compared is None or compared.same):
+            await copying.copy_schedules()
     except StoreError as error:
         raise Failed(
             exit_code_of(error),
@@ -195,6 +192,21 @@ async def _copy_one(copying: TopicCopy, verify: bool, as_json: bool) -> int:
     if well:
         await copying.finish()
     _tell(topic, done, compared, rate_per_s, well, as_json)
+    return DONE if well else SOME_FAILED
+
+
+async def _tell_whole(copying: TopicCopy, compared: Compared, as_json: bool) -> int:
+    """Copy the schedules of a topic whose messages an earlier run has copied, and print both."""
+    topic, done = copying.topic, copying.done
+    await copying.copy_schedules()
+    done.there = compared.target.messages
+    well = not done.failed
+    if as_json:
+        print_json(_as_json(topic, done, compared, 0.0, well, done.reasons))
+    else:
+        say(f"{topic.name} is there already, whole: {done.there:,} messages, compared and the same")
+        for id, why in done.reasons.items():
+            say(f"{id.decode()}: {why}")
     return DONE if well else SOME_FAILED
 
 
@@ -209,6 +221,7 @@ def _tell(topic: Topic, done: Copied, compared: Compared | None, rate_per_s: flo
         "there already": f"{done.there:,}",
         "dead letters": f"{done.dead:,} of these",
         "expired": f"{done.expired:,}, left behind",
+        "schedules": f"{done.schedules:,}",
         "failed": f"{done.failed:,}",
     }
     if compared is not None:
@@ -229,7 +242,7 @@ def _as_json(
     told: dict[str, Any] = {
         "topic": topic.name,
         "ok": well,
-        **picked(done, "copied", "there", "dead", "expired"),
+        **picked(done, "copied", "there", "dead", "expired", "schedules"),
         "rate_per_s": round(rate_per_s),
         "failed": done.failed,
         "reasons": {id.decode(errors="replace"): why for id, why in reasons.items()},

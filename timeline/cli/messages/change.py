@@ -13,7 +13,6 @@ import click
 
 import timeline
 from timeline.cli.app import complain, say
-from timeline.cli.messages.receipts import counts_json, speaking, tell_counts, tell_receipts
 from timeline.cli.options import (
     DURATION,
     ClientOptions,
@@ -25,7 +24,7 @@ from timeline.cli.options import (
     topic_names,
     zone_of,
 )
-from timeline.cli.output import Progress, print_json
+from timeline.cli.output import Progress, counts_json, print_json, speaking, tell_counts, tell_receipts
 from timeline.driver.times import shift_ms
 from timeline.errors import Invalid, Leased, TimelineError, Unknown
 from timeline.model import Status

@@ -12,7 +12,6 @@ import click
 import timeline
 from timeline.cli.app import Suggesting, complain, say
 from timeline.cli.messages.read import entry_json
-from timeline.cli.messages.receipts import tell_receipts
 from timeline.cli.options import (
     DURATION,
     ClientOptions,
@@ -24,7 +23,7 @@ from timeline.cli.options import (
     topic_names,
     yes_option,
 )
-from timeline.cli.output import Progress, confirm, counted, id_cell, print_json, print_table, time_cell
+from timeline.cli.output import Progress, confirm, counted, id_cell, print_json, print_table, tell_receipts, time_cell
 from timeline.errors import Invalid, TimelineError
 from timeline.model import Status
 

@@ -15,7 +15,6 @@ import click
 
 import timeline
 from timeline.cli.app import DONE, SOME_FAILED, complain, say
-from timeline.cli.messages.receipts import judged, receipt_json, speaking, tell_receipts
 from timeline.cli.options import (
     DURATION,
     ClientOptions,
@@ -29,7 +28,7 @@ from timeline.cli.options import (
     topic_names,
     with_unit,
 )
-from timeline.cli.output import Progress, print_json
+from timeline.cli.output import Progress, judged, print_json, receipt_json, speaking, tell_receipts
 from timeline.clock import Clock
 from timeline.driver.times import duration_ms
 from timeline.errors import FIXED_LIMIT, Invalid, TimelineError, TooLarge, Unknown, explain

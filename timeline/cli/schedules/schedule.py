@@ -11,7 +11,6 @@ import click
 
 import timeline
 from timeline.cli.app import DONE, REFUSED, SOME_FAILED, Failed, Suggesting, complain, say
-from timeline.cli.messages.receipts import tell_receipts
 from timeline.cli.options import ClientOptions, check_topic, client_command, iso, parse_time, topic_names, zone_option
 from timeline.cli.output import (
     payload_fields,
@@ -19,6 +18,7 @@ from timeline.cli.output import (
     print_json,
     print_table,
     shown_payload,
+    tell_receipts,
     time_cell,
 )
 from timeline.cli.schedules.importing import import_

@@ -19,8 +19,8 @@ from timeline.storage_plugins.cassandra import changes, leasing, records, sessio
 from timeline.storage_plugins.cassandra.bucket import BucketAccess, Buckets
 from timeline.storage_plugins.cassandra.changes import StoreContext
 from timeline.storage_plugins.cassandra.contents import Contents
-from timeline.storage_plugins.cassandra.location import CassandraLocation
 from timeline.storage_plugins.cassandra.session import (
+    CassandraLocation,
     CassandraSession,
     Handover,
     Mailbox,

@@ -5,7 +5,7 @@ connections.py  deadlines and repetitions; plans as steps or in a transaction
 schema.py       tables, migrations under an advisory lock, the promises of the server's settings
 statements.py   the statements that are tuned by hand
 dialect.py      PostgreSQL's part of the SQL core; puts, leases, settles and tag operations by one statement each
-scan_floors.py  where a look for messages to lease begins, so that it does not read deleted entries
+store.py        the store; where a look for messages to lease begins, so that it does not read deleted entries
 """
 
 from timeline.storage_plugins.postgresql.store import PostgresqlStore

@@ -37,8 +37,7 @@ from timeline.storage_plugins.contract import (
 from timeline.storage_plugins.records import check_update, read_settings, same_settings, settings_record, spoilt
 from timeline.storage_plugins.redis import changes, leasing, reading, scripts
 from timeline.storage_plugins.redis.changes import BucketKeys
-from timeline.storage_plugins.redis.location import RedisLocation
-from timeline.storage_plugins.redis.server import Server, check_rights, read_servers
+from timeline.storage_plugins.redis.server import RedisLocation, Server, check_rights, read_servers
 from timeline.storage_plugins.versions import Step, Versions, migrate
 
 log = logging.getLogger("timeline.store")

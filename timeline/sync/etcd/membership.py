@@ -18,7 +18,15 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from timeline.sync.etcd.client import Client, EtcdEntry, EtcdLeaseLost, EtcdTrouble, EtcdWatch
+from timeline.sync.etcd.client import (
+    Client,
+    EtcdEntry,
+    EtcdLeaseLost,
+    EtcdLocation,
+    EtcdTrouble,
+    EtcdWatch,
+    location_of,
+)
 from timeline.sync.etcd.records import (
     ClusterSnapshot,
     EtcdKeys,
@@ -32,7 +40,6 @@ from timeline.sync.etcd.records import (
     topics_value,
     with_lingering,
 )
-from timeline.sync.etcd.url import EtcdLocation, parse
 from timeline.sync.membership import JoinState, Member, MembershipChange, MembershipRefused, MembershipState
 from timeline.sync.view import ViewMembership
 
@@ -448,11 +455,11 @@ LEAVE_S = 4.0
 
 
 class EtcdMembership(ViewMembership):
-    """Membership through etcd. `url`: see `url.parse`, which raises Invalid. Needs the extra `etcd`."""
+    """Membership through etcd. `url`: see `client.location_of`, which raises Invalid. Needs the extra `etcd`."""
 
     def __init__(self, url: str | EtcdLocation, timing: EtcdTiming | None = None) -> None:
         super().__init__()
-        self._location = parse(url) if isinstance(url, str) else url
+        self._location = location_of(url) if isinstance(url, str) else url
         self._timing = timing or EtcdTiming()
         self._join_state, self._reason = JoinState.APART, ""
         self._hosted: dict[int, tuple[str, Collection[bytes]]] = {}
