@@ -5,9 +5,9 @@ from __future__ import annotations
 from importlib import util
 from pathlib import Path
 
-MOST_FILES = 35
-MOST_FUNCTIONS = 196
-"""What it was before the house was put in order; the goal is 25 and 120. Lower them as the way gets shorter."""
+MOST_FILES = 31
+MOST_FUNCTIONS = 186
+"""What it is; the goal is 25 and 120. Lower them as the way gets shorter."""
 
 
 def test_a_put_passes_few_files_and_functions() -> None:
