@@ -693,8 +693,8 @@ class _Writer:
         self.end = _ROOT_BYTES
 
     def table(self, name: str, source: Any) -> int:
-        """Write `source` as a table and everything that it refers to. Return its place. The source has a column `x` with
-        `x_offsets` as `x`."""
+        """Write `source` as a table and everything that it refers to. Return its place. A column `x` of the table, with
+        its `x_offsets`, is `x` of the source."""
         adapt = _ADAPTED.get(type(source))
         get = source.__getattribute__ if adapt is None else adapt(source).__getitem__
         arrangement = _ARRANGEMENTS[name]
