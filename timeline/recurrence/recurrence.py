@@ -21,8 +21,10 @@ _MOST_CHANGE = timedelta(hours=26)
 """No clock was ever set by more."""
 _HORIZON_MS = 50 * 366 * 86_400_000
 """A recurrence that gives nothing for this long is over."""
-_MOST_EXCLUDED = 200_000
-"""A recurrence is also over when this many of its times in a row are excluded."""
+SLICE = 1_000
+"""A walk says how far it has come after this many times in a row that are excluded."""
+_MOST_SLICES = 200
+"""Who only wants the next occurrences gives up after this many slices without one."""
 MOST_RULES = 100
 _END_YEAR, _END_MS = 9999, 253_370_764_800_000
 """The start of the year 9999. No zone's clock leaves the calendar before it."""
@@ -111,8 +113,20 @@ class Recurrence:
 
     def occurrences(self, from_ms: int, before: int = 0) -> Iterator[Occurrence]:
         """Yield occurrences at or after `from_ms`, in order. `before`: how many of `count` lie before it; they are not
-        counted again here."""
-        yield from self._compiled.occurrences(max(from_ms, self.start_ms), before)
+        counted again here. It gives up after some 200,000 excluded times in a row; `walk` would go on."""
+        slices = 0
+        for one in self.walk(from_ms, before):
+            if isinstance(one, Occurrence):
+                slices = 0
+                yield one
+            elif (slices := slices + 1) >= _MOST_SLICES and one > self.start_ms:
+                return
+
+    def walk(self, from_ms: int, before: int | None = 0) -> Iterator[Occurrence | int]:
+        """Yield occurrences as `occurrences` does. After each `SLICE` excluded times in a row, yield how far it has
+        come: a time at which a later walk may begin. It ends only when no occurrence comes for 50 years from its begin.
+        `before`: None for no count."""
+        yield from self._compiled.walk(max(from_ms, self.start_ms), before)
 
     def words(self) -> str:
         """Return the rules in English."""
@@ -169,28 +183,44 @@ class _Compiled:
         text = " and ".join(said)
         return f"{text[:1].upper()}{text[1:]}, in {self._asked.zone}"
 
-    def occurrences(self, from_ms: int, before: int) -> Iterator[Occurrence]:
+    def walk(self, from_ms: int, before: int | None) -> Iterator[Occurrence | int]:
         asked = self._asked
-        if from_ms >= _END_MS:
-            return
+        end_ms = asked.end_ms or _END_MS
+        count = asked.count if before is not None else 0
+        begin_ms, last_ms, given, excluded = from_ms, from_ms - 1, before or 0, 0
+        while 0 <= begin_ms < end_ms and not (count and given >= count):
+            coming, excluding = self._coming(begin_ms)
+            begin_ms = -1
+            for one in coming:
+                if one.at_ms - max(last_ms, from_ms) > _HORIZON_MS or one.at_ms >= end_ms:
+                    return
+                if one.at_ms == last_ms:
+                    continue
+                if self._is_excluded(one) or any(rule.has(one.at_ms) for rule in excluding):
+                    excluded += 1
+                    if excluded % SLICE == 0:
+                        yield one.at_ms
+                        if one.wall.date() in self._dates and (begin_ms := self._next_day(one)) > one.at_ms:
+                            break  # and begin again there
+                        begin_ms = -1
+                else:
+                    last_ms, excluded, given = one.at_ms, 0, given + 1
+                    yield one
+                    if count and given >= count:
+                        return
+
+    def _coming(self, from_ms: int) -> tuple[Iterator[Occurrence], list[_Excluding]]:
         found = [self._of_rule(rule, from_ms) for rule in self._rules]
-        if asked.every_ms:
+        if self._asked.every_ms:
             found.append(self._of_period(from_ms))
-        excluding = [_Excluding(partial(self._of_rule, rule)) for rule in self._excluding]
-        last_ms = from_ms - 1
-        excluded, given = 0, before
-        for occurrence in heapq.merge(*found):
-            if occurrence.at_ms == last_ms:
-                continue
-            if excluded >= _MOST_EXCLUDED or occurrence.at_ms - max(last_ms, from_ms) > _HORIZON_MS:
-                return
-            if occurrence.at_ms >= (asked.end_ms or _END_MS) or (asked.count and given >= asked.count):
-                return
-            if self._is_excluded(occurrence) or any(rule.has(occurrence.at_ms) for rule in excluding):
-                excluded += 1
-                continue
-            last_ms, excluded, given = occurrence.at_ms, 0, given + 1
-            yield occurrence
+        return heapq.merge(*found), [_Excluding(partial(self._of_rule, rule)) for rule in self._excluding]
+
+    def _next_day(self, one: Occurrence) -> int:
+        """Return the time of the midnight after it."""
+        if one.wall.year >= _END_YEAR:
+            return -1
+        midnight = datetime.combine(one.wall.date() + timedelta(days=1), datetime.min.time())
+        return min(_utc_ms(midnight, self._zone, 0), _utc_ms(midnight, self._zone, 1))
 
     def _is_excluded(self, occurrence: Occurrence) -> bool:
         wall = occurrence.wall

@@ -196,9 +196,13 @@ _DAYS = ("MO", "TU", "WE", "TH", "FR", "SA", "SU")
 _BYDAY = re.compile(r"([+-]?[0-9]{1,2})?(MO|TU|WE|TH|FR|SA|SU)")
 _UNTIL = re.compile(r"([0-9]{8})(?:T([0-9]{6})(Z?))?")
 _SECOND, _YEAR = timedelta(seconds=1), timedelta(days=366)
-_AHEAD, _AHEAD_BY_DAY = 50 * _YEAR, 9 * _YEAR
-"""A rule that gives nothing for this long is over. The library would walk on to the year 9999. Rules of days and less
-cost it work for each day."""
+_AHEAD = 50 * _YEAR
+"""A rule that gives nothing for this long is over."""
+_CYCLE_YEARS, _CYCLE = 400, timedelta(days=146_097)
+"""The calendar repeats after it, weekdays and all. The library walks to the year 9999 where a rule gives nothing, so a
+rule is walked as near to that year as the cycle permits: a second instead of half a minute."""
+_QUIET = timedelta(days=1)
+"""A rule remembers where it gave nothing for longer than this."""
 _BY_DAY = ("SECONDLY", "MINUTELY", "HOURLY", "DAILY")
 _ORDINALS = {"MONTHLY": 5, "YEARLY": 53}
 """By FREQ, the largest number that a day may have before it, as in -1FR."""
@@ -231,7 +235,8 @@ class RecurrenceRule:
         self._step = _STEPS[parts["FREQ"]]
         self.of_clock = parts["FREQ"] in _OF_CLOCK
         """As of a `CronRule`."""
-        self._ahead = _AHEAD_BY_DAY if parts["FREQ"] in _BY_DAY else _AHEAD
+        self._quiet: tuple[datetime, datetime] | None = None
+        """From when to before when it gives nothing, as a walk found; to the end of all time if it is over."""
         self._start = start or datetime(1970, 1, 1)
         self._interval = int(parts.get("INTERVAL", "1"))
         self._count = int(parts.pop("COUNT", "0"))
@@ -252,27 +257,43 @@ class RecurrenceRule:
             yield from self._from(begin)
 
     def _from(self, begin: datetime) -> Iterator[datetime]:
-        """Yield wall times from `begin`, whatever the count."""
+        """Yield wall times from `begin`."""
         gives = True
         while gives and begin <= self._until:
-            start = self._start
-            if self._step is not None and begin > start:
-                # A start nearer to `begin` gives the same times from there on, and no years of seconds to walk through.
-                period = self._step * self._interval
-                start += max(0, (begin - start) // period - 1) * period
-            since, gives = max(start, begin), False
-            until = since + min(self._ahead, datetime.max - since)
-            try:
-                for wall in self._rule(start, until).xafter(begin, inc=True):
-                    gives = True
-                    yield wall
-            except (ValueError, IndexError) as bad:  # the library finds it out only now
-                raise self._wrong(f"it does not fit together: {bad}") from None
+            quiet = self._quiet
+            if quiet is not None and quiet[0] <= begin < quiet[1]:
+                begin = quiet[1]
+                if begin == datetime.max:
+                    return
+            gives = False
+            until = max(self._start, begin)
+            until += min(_AHEAD, datetime.max - until)
+            for wall in self._between(begin, until):
+                if not gives and wall - begin > _QUIET:
+                    self._quiet = begin, wall
+                gives = True
+                yield wall
+            if not gives:
+                self._quiet = begin, datetime.max
             begin = until + min(_SECOND, datetime.max - until)
             gives = gives and until < datetime.max - _SECOND
 
+    def _between(self, begin: datetime, until: datetime) -> Iterator[datetime]:
+        """Yield wall times from `begin` to `until`."""
+        start = self._start
+        if self._step is not None and begin > start:
+            # A start nearer to `begin` gives the same times from there on, and no years of seconds to walk through.
+            period = self._step * self._interval
+            start += max(0, (begin - start) // period - 1) * period
+        away = (datetime.max.year - until.year) // _CYCLE_YEARS * _CYCLE
+        try:
+            for wall in self._rule(start + away, min(until, self._until) + away).xafter(begin + away, inc=True):
+                yield wall - away
+        except (ValueError, IndexError) as bad:  # the library finds it out only now
+            raise self._wrong(f"it does not fit together: {bad}") from None
+
     def _rule(self, start: datetime, until: datetime) -> rrule:
-        said = f"{self._said};UNTIL={min(until, self._until):%Y%m%dT%H%M%S}"
+        said = f"{self._said};UNTIL={until:%Y%m%dT%H%M%S}"
         try:
             made = rrulestr(said, dtstart=start)
         except (ValueError, TypeError) as bad:

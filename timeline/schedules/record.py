@@ -39,12 +39,13 @@ class DecidedOccurrence(NamedTuple):
 
 
 class QueuedSpan(NamedTuple):
-    """Occurrences from `from_ms` to before `until_ms`, which all wait for the one before them to be finished.
-    `before`: how many were decided before the first."""
+    """Occurrences from `from_ms` to before `until_ms`, `length` in all, of which each waits for the one before it to be
+    finished. `before`: how many were decided before the first."""
 
     from_ms: int
     until_ms: int
     before: int
+    length: int
     caught_up: bool = False
 
 

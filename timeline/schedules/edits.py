@@ -1,0 +1,288 @@
+"""What people do to a schedule: create, edit, pause, resume, delete, trigger and backfill it, and see what comes.
+
+An edit is a record with the next number. It says which ids to cancel once it is put.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from timeline.errors import Invalid
+from timeline.recurrence import Occurrence
+from timeline.schedules.looks import AHEAD_MS, MOST_PUTS, YEAR_MS, ScheduledMessage, due_of, first_of, message_of
+from timeline.schedules.record import (
+    TRIGGER,
+    DecidedOccurrence,
+    QueuedSpan,
+    RenamedSpan,
+    ScheduleRecord,
+    occurrence_id,
+)
+from timeline.schedules.specification import TIMING, Overlap, Specification
+
+MOST_BACKFILLED = 10_000
+MOST_SLICES = 200
+"""A reader's call gives up after this many thousand excluded times in a row."""
+_MOST_RENAMED = 500
+_RULES = tuple(name for name in TIMING if name not in ("end_ms", "count"))
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A record to put, due at `due_ms`, if its id is absent. Then cancel the messages `cancel` of the target topic, as
+    the group of the record before it; not what is leased."""
+
+    record: ScheduleRecord
+    due_ms: int
+    cancel: tuple[str, ...] = ()
+
+
+def created(specification: Specification, now_ms: int, number: int = 1) -> Edit:
+    """Return the first record of a schedule. `number`: above 1 if there was a schedule of this name before: then ids
+    of the first minutes may be remembered, and are not used."""
+    renamed = (RenamedSpan(now_ms, now_ms + 2 * AHEAD_MS, number),) if number > 1 else ()
+    record = ScheduleRecord(
+        specification,
+        number=number,
+        revised=number,
+        created_ms=now_ms,
+        edited_ms=now_ms,
+        position_ms=now_ms,
+        sequence=_counted(specification, now_ms),
+        renamed=renamed,
+    )
+    return Edit(record, _due(record, now_ms))
+
+
+def edited(record: ScheduleRecord, now_ms: int, specification: Specification, keep: bool = False) -> Edit:
+    """Return the record of the next revision. The new specification decides from now on. Occurrences that are put and
+    that lie ahead are replaced if they still occur, else cancelled. `keep`: they stay, and it decides what follows
+    them."""
+    edit = _kept(record, now_ms, specification) if keep else _renewed(record, now_ms, specification, False)
+    made = dataclasses.replace(edit.record, specification=specification, ended=False)
+    return dataclasses.replace(edit, record=made, due_ms=_due(made, now_ms))
+
+
+def deleted(record: ScheduleRecord, now_ms: int, keep: bool = False) -> Edit:
+    """Return the last record of a schedule. Occurrences that are put and lie ahead are cancelled, or stay. What waits
+    in a queue is dropped."""
+    said = record.specification
+    edit = _kept(record, now_ms, said) if keep else _renewed(record, now_ms, said, True)
+    made = dataclasses.replace(edit.record, deleted=True, queue=())
+    return dataclasses.replace(edit, record=made, due_ms=now_ms)
+
+
+def superseded(record: ScheduleRecord, newest: ScheduleRecord) -> tuple[str, ...]:
+    """Return the ids to cancel of what a look at `record` may have put, though a later record had cancelled it."""
+    ids = ((record.occurrence_id(one.at_ms), newest.occurrence_id(one.at_ms)) for one in record.decided)
+    return tuple(old for old, new in ids if old != new)
+
+
+def triggered(record: ScheduleRecord, now_ms: int) -> ScheduledMessage:
+    """Return a message to put at once, outside the schedule's times. Its number is 0."""
+    id = occurrence_id(record.specification.name, now_ms, TRIGGER)
+    message = message_of(record, id, DecidedOccurrence(now_ms, 0))
+    expires_ms = message.expires_ms and message.expires_ms - message.due_ms + now_ms
+    return dataclasses.replace(message, due_ms=now_ms, expires_ms=expires_ms, replace=False, stands=False)
+
+
+def backfill(record: ScheduleRecord, from_ms: int, to_ms: int, now_ms: int) -> tuple[ScheduledMessage, ...]:
+    """Return the messages of all occurrences from `from_ms` to before `to_ms`, and before now. Under their ids, so that
+    those already produced are not produced again. Their numbers are 0. Raise Invalid for too many."""
+    if from_ms >= to_ms:
+        raise Invalid("a backfill needs a range: give a to that is after from")
+    said = record.specification
+    before = _counted(said, from_ms) if said.count else None
+    found: list[int] = []
+    for at_ms in _times(said, from_ms, min(to_ms, now_ms), before):
+        if len(found) == MOST_BACKFILLED:
+            raise Invalid(f"more than {MOST_BACKFILLED} occurrences lie in this range: backfill it in parts")
+        found.append(at_ms)
+    return tuple(_backfilled(record, at_ms, now_ms) for at_ms in found)
+
+
+def _backfilled(record: ScheduleRecord, at_ms: int, now_ms: int) -> ScheduledMessage:
+    message = message_of(record, record.occurrence_id(at_ms), DecidedOccurrence(at_ms, 0, True), now_ms)
+    return dataclasses.replace(message, replace=False, stands=True)
+
+
+def upcoming(record: ScheduleRecord, now_ms: int, most: int) -> list[int]:
+    """Return the times of the next occurrences from now on, put or not."""
+    said = record.specification
+    if said.paused or record.deleted or most <= 0:
+        return []
+    from_ms, before = record.position_ms, record.sequence
+    if now_ms < from_ms:
+        before = max(0, before - len(list(_times(said, now_ms, from_ms, None))))
+        from_ms = now_ms
+    elif not said.count:
+        from_ms = now_ms
+    found: list[int] = []
+    for at_ms in _times(said, from_ms, 0, before):
+        if at_ms >= now_ms:
+            found.append(at_ms)
+        if len(found) == most:
+            break
+    return found
+
+
+def shown(record: ScheduleRecord, now_ms: int, template: bool = True) -> dict[str, Any]:
+    """Return a schedule as people see it, for JSON. `template`: whether they see payload and headers."""
+    said = record.specification.to_json()
+    if not template:
+        del said["payload"], said["headers"]
+    coming = upcoming(record, now_ms, 1)
+    numbers = {"revision": record.revision, "number": record.number, "next_ms": coming[0] if coming else 0}
+    return said | numbers | {"state": record.state()}
+
+
+def _due(record: ScheduleRecord, now_ms: int) -> int:
+    return now_ms + YEAR_MS if record.specification.paused and not record.decided else now_ms
+
+
+def _next(record: ScheduleRecord, now_ms: int, **changes: Any) -> ScheduleRecord:
+    number = record.number + 1
+    changes |= {"number": number, "revised": number, "revision": record.revision + 1, "edited_ms": now_ms}
+    return dataclasses.replace(record, **changes)
+
+
+def _kept(record: ScheduleRecord, now_ms: int, new: Specification) -> Edit:
+    """The next revision, which leaves what is put as it is, and what is decided."""
+    old = record.specification
+    goes_on = _same_rules(old, new) and not old.paused
+    position_ms = record.position_ms if goes_on else max(record.position_ms, now_ms)
+    made = _next(
+        record,
+        now_ms,
+        position_ms=position_ms,
+        sequence=_sequence(old, new, position_ms, record.sequence),
+        queue=record.queue if _same_rules(old, new) else tuple(_singly(old, record.queue)),
+        standing_until_ms=max(record.standing_until_ms, record.position_ms),
+    )
+    return Edit(made, now_ms)
+
+
+def _renewed(record: ScheduleRecord, now_ms: int, new: Specification, ends: bool) -> Edit:
+    """The next revision, which decides again what lies ahead."""
+    old, gone = record.specification, ends or new.paused
+    # Occurrences are put no further ahead. If they are further than that, the clock was set back, and they are over.
+    from_ms = max(now_ms, record.last_ms + 1 - 2 * AHEAD_MS)
+    if _same_rules(old, new) and not (old.paused or gone):
+        from_ms = min(from_ms, record.position_ms)
+    jittered = _jittered(record, from_ms, now_ms)
+    again = {one.at_ms for one in record.decided if one.at_ms >= from_ms}  # decided, and maybe not put
+    again |= set(_times(old, from_ms, record.position_ms, None)) if from_ms < record.position_ms else set()
+    reach_ms = max(record.position_ms, record.standing_until_ms)
+    # The revision before this one may not have come to replace or to put again what it had cancelled.
+    pending = {*jittered, *again, *(_times(old, from_ms, reach_ms, None) if from_ms < reach_ms else ())}
+    sequence = _sequence(old, new, from_ms, max(0, record.sequence - len(again)))
+    stays: set[int] = set()
+    if pending and not gone and (old.group, old.overlap) == (new.group, new.overlap):
+        stays = set(_times(new, from_ms, max(pending) + 1, sequence))
+        stays |= {at_ms for at_ms in jittered if at_ms in set(_times(new, at_ms, at_ms + 1, None))}
+    put_again = (DecidedOccurrence(at_ms, jittered[at_ms]) for at_ms in jittered if at_ms in stays)
+    made = _next(
+        record,
+        now_ms,
+        position_ms=from_ms,
+        sequence=sequence,
+        decided=(*(one for one in record.decided if one.at_ms not in pending), *put_again),
+        queue=record.queue if _same_rules(old, new) and not gone else (),
+        renamed=(*record.renamed, *_spans(sorted(pending), stays, record.number + 1))[-_MOST_RENAMED:],
+        standing_until_ms=reach_ms,
+        replacing=True,
+        last_id="" if record.last_ms in pending else record.last_id,
+        **_counts(record, {*jittered, *again} - {one.at_ms for one in record.decided}),
+    )
+    cancel = (record.occurrence_id(at_ms) for at_ms in sorted(pending - stays))
+    return Edit(made, now_ms, tuple(cancel))
+
+
+def _jittered(record: ScheduleRecord, before_ms: int, now_ms: int) -> dict[int, int]:
+    """Return the occurrences before a time that are put, and due later for their jitter alone: times and numbers."""
+    said = record.specification
+    before_ms = min(before_ms, record.position_ms)
+    times = list(_times(said, max(0, now_ms - said.jitter_ms), record.position_ms, None)) if said.jitter_ms else []
+    first = record.sequence - len(times) + 1
+    numbers = {at_ms: max(1, first + place) for place, at_ms in enumerate(times)}
+    alone = said.overlap is not Overlap.ALLOW
+    return {
+        at_ms: number
+        for at_ms, number in numbers.items()
+        if at_ms < before_ms and due_of(said, at_ms) > now_ms and not (alone and at_ms != record.last_ms)
+    }
+
+
+def _sequence(old: Specification, new: Specification, position_ms: int, sequence: int) -> int:
+    """Return how many occurrences of the next revision lie before its position: as many as were decided, unless they
+    are counted from another start, or for the first time."""
+    if new.start_ms == old.start_ms and not (new.count and not old.count):
+        return sequence
+    return _counted(new, position_ms)
+
+
+def _counts(record: ScheduleRecord, undone: set[int]) -> dict[str, int]:
+    """Return the counts without the occurrences that are decided again."""
+    if record.specification.overlap is Overlap.ALLOW:
+        return {"produced": max(0, record.produced - len(undone))}
+    put = len(undone & {record.last_ms})
+    skipped = len(undone) - put if record.specification.overlap is Overlap.SKIP else 0
+    return {"produced": max(0, record.produced - put), "skipped": max(0, record.skipped - skipped)}
+
+
+def _spans(pending: list[int], stays: set[int], number: int) -> Iterator[RenamedSpan]:
+    """Yield spans of the pending occurrences that do not stay, as few as possible."""
+    begin_ms = last_ms = -1
+    for at_ms in pending:
+        if at_ms in stays:
+            if begin_ms >= 0:
+                yield RenamedSpan(begin_ms, last_ms + 1, number)
+            begin_ms = -1
+        elif begin_ms < 0:
+            begin_ms = at_ms
+        last_ms = at_ms
+    if begin_ms >= 0:
+        yield RenamedSpan(begin_ms, last_ms + 1, number)
+
+
+def _singly(said: Specification, queue: tuple[QueuedSpan, ...]) -> Iterator[QueuedSpan]:
+    """Yield each occurrence of a queue as a span of its own, which needs no rule."""
+    left = MOST_PUTS
+    for span in queue:
+        rest: QueuedSpan | None = span
+        while rest is not None and left and (at_ms := first_of(said, rest)) is not None:
+            left -= 1
+            yield QueuedSpan(at_ms, at_ms + 1, rest.before, 1, rest.caught_up)
+            more = rest.length > 1
+            rest = rest._replace(from_ms=at_ms + 1, before=rest.before + 1, length=rest.length - 1) if more else None
+
+
+def _same_rules(old: Specification, new: Specification) -> bool:
+    return all(getattr(old, name) == getattr(new, name) for name in _RULES)
+
+
+def _counted(said: Specification, at_ms: int) -> int:
+    """Return how many occurrences lie between the start and `at_ms`, if they are counted."""
+    if not said.count or at_ms <= said.start_ms:
+        return 0
+    return sum(1 for _ in _times(said, said.start_ms, at_ms, 0))
+
+
+def _times(said: Specification, from_ms: int, before_ms: int, before: int | None) -> Iterator[int]:
+    """Yield the times of occurrences from `from_ms` to before `before_ms` (0: for ever). It gives up where too many in
+    a row are excluded."""
+    slices = 0
+
+    def goes_on(one: Occurrence | int) -> bool:
+        nonlocal slices
+        slices = 0 if isinstance(one, Occurrence) else slices + 1
+        at_ms = one.at_ms if isinstance(one, Occurrence) else one
+        return slices < MOST_SLICES and not (before_ms and at_ms >= before_ms)
+
+    for one in takewhile(goes_on, said.recurrence.walk(from_ms, before)):
+        if isinstance(one, Occurrence):
+            yield one.at_ms
