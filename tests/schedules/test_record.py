@@ -11,6 +11,7 @@ import pytest
 from tests.schedules.samples import FULL, spec
 from timeline.errors import Invalid
 from timeline.schedules.record import (
+    CancelledOccurrence,
     DecidedOccurrence,
     QueuedSpan,
     RenamedSpan,
@@ -33,6 +34,7 @@ RECORD = ScheduleRecord(
     position_ms=AT_MS,
     sequence=4,
     decided=(DecidedOccurrence(AT_MS, 4), DecidedOccurrence(AT_MS + 1, 5, True)),
+    cancelling=(CancelledOccurrence("monthly@2026-11-01T05:30:00Z", "billing"),),
     queue=(QueuedSpan(1, 2, 3, 4),),
     renamed=(RenamedSpan(AT_MS, AT_MS + 1, 9),),
     standing_until_ms=5,
@@ -68,6 +70,8 @@ def _said(**changes: Any) -> bytes:
         (_said(state={"later": 5}), "has no field 'later': a newer broker may have written it"),
         (_said(position_ms="x"), "position_ms of a schedule's record must be a whole number from 0, not 'x'"),
         (_said(ended=1), "ended of a schedule's record must be true or false, not 1"),
+        (_said(last_id=1), "last_id of a schedule's record must be text, not 1"),
+        (_said(cancelling=[[1]]), "cancelling of a schedule's record must have lists of texts, not [1]"),
         (_said(decided=[["x"]]), "decided of a schedule's record must have lists of numbers"),
         (_said(decided=[[1]]), "decided of a schedule's record must be at_ms, sequence, caught_up, not [1]"),
         (_said(specification={"zone": "Mars"}), "no time zone 'Mars'"),

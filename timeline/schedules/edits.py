@@ -1,6 +1,6 @@
 """What people do to a schedule: create, edit, pause, resume, delete, trigger and backfill it, and see what comes.
 
-An edit is a record with the next number. It says which ids to cancel once it is put.
+An edit is a record with the next number. It says which ids the look at it cancels.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from timeline.recurrence import Occurrence
 from timeline.schedules.looks import AHEAD_MS, MOST_PUTS, YEAR_MS, ScheduledMessage, due_of, first_of, message_of
 from timeline.schedules.record import (
     TRIGGER,
+    CancelledOccurrence,
     DecidedOccurrence,
     QueuedSpan,
     RenamedSpan,
@@ -33,12 +34,11 @@ _RULES = tuple(name for name in TIMING if name not in ("end_ms", "count"))
 
 @dataclass(frozen=True)
 class Edit:
-    """A record to put, due at `due_ms`, if its id is absent. Then cancel the messages `cancel` of the target topic, as
-    the group of the record before it; not what is leased."""
+    """A record to put, due at `due_ms`, if its id is absent. The look at it cancels what its `cancelling` names; whoever
+    put it may do so before, for promptness."""
 
     record: ScheduleRecord
     due_ms: int
-    cancel: tuple[str, ...] = ()
 
 
 def created(specification: Specification, now_ms: int, number: int = 1) -> Edit:
@@ -141,7 +141,8 @@ def shown(record: ScheduleRecord, now_ms: int, template: bool = True) -> dict[st
 
 
 def _due(record: ScheduleRecord, now_ms: int) -> int:
-    return now_ms + YEAR_MS if record.specification.paused and not record.decided else now_ms
+    owes = record.decided or record.cancelling
+    return now_ms + YEAR_MS if record.specification.paused and not owes else now_ms
 
 
 def _next(record: ScheduleRecord, now_ms: int, **changes: Any) -> ScheduleRecord:
@@ -185,11 +186,13 @@ def _renewed(record: ScheduleRecord, now_ms: int, new: Specification, ends: bool
         stays = set(_times(new, from_ms, max(pending) + 1, sequence))
         stays |= {at_ms for at_ms in jittered if at_ms in set(_times(new, at_ms, at_ms + 1, None))}
     put_again = (DecidedOccurrence(at_ms, jittered[at_ms]) for at_ms in jittered if at_ms in stays)
+    cancelling = (CancelledOccurrence(record.occurrence_id(at_ms), old.group) for at_ms in sorted(pending - stays))
     made = _next(
         record,
         now_ms,
         position_ms=from_ms,
         sequence=sequence,
+        cancelling=tuple(dict.fromkeys((*record.cancelling, *cancelling))),
         decided=(*(one for one in record.decided if one.at_ms not in pending), *put_again),
         queue=record.queue if _same_rules(old, new) and not gone else (),
         renamed=(*record.renamed, *_spans(sorted(pending), stays, record.number + 1))[-_MOST_RENAMED:],
@@ -198,8 +201,7 @@ def _renewed(record: ScheduleRecord, now_ms: int, new: Specification, ends: bool
         last_id="" if record.last_ms in pending else record.last_id,
         **_counts(record, {*jittered, *again} - {one.at_ms for one in record.decided}),
     )
-    cancel = (record.occurrence_id(at_ms) for at_ms in sorted(pending - stays))
-    return Edit(made, now_ms, tuple(cancel))
+    return Edit(made, now_ms)
 
 
 def _jittered(record: ScheduleRecord, before_ms: int, now_ms: int) -> dict[int, int]:

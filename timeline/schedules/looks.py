@@ -17,6 +17,7 @@ from timeline.model import MAX_TIME_MS, Status
 from timeline.recurrence import Occurrence
 from timeline.recurrence.recurrence import SLICE
 from timeline.schedules.record import (
+    CancelledOccurrence,
     DecidedOccurrence,
     QueuedSpan,
     ScheduleRecord,
@@ -66,8 +67,9 @@ class ScheduledMessage:
 
 @dataclass(frozen=True)
 class Look:
-    """What a look at a record does. First put `messages`. If it `must_repeat`, release the record to soon. Else put the
-    record `completed`, due at `due_ms`, if its id is absent. Then end this record.
+    """What a look at a record does. First cancel `cancel`, each as its group, but not what is leased. Put `messages`. If
+    it `must_repeat`, release the record to soon. Else put the record `completed`, due at `due_ms`, if its id is absent.
+    Then end this record.
 
     `successor` None: nothing changes. Release the record to `due_ms`, or end it if it is `over`.
     """
@@ -77,9 +79,10 @@ class Look:
     due_ms: int
     now_ms: int
     over: bool = False
+    cancel: tuple[CancelledOccurrence, ...] = ()
 
     def must_repeat(self, statuses: Sequence[Status]) -> bool:
-        """Return whether one of `messages` must be put again, by the answers to them."""
+        """Return whether the look must be repeated, by the answers to `cancel` and `messages`."""
         return any(status in _AGAIN for status in statuses)
 
     def completed(self, statuses: Sequence[Status]) -> ScheduleRecord | None:
@@ -113,22 +116,28 @@ def plan(record: ScheduleRecord, now_ms: int, unfinished: bool = False) -> Look:
     """Return what the look at a record does. `unfinished`: whether the message that it watches is unfinished. A rule
     that gives nothing for years may take a second, once per process."""
     messages = tuple(_messages(record))
+    owes = bool(messages or record.cancelling)
+    over, successor = record.deleted, None
+    due_ms = now_ms
     if record.deleted:
-        return Look(messages, None, now_ms, now_ms, over=True)
-    if record.specification.paused or (record.ended and not record.queue):
-        rest = _follow(record, now_ms, decided=()) if messages else None
-        return Look(messages, rest, now_ms + YEAR_MS, now_ms)
-    decision = _Decision(record, now_ms, unfinished or bool(record.decided))
-    decision.decide()
-    successor = _follow(record, now_ms, **decision.changes()) if messages or decision.tells_news else None
-    return Look(messages, successor, decision.due_ms(), now_ms)
+        pass
+    elif record.specification.paused or (record.ended and not record.queue):
+        successor = _follow(record, now_ms) if owes else None
+        due_ms = now_ms + YEAR_MS
+    else:
+        decision = _Decision(record, now_ms, unfinished or bool(record.decided))
+        decision.decide()
+        successor = _follow(record, now_ms, **decision.changes()) if owes or decision.tells_news else None
+        due_ms = decision.due_ms()
+    return Look(messages, successor, due_ms, now_ms, over, record.cancelling)
 
 
 def _follow(record: ScheduleRecord, now_ms: int, **changes: Any) -> ScheduleRecord:
     """Return the next record, without the names that nobody can ask for any more."""
     oldest_ms = now_ms - record.specification.window_ms - REMEMBER_MARGIN_MS
     renamed = tuple(span for span in record.renamed if span.until_ms > oldest_ms)
-    return dataclasses.replace(record, number=record.number + 1, renamed=renamed, **changes)
+    done: dict[str, Any] = {"decided": (), "cancelling": ()}
+    return dataclasses.replace(record, number=record.number + 1, renamed=renamed, **done | changes)
 
 
 class _Decision:

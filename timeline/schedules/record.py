@@ -38,6 +38,13 @@ class DecidedOccurrence(NamedTuple):
     caught_up: bool = False
 
 
+class CancelledOccurrence(NamedTuple):
+    """A message that an edit cancelled, and the group that it belongs to."""
+
+    id: str
+    group: str
+
+
 class QueuedSpan(NamedTuple):
     """Occurrences from `from_ms` to before `until_ms`, `length` in all, of which each waits for the one before it to be
     finished. `before`: how many were decided before the first."""
@@ -66,7 +73,9 @@ class ScheduleRecord:
     number of the record with which this revision began.
 
     `position_ms`: the first time at which an occurrence is not decided yet. `sequence`: how many were decided before
-    it. `decided`: what the next look puts. `queue`: what waits for its turn. `renamed`: whose ids have a number.
+    it. `cancelling`, `decided`: what the next look cancels, and puts. `queue`: what waits for its turn. `renamed`:
+    whose ids have a number.
+
     `standing_until_ms`: before it, occurrences of earlier revisions may stand. `replacing`: they are replaced.
 
     `produced`, `caught_up`, `missed`, `skipped`, `failed`: counts of occurrences. `last_ms`, `last_id`: the occurrence
@@ -82,6 +91,7 @@ class ScheduleRecord:
     position_ms: int = 0
     sequence: int = 0
     decided: tuple[DecidedOccurrence, ...] = ()
+    cancelling: tuple[CancelledOccurrence, ...] = ()
     queue: tuple[QueuedSpan, ...] = ()
     renamed: tuple[RenamedSpan, ...] = ()
     standing_until_ms: int = 0
@@ -103,6 +113,9 @@ class ScheduleRecord:
             least = 1 if name in ("number", "revision", "revised") else 0
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _MOST:
                 raise Invalid(f"{name} of a schedule's record must be a whole number from {least}, not {value!r:.80}")
+        for name in _TEXTS:
+            if not isinstance(getattr(self, name), str):
+                raise Invalid(f"{name} of a schedule's record must be text, not {getattr(self, name)!r:.80}")
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise Invalid(f"{name} of a schedule's record must be true or false, not {getattr(self, name)!r:.80}")
@@ -157,21 +170,25 @@ class ScheduleRecord:
         return occurrence_id(self.specification.name, at_ms, str(number) if number else "")
 
 
-_ROWS: dict[str, type[DecidedOccurrence] | type[QueuedSpan] | type[RenamedSpan]] = {
+_ROWS: dict[str, Any] = {
+    "cancelling": CancelledOccurrence,
     "decided": DecidedOccurrence,
     "queue": QueuedSpan,
     "renamed": RenamedSpan,
 }
 _FLAGS = ("replacing", "ended", "deleted")
+_TEXTS = ("last_id",)
 _STATE = tuple(
     one.name for one in dataclasses.fields(ScheduleRecord) if one.name not in ("specification", "number", "revision")
 )
-_NUMBERS = ("number", "revision", *(name for name in _STATE if name not in {*_ROWS, *_FLAGS, "last_id"}))
+_NUMBERS = ("number", "revision", *(name for name in _STATE if name not in {*_ROWS, *_FLAGS, *_TEXTS}))
 
 
 def _row(name: str, kind: Any, said: object) -> Any:
-    if not isinstance(said, list) or not all(isinstance(one, int) and 0 <= one <= _MOST for one in said):
-        raise Invalid(f"{name} of a schedule's record must have lists of numbers, not {said!r:.80}")
+    wanted = str if kind is CancelledOccurrence else int
+    if not isinstance(said, list) or not all(isinstance(one, wanted) for one in said):
+        of = "texts" if wanted is str else "numbers"
+        raise Invalid(f"{name} of a schedule's record must have lists of {of}, not {said!r:.80}")
     try:
         return kind(*said)
     except TypeError:
