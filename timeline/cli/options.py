@@ -28,6 +28,7 @@ from timeline.driver.transport.addresses import DEFAULT_ADDRESS, parse_addresses
 from timeline.driver.transport.probe import ProbeResult, probe
 from timeline.errors import Closed, Forbidden, Invalid, NotFound, TimelineError, Unavailable
 from timeline.model import DEFAULT_GROUP, Status, Topic, check_topic_name
+from timeline.schedules.specification import INTERNAL_PREFIX
 
 FORMS = (
     "a time is ISO 8601 with its offset (2026-03-29T09:00+02:00, …Z), now, now+15m, now-1h, a local time "
@@ -486,7 +487,7 @@ async def check_topic(tl: timeline.Timeline, name: str) -> Topic:
     """Return the record of topic `name`. Raises Failed, which names the nearest, when there is none; Invalid for a bad
     name."""
     check_topic_name(name)
-    there = {each.name: each for each in await tl.topics()}
+    there = {each.name: each for each in await tl.topics(internal=name.startswith(INTERNAL_PREFIX))}
     if name not in there:
         raise Failed(REFUSED, missing_topic(name, there))
     return there[name]

@@ -230,8 +230,9 @@ async def _messages(tl: timeline.Timeline, names: Sequence[str], counting: bool)
 
 @topic.command("list")
 @count_option
+@click.option("--all", "internal", is_flag=True, help="Also internal topics of the brokers, such as ~schedules.")
 @client_command
-async def list_(tl: timeline.Timeline, options: ClientOptions, counting: bool) -> None:
+async def list_(tl: timeline.Timeline, options: ClientOptions, counting: bool, internal: bool) -> None:
     """List all topics, with their messages as brokers counted them some seconds ago.
 
     \b
@@ -239,7 +240,7 @@ async def list_(tl: timeline.Timeline, options: ClientOptions, counting: bool) -
       timeline topic list
       timeline topic list --count --json
     """
-    topics = await tl.topics()
+    topics = await tl.topics(internal=internal)
     messages = await _messages(tl, [each.name for each in topics], counting)
     if options.as_json:
         for each, counted in zip(topics, messages, strict=True):

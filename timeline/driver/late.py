@@ -11,6 +11,7 @@ import numpy as np
 
 from timeline import wire
 from timeline.driver.message import StoredMessage
+from timeline.driver.schedules import ScheduleOrigin
 from timeline.driver.times import as_datetime, shown_time
 from timeline.model import State
 from timeline.wording import printable, shown_lateness
@@ -161,7 +162,8 @@ class Why:
 
     `late`: its late deliveries that brokers remember, the oldest first. `kept`: why it is not delivered now, or None.
     `message`: the message at `asked_ms`; None if it is not on the timeline any more. `paused`: the topic is paused, and
-    `kept` has another cause. `unreachable`: brokers that did not answer; their part is missing.
+    `kept` has another cause. `unreachable`: brokers that did not answer; their part is missing. `schedule`: where it
+    comes from, if it comes from one.
     """
 
     topic: str
@@ -172,6 +174,7 @@ class Why:
     asked_ms: int
     paused: bool = False
     unreachable: tuple[str, ...] = ()
+    schedule: ScheduleOrigin | None = None
 
     @property
     def cause(self) -> Cause | None:
@@ -183,6 +186,7 @@ class Why:
     def lines(self, zone: tzinfo | None = None) -> list[str]:
         """Return what happened to the message, one sentence per line, with advice. Times are in `zone` (default: this
         machine's)."""
+        origin = self.schedule.lines(self.message, zone) if self.schedule is not None else []
         told = [line for one in self.late for line in one.lines(zone)]
         if self.kept is not None:
             told += self.kept.lines(zone)
@@ -199,7 +203,7 @@ class Why:
         else:
             told += [] if told else ["no late delivery of this message is recorded"]
             told.append(f"now  {self._state(self.message, zone)}")
-        return [printable(line) for line in told]
+        return [printable(line) for line in [*origin, *told]]
 
     def _state(self, message: StoredMessage, zone: tzinfo | None) -> str:
         when = shown_time(message.due_ms, zone)

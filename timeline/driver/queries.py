@@ -17,6 +17,7 @@ from timeline.driver.brokers import Standings, standing_of
 from timeline.driver.late import Cause, LateDelivery, LateReport, Why, late_of
 from timeline.driver.message import StoredMessage, encode_id, encode_tag, encode_text
 from timeline.driver.receipts import NOT_FOUND, OK, UNAVAILABLE, error_of
+from timeline.driver.schedules import origin_of, why_absent
 from timeline.driver.times import Duration, When, as_datetime, duration_ms, instant_ms, shown
 from timeline.driver.transport.channel import AttemptState, ClientContext, ask_all, found_by
 from timeline.errors import Invalid, NotFound
@@ -33,6 +34,7 @@ from timeline.model import (
     check_topic_name,
     decode_headers,
 )
+from timeline.schedules.specification import INTERNAL_PREFIX
 from timeline.wire import (
     BrokerStatus,
     Forecast,
@@ -289,9 +291,10 @@ class Queries:
         """Delete a topic and all its messages. Raise NotFound if there is none."""
         await self._topics(TopicAction.DROP, name, {}, timeout)
 
-    async def topics(self, *, timeout: Duration | None = None) -> list[Topic]:
-        """Return all topics, sorted by name."""
-        listed = await self._topics(TopicAction.LIST, "", {}, timeout)
+    async def topics(self, *, internal: bool = False, timeout: Duration | None = None) -> list[Topic]:
+        """Return all topics, sorted by name. `internal`: also those that brokers made for themselves, whose names begin
+        with `~`."""
+        listed = await self._topics(TopicAction.LIST, INTERNAL_PREFIX if internal else "", {}, timeout)
         return sorted(listed.topics, key=lambda topic: topic.name)
 
     async def topic_secrets(
@@ -504,18 +507,21 @@ class Queries:
         late = tuple(one for one in report.deliveries if one.consumer)
         # Each broker says why it does not deliver the message: the latest reason counts.
         kept = next((one for one in reversed(report.deliveries) if not one.consumer), None) if message else None
+        origin, schedule = await origin_of(self._context, topic, id, timeout) or (None, None)
         if message is None and not late:
+            of_schedule = "" if origin is None else why_absent(origin, schedule)
             silent = f" ({', '.join(report.unreachable)} did not answer)" if report.unreachable else ""
             raise NotFound(
                 f"no message {id!r} is on {topic}, and no late delivery of it is recorded{silent}. It was never "
-                "produced, delivered in time, cancelled, purged or expired, or it was late before the oldest record",
+                "produced, delivered in time, cancelled, purged or expired, or it was late before the oldest record"
+                f"{of_schedule}",
                 id=id,
             )
         paused = False
         if kept is not None and kept.cause is not Cause.PAUSED:
             paused = any(each.name == topic and each.settings.paused for each in await self.topics(timeout=timeout))
         asked_ms = self._context.clock.now_ms()
-        return Why(topic, id, late, kept, message, asked_ms, paused, report.unreachable)
+        return Why(topic, id, late, kept, message, asked_ms, paused, report.unreachable, origin)
 
     async def ping(self, *, timeout: Duration | None = None) -> PingAnswer:
         """Ask a broker for its name and the time of its clock."""

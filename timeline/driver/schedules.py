@@ -6,20 +6,21 @@ import difflib
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import datetime
+from datetime import datetime, tzinfo
 from itertools import islice
 from typing import Any, TypeAlias
 from zoneinfo import ZoneInfo
 
-from timeline.driver.message import Payload
+from timeline.driver.message import Payload, StoredMessage
 from timeline.driver.receipts import DUPLICATE, EXISTS, NOT_FOUND, OK, Receipt, error_of
-from timeline.driver.times import Duration, When, as_datetime, duration_ms, instant_ms, shown, shown_utc
+from timeline.driver.times import Duration, When, as_datetime, duration_ms, instant_ms, shown, shown_time, shown_utc
 from timeline.driver.transport.channel import AttemptState, ClientContext
-from timeline.errors import Exists, Fenced, Invalid, NotFound
+from timeline.errors import Exists, Fenced, Forbidden, Invalid, NotFound, Unavailable
 from timeline.model import DEFAULT_GROUP, Status, check_topic_name
 from timeline.recurrence import FoldPolicy, GapPolicy, Occurrence, rules_are_readable
 from timeline.schedules import CatchUp, Overlap, Specification
-from timeline.schedules.specification import DEFAULT_WINDOW_MS, FIELDS, check_target
+from timeline.schedules.record import TRIGGER, schedule_of
+from timeline.schedules.specification import DEFAULT_WINDOW_MS, FIELDS, INTERNAL_PREFIX, check_target
 from timeline.wire import (
     MAJOR,
     Fault,
@@ -32,6 +33,7 @@ from timeline.wire import (
     encode,
 )
 from timeline.wire.frames import SCHEDULES_MINOR
+from timeline.wording import shown_lateness
 
 Texts: TypeAlias = str | Sequence[str]
 """One text, or several."""
@@ -39,6 +41,8 @@ MOST_NEXT = 10_000
 PAGE = 500
 TOLD = 10
 """How many next times a broker is asked for."""
+MISSED_AFTER_MS = 15_000
+"""An occurrence that is decided so much after its time was missed."""
 _DURATIONS = ("every", "jitter", "window", "expires")
 _TIMES = ("start", "end")
 _PENDING = ("cancel", "keep")
@@ -354,6 +358,82 @@ def _taken(call: ScheduleCall, there: Sequence[Mapping[str, Any]]) -> Exists:
     )
 
 
+async def find_schedule(
+    context: ClientContext, topic: str, name: str, timeout: Duration | None = None
+) -> Schedule | None:
+    """Return a recurring schedule, or None."""
+    check_target(topic, name)
+    call = ScheduleCall(ScheduleAction.GET, topic, name, limit=TOLD)
+    try:
+        answer = await ask_schedules(context, call, timeout)
+    except NotFound:
+        return None
+    (said,) = json.loads(answer.body)
+    return Schedule(said, context)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleOrigin:
+    """The schedule that a message comes from, by its id, and its time. `triggered`: by hand, beside its times.
+    `specification`: what the schedule says now; None if it is not there any more, or not to be seen."""
+
+    name: str
+    at_ms: int
+    triggered: bool
+    specification: Specification | None = None
+
+    def lines(self, message: StoredMessage | None, zone: tzinfo | None) -> list[str]:
+        """Return where the message comes from, in sentences."""
+        what = "triggered by hand at" if self.triggered else "its occurrence of"
+        gone = "" if self.specification else ", which is not there any more"
+        told = [f"from schedule {self.name}{gone}: {what} {shown_time(self.at_ms, zone)}"]
+        says = self.specification
+        if message is None or self.triggered or says is None:
+            return told
+        behind_ms = message.put_ms - self.at_ms
+        if behind_ms > MISSED_AFTER_MS:
+            queued = "it waited for the message before, " if says.overlap is Overlap.QUEUE else ""
+            told.append(
+                f"  put {shown_lateness(behind_ms)} after that time: {queued}it was caught up after a time without "
+                "brokers, or it was backfilled"
+            )
+        later_ms = message.scheduled_ms - self.at_ms
+        if 0 < later_ms <= says.jitter_ms:
+            told.append(f"  its jitter made it due {shown_lateness(later_ms)} later")
+        return told
+
+
+async def origin_of(
+    context: ClientContext, topic: str, id: str, timeout: Duration | None
+) -> tuple[ScheduleOrigin, Schedule | None] | None:
+    """Return the schedule that a message of this id comes from. None: it comes from none."""
+    parsed = schedule_of(id)
+    if parsed is None or topic.startswith(INTERNAL_PREFIX):
+        return None
+    name, at_ms = parsed
+    try:
+        found = await find_schedule(context, topic, name, timeout)
+    except (Invalid, Forbidden, Unavailable):  # older brokers, or a token that may not see it
+        return None
+    origin = ScheduleOrigin(name, at_ms, id.endswith(f".{TRIGGER}"), None if found is None else found.specification)
+    return origin, found
+
+
+def why_absent(origin: ScheduleOrigin, found: Schedule | None) -> str:
+    """Return what a schedule says of the message of one of its times, which is not there. Empty: nothing."""
+    if found is None or origin.triggered or not rules_are_readable():
+        return ""
+    first = next(found.specification.recurrence.occurrences(origin.at_ms), None)
+    if first is None or first.at_ms != origin.at_ms:
+        return f". Schedule {found.name} has no occurrence at that time"
+    state = found.state
+    if origin.at_ms >= state.position_ms:
+        paused = ", which is paused," if found.paused else ""
+        return f". Schedule {found.name}{paused} puts it shortly before that time"
+    counts = f"{state.missed:,} missed, {state.skipped:,} skipped and {state.failed:,} failed"
+    return f". Schedule {found.name} decided on it, and has {counts} occurrences in all"
+
+
 class Scheduling:
     """The part of a client that is about recurring schedules. See `Timeline`."""
 
@@ -424,14 +504,7 @@ class Scheduling:
 
     async def get_schedule(self, topic: str, name: str, *, timeout: Duration | None = None) -> Schedule | None:
         """Return a recurring schedule, or None."""
-        check_target(topic, name)
-        try:
-            call = ScheduleCall(ScheduleAction.GET, topic, name, limit=TOLD)
-            answer = await ask_schedules(self._context, call, timeout)
-        except NotFound:
-            return None
-        (said,) = json.loads(answer.body)
-        return Schedule(said, self._context)
+        return await find_schedule(self._context, topic, name, timeout)
 
     async def schedules(self, topic: str | None = None, *, timeout: Duration | None = None) -> AsyncIterator[Schedule]:
         """Yield the recurring schedules of a topic, or of all topics that this client may see. `timeout`: the longest

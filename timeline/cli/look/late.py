@@ -97,7 +97,10 @@ async def why(tl: timeline.Timeline, options: ClientOptions, topic: str, id: str
         late = [late_json(one) | {"why": one.why} for one in told.late]
         cause = None if kept is None else late_json(kept) | {"why": kept.why}
         stored = None if message is None else entry_json(message)
-        print_json({"topic": told.topic, "id": told.id, "late": late, "kept": cause, "message": stored})
+        origin = told.schedule and picked(told.schedule, "name", "occurrence=at", "triggered")
+        print_json(
+            {"topic": told.topic, "id": told.id, "late": late, "kept": cause, "message": stored, "schedule": origin}
+        )
     else:
         say(*told.lines(zone), indent=5)
     return _complain_of(told.unreachable, "what it remembers")

@@ -90,7 +90,7 @@ class Crontab:
 def read_crontab(text: str, zone: str, style: CrontabStyle | None = None, users: Collection[str] = ()) -> Crontab:
     """Return the entries of a crontab. `zone`: that of its times, unless it sets CRON_TZ. `style`: None finds out by
     `users`, the names of this machine's users."""
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     lines = [(number, line) for number, line in lines if not line.lstrip().startswith("#")]
     read = Crontab(style or _style_of([line for _, line in lines], users))
     jitter_ms = 0
@@ -245,12 +245,14 @@ def _named(words: list[str]) -> str:
 def named_entries(entries: Sequence[CrontabEntry], taken: Collection[str] = ()) -> Iterator[tuple[str, CrontabEntry]]:
     """Yield entries with names of their own. A name that is `taken`, or that an entry before has, gets a number."""
     used = set(taken)
+    reached: dict[str, int] = {}
     for entry in entries:
-        name, many = entry.base, 1
+        name, many = entry.base, reached.get(entry.base, 1)
         while name in used:
             many += 1
             name = f"{entry.base}-{many}"
         used.add(name)
+        reached[entry.base] = many
         yield name, replace(entry, base=name)
 
 
