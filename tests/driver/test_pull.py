@@ -16,7 +16,7 @@ from timeline import Batch, Fenced, Invalid, NotFound, Status
 from timeline.driver.consume import pull
 from timeline.driver.consume.pull import LeaseToken
 from timeline.storage_plugins.memory import MemoryStore
-from timeline.wire import Fault, TransportError
+from timeline.wire import MAJOR, MINOR, Fault, TransportError
 
 
 async def _put(tl: Any, *ids: str, **more: Any) -> None:
@@ -250,7 +250,8 @@ async def older() -> AsyncIterator[Broker]:
 
 
 async def test_a_broker_of_the_same_version_without_these_methods_is_named_with_it(older: Broker) -> None:
-    said = "the broker does not know this call: it is older than this driver. It speaks version 1.3 of the wire. "
+    speaks = f"It speaks version {MAJOR}.{MINOR} of the wire. "
+    said = f"the broker does not know this call: it is older than this driver. {speaks}"
     async with timeline.connect(older.address, timeout="10s") as tl:
         await tl.create_topic("t")
         with pytest.raises(Invalid, match=re.escape(said + "Upgrade the broker")):
