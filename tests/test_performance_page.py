@@ -10,7 +10,7 @@ import pytest
 from scripts import performance_page
 from timeline.bench.figures import BenchReport, Target, machine
 from timeline.bench.suite import FULL, SuiteEntry
-from timeline.cli.tools.bench import TOGETHER
+from timeline.cli.bench import TOGETHER
 
 COMMIT, DATE = "abcdef0123", "2026-11-25"
 

@@ -16,7 +16,7 @@ from tests.services import require_service
 from timeline.bench.figures import BenchReport
 from timeline.bench.scenarios import cluster
 from timeline.cli.app import run
-from timeline.cli.tools.bench import ended_in_order
+from timeline.cli.bench import ended_in_order
 
 SCENARIOS = (
     "cycle",

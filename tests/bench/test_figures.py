@@ -12,7 +12,7 @@ from timeline.bench.processes import Hot, Profile, hottest, stalled_s
 from timeline.bench.scenarios import holding
 from timeline.bench.scenarios.lateness import LATE_ASKED, causes_of
 from timeline.broker.limits import Limits
-from timeline.cli.tools.bench import tell
+from timeline.cli.bench import tell
 from timeline.driver.late import Cause, LateDelivery, LateReport
 from timeline.storage_plugins.sqlite import writer
 

@@ -13,7 +13,7 @@ from timeline.bench.plots import Curves, cost_by_number, draw, lateness_by_pendi
 from timeline.bench.scenarios.throughput import CycleScenario
 from timeline.bench.suite import FULL, QUICK, SQLITE, SuiteEntry, compare, compare_pending, entries, run_entry
 from timeline.cli.app import run
-from timeline.cli.tools.bench import run_suite
+from timeline.cli.bench import run_suite
 
 
 def late(pending: int, p99_ms: float, in_zero: bool = False) -> BenchReport:
@@ -62,7 +62,7 @@ def test_plots_are_not_begun_without_what_draws_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr("timeline.cli.tools.bench.rate_by_batch", None)  # nothing is measured
+    monkeypatch.setattr("timeline.cli.bench.rate_by_batch", None)  # nothing is measured
     assert run(["bench", "plot", "--into", str(tmp_path)]) == 4
     assert "pip install 'timeline-scheduler[plots]'" in capsys.readouterr().err
 

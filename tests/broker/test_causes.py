@@ -12,8 +12,8 @@ import pytest
 
 from tests.broker.link import Link, broker, statuses
 from tests.broker.slow import SlowStore
+from timeline.broker.late import Spans
 from timeline.broker.limits import Limits
-from timeline.broker.status.late import Spans
 from timeline.clock import ALONE_MS, Clock
 from timeline.model import LateCause, Operation, Status
 from timeline.wire import Deliver, Late, LateList, TopicAction, decode_as, encode

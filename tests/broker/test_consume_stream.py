@@ -18,9 +18,9 @@ from timeline.broker.dispatch.dealer import Dealer, Dealers
 from timeline.broker.dispatch.roster import Outboxes
 from timeline.broker.fairness import LoopScheduler
 from timeline.broker.lanes import MeteredStore, Settling
+from timeline.broker.late import LatenessCauses, LateRing, TopicLateness, Traces
 from timeline.broker.limits import Limits
 from timeline.broker.runtime import Runtime, Tasks
-from timeline.broker.status.late import LatenessCauses, LateRing, TopicLateness, Traces
 from timeline.clock import Clock
 from timeline.columns import Ragged
 from timeline.metrics import Metrics

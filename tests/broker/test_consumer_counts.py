@@ -59,7 +59,7 @@ async def test_never_more_are_looked_at_between_two_pauses_however_they_are_spre
         looked = 0
 
     monkeypatch.setattr("timeline.broker.fairness.AT_ONCE", 4)
-    monkeypatch.setattr("timeline.broker.status.broker_status.TOPIC", 1)
+    monkeypatch.setattr("timeline.broker.status.TOPIC", 1)
     monkeypatch.setattr(Roster, "recount", noted)
     monkeypatch.setattr(CooperativePace, "_pause", pause)
     async with broker(limits=SELDOM) as link:

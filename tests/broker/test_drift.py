@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from timeline.broker.clocks.drift import (
+from timeline.broker.drift import (
     CLOCKS,
     FRESH_MS,
     RETURN_MS,

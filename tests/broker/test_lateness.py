@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
 from tests.broker.columns import make_leased
+from timeline.broker.late import LatenessCauses, LateRing, TopicLateness, Traces
 from timeline.broker.limits import Limits
-from timeline.broker.status.late import LatenessCauses, LateRing, TopicLateness, Traces
 from timeline.metrics import Metrics
 from timeline.model import Topic, TopicSettings
 

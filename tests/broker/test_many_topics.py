@@ -18,7 +18,7 @@ from tests.broker.link import Link, broker, statuses
 from tests.simulation.loop import Timer, VirtualLoop
 from timeline.broker.catalog import ALONE_MS, READING_SHARE
 from timeline.broker.limits import Limits
-from timeline.broker.status.broker_status import EMPTY_COUNTED
+from timeline.broker.status import EMPTY_COUNTED
 from timeline.clock import Clock
 from timeline.columns import Ragged
 from timeline.metrics import REST, Metrics

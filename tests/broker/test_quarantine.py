@@ -9,7 +9,7 @@ import pytest
 
 import timeline
 from tests.broker.machines import HOUR_S, Machine, Town, town
-from timeline.broker.clocks.drift import RETURN_MS, Trust
+from timeline.broker.drift import RETURN_MS, Trust
 from timeline.clock import ALONE_MS, CRITICAL_MS, SLEW, WARN_MS, Clock
 from timeline.model import LateCause
 

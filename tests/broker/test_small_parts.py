@@ -15,8 +15,8 @@ from tests.broker.columns import make_consumer, make_leased
 from timeline.broker.dispatch.leased_batch import LeaseAheadBuffer
 from timeline.broker.dispatch.roster import ConnectedConsumer, ConsumerHealth, Outboxes, Roster, grants_for
 from timeline.broker.dispatch.rounds import RateLimit
+from timeline.broker.late import LatenessCauses, LateRing
 from timeline.broker.limits import Limits
-from timeline.broker.status.late import LatenessCauses, LateRing
 from timeline.columns import Ragged
 from timeline.logs import JsonLines, TextLines
 from timeline.metrics import CATALOG, Metrics

@@ -20,7 +20,7 @@ from timeline.broker.runtime import Runtime
 from timeline.columns import Bools, Int64, Ragged
 from timeline.model import Topic, buckets_of
 from timeline.sync import Member, Membership
-from timeline.sync.assignment import assign
+from timeline.sync.view import assign
 from timeline.wire import Fault, Hint, Hinted, TransportError, WireError, decode_as, encode
 
 log = logging.getLogger("timeline.broker")

@@ -22,8 +22,8 @@ import numpy as np
 from timeline.broker.dispatch.rounds import LeaseTimes
 from timeline.broker.fairness import FairQueue, Quota, RecentPeers
 from timeline.broker.journal.events import Journal
+from timeline.broker.late import Spans
 from timeline.broker.runtime import Runtime
-from timeline.broker.status.late import Spans
 from timeline.columns import Bools, ColumnBatch, Int64, Ragged
 from timeline.model import Answers, Operation, Rows, Status, Topic
 from timeline.storage_plugins.contract import (

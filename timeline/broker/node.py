@@ -20,17 +20,17 @@ from timeline.broker.api.pull import PullHandler
 from timeline.broker.api.read import ReadHandler
 from timeline.broker.api.topics import TopicAccess
 from timeline.broker.catalog import JOINING, Catalog, Readiness
-from timeline.broker.clocks.offsets import Clocks
+from timeline.broker.clocks import Clocks
 from timeline.broker.cluster import ClusterHints, MembershipLog, PeerFactory
 from timeline.broker.dispatch.dealer import Dealer, Dealers
 from timeline.broker.dispatch.roster import Outboxes
 from timeline.broker.fairness import CooperativePace, LoopScheduler, rest
 from timeline.broker.journal.events import Journal
 from timeline.broker.lanes import Intake, MeteredStore, Settling
+from timeline.broker.late import LatenessCauses, LateRing, TopicLateness, Traces
 from timeline.broker.limits import Limits
 from timeline.broker.runtime import FINISH_S, Runtime, Tasks
-from timeline.broker.status.broker_status import EMPTY_SWEPT, ConsumerCounts, MessageCounts, StatusReporter, TopicRounds
-from timeline.broker.status.late import LatenessCauses, LateRing, TopicLateness, Traces
+from timeline.broker.status import EMPTY_SWEPT, ConsumerCounts, MessageCounts, StatusReporter, TopicRounds
 from timeline.clock import Clock
 from timeline.metrics import Metrics
 from timeline.model import LateCause, LeavingReason, Topic

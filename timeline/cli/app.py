@@ -74,8 +74,8 @@ GROUPS = {
         "pipeline": ("data.pipeline", "Load, back up, forecast and audit by the million, on Spark"),
     },
     "Tools": {
-        "check-store": ("tools.check_store", "Prove a store against the storage contract"),
-        "bench": ("tools.bench", "Measure speed and lateness on this machine"),
+        "check-store": ("check_store", "Prove a store against the storage contract"),
+        "bench": ("bench", "Measure speed and lateness on this machine"),
         "demo": ("run.demo", "Watch a real day of departures go out on time"),
         "completion": ("about", "Print the completion script for bash, zsh or fish"),
         "version": ("about", "Print the version of this package"),

@@ -24,8 +24,7 @@ from timeline.clock import Clock
 from timeline.config import has_password, local_address, parse_url
 from timeline.credentials import PLAIN, BadCredentials, Credentials, credentials_of
 from timeline.driver.times import LOOKS_LIKE_SECONDS, as_datetime, duration_ms, instant_ms, local
-from timeline.driver.transport.addresses import DEFAULT_ADDRESS, parse_addresses, place_of
-from timeline.driver.transport.probe import ProbeResult, probe
+from timeline.driver.transport.addresses import DEFAULT_ADDRESS, ProbeResult, parse_addresses, place_of, probe
 from timeline.errors import Closed, Forbidden, Invalid, NotFound, TimelineError, Unavailable
 from timeline.model import DEFAULT_GROUP, Status, Topic, check_topic_name
 from timeline.schedules.specification import INTERNAL_PREFIX

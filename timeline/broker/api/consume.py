@@ -16,11 +16,11 @@ from timeline.broker.api.access import Deed
 from timeline.broker.api.admission import admit_settles, count_answers
 from timeline.broker.api.streams import ClientStream, Streams, first_frame
 from timeline.broker.api.topics import TopicAccess
-from timeline.broker.clocks.drift import Offset
 from timeline.broker.cluster import ClusterHints
 from timeline.broker.dispatch.dealer import Dealer, Dealers
 from timeline.broker.dispatch.leased_batch import LeasedBatch, tokens
 from timeline.broker.dispatch.roster import ConnectedConsumer, LeaveNotice
+from timeline.broker.drift import Offset
 from timeline.broker.runtime import Runtime
 from timeline.errors import Invalid
 from timeline.metrics import Metrics

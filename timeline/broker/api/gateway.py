@@ -25,7 +25,7 @@ from timeline.broker.cluster import ClusterHints
 from timeline.broker.dispatch.dealer import Dealers
 from timeline.broker.fairness import Quota
 from timeline.broker.runtime import Runtime
-from timeline.broker.status.broker_status import StatusReporter
+from timeline.broker.status import StatusReporter
 from timeline.errors import Invalid
 from timeline.storage_plugins.contract import StoreError, StoreUnavailable, StoreUnknown
 from timeline.wire import (

@@ -11,8 +11,8 @@ from timeline.broker.api.admission import admit_puts, count_answers, forbidden, 
 from timeline.broker.api.streams import ClientStream, first_frame
 from timeline.broker.catalog import Catalog, Readiness
 from timeline.broker.lanes import Intake
+from timeline.broker.late import Traces
 from timeline.broker.runtime import Runtime
-from timeline.broker.status.late import Traces
 from timeline.model import MAX_PAYLOAD_BYTES, Answers, LeavingReason, Operation, Status
 from timeline.storage_plugins.contract import StoreError
 from timeline.wire import (

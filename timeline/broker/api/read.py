@@ -12,8 +12,8 @@ from timeline.broker.api.topics import TopicAccess, Walk, opened, permit, sealed
 from timeline.broker.catalog import Readiness
 from timeline.broker.dispatch.dealer import Dealers
 from timeline.broker.lanes import MeteredStore
+from timeline.broker.late import LateOne, LateRing
 from timeline.broker.runtime import Runtime
-from timeline.broker.status.late import LateOne, LateRing
 from timeline.columns import Ragged
 from timeline.errors import Invalid
 from timeline.model import Rows, State, Topic, buckets_of, payload_sums

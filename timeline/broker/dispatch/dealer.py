@@ -25,8 +25,8 @@ from timeline.broker.dispatch.leased_batch import (
 from timeline.broker.dispatch.roster import ConnectedConsumer, Outboxes, Roster, grants_for
 from timeline.broker.dispatch.rounds import DueRate, LeaseAhead, NextDue, RateLimit
 from timeline.broker.lanes import MeteredStore, Settling
+from timeline.broker.late import TopicLateness
 from timeline.broker.runtime import Runtime, Tasks, Underway, wait_within
-from timeline.broker.status.late import TopicLateness
 from timeline.columns import Bools
 from timeline.leases import deal
 from timeline.model import DELIVERED_OUT, LateCause, LeavingReason, Operation, Rows, Status, Topic

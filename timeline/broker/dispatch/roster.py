@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
 
-from timeline.broker.clocks.drift import Offset
 from timeline.broker.dispatch.leased_batch import LeasedBatch
+from timeline.broker.drift import Offset
 from timeline.broker.limits import Limits
 from timeline.model import MAX_BATCH, LeavingReason
 from timeline.storage_plugins.contract import Grant

@@ -11,7 +11,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-from timeline.broker.clocks.drift import (
+from timeline.broker.cluster import BrokerPeers
+from timeline.broker.dispatch.roster import ConnectedConsumer
+from timeline.broker.drift import (
     ClockJudgement,
     ClockSamples,
     Comparison,
@@ -23,8 +25,6 @@ from timeline.broker.clocks.drift import (
     judge_step,
     sample,
 )
-from timeline.broker.cluster import BrokerPeers
-from timeline.broker.dispatch.roster import ConnectedConsumer
 from timeline.broker.fairness import CooperativePace
 from timeline.broker.runtime import Runtime
 from timeline.clock import WARN_MS, StepVerdict

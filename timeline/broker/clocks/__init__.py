@@ -1,1 +1,0 @@
-"""Clocks: the broker's own held against its peers', the store's and its clients'."""

@@ -1,1 +1,0 @@
-"""The broker's reports about itself: lateness and its causes, counts, consumers."""
