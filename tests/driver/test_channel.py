@@ -12,10 +12,9 @@ import timeline
 from timeline.clock import Clock
 from timeline.driver.client import Timeline
 from timeline.driver.queries import settings_of
-from timeline.driver.transport.addresses import parse_addresses
+from timeline.driver.transport.addresses import NoConnection, ProbeResult, parse_addresses
 from timeline.driver.transport.channel import BACKOFF_CAP_MS, LEAVING_REST_MS, Channel, Deadline, ask_all
 from timeline.driver.transport.grpc_transport import GrpcTransport
-from timeline.driver.transport.probe import NoConnection, ProbeResult
 from timeline.errors import Invalid, Unavailable
 from timeline.model import Answers
 from timeline.wire import Fault, Mutate, Mutated, MutateTag, Ping, Pong, TagMutated, TransportError, decode, encode

@@ -23,9 +23,9 @@ from timeline.driver.consume.broker_clock import BrokerClock
 from timeline.driver.consume.in_flight import DONE, HANDED, SETTLING, InFlight
 from timeline.driver.consume.session import QUIET_TIMEOUT_MS, ConsumerSession, Subscription
 from timeline.driver.consume.settler import ACK, Settler
+from timeline.driver.transport.addresses import NoConnection, ProbeResult
 from timeline.driver.transport.channel import Channel, ClientContext
 from timeline.driver.transport.grpc_transport import GrpcTransport
-from timeline.driver.transport.probe import NoConnection, ProbeResult
 from timeline.errors import TimelineError
 from timeline.model import Answers, Status
 from timeline.storage_plugins.contract import StoreUnavailable

@@ -20,13 +20,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import timeline
-import timeline.driver.transport.probe as probing
+import timeline.driver.transport.addresses as probing
 from tests.driver.broker import Broker
 from timeline.cli import options as client_options
 from timeline.cli.app import UNREACHABLE, run
 from timeline.cli.options import no_answer
+from timeline.driver.transport.addresses import ProbeResult, probe
 from timeline.driver.transport.grpc_transport import GrpcTransport
-from timeline.driver.transport.probe import ProbeResult, probe
 from timeline.wire.transport import Fault, TransportError
 
 WAIT_S = 20.0

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import timeline
-import timeline.driver.transport.probe as probing
+import timeline.driver.transport.addresses as probing
 from tests.cli.conftest import start
 from tests.security.conftest import Papers
 from timeline.cli import options as client_options

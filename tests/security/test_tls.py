@@ -18,7 +18,7 @@ from tests.security.guarded import Guarded
 from timeline.broker.server.certificates import Certificates
 from timeline.clock import Clock
 from timeline.credentials import Credentials, credentials_of
-from timeline.driver.transport import probe as probing
+from timeline.driver.transport import addresses as probing
 from timeline.driver.transport.grpc_transport import GrpcTransport
 from timeline.driver.transport.relay import RelayTransport
 from timeline.errors import Invalid

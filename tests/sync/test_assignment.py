@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timeline.sync.assignment import SLACK_PERCENT, Assignment, assign
+from timeline.sync.view import SLACK_PERCENT, Assignment, assign
 
 names = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=12)
 topics = st.integers(-(2**63), 2**63 - 1)
@@ -55,7 +55,7 @@ def test_the_answer_does_not_depend_on_who_asks(topic: int, buckets: int, weight
 
 def test_the_answer_is_the_same_in_every_process() -> None:
     weights = {"b1": 3, "b2": 1, "Ω": 2}
-    code = f"from timeline.sync.assignment import assign; print(assign(77, 64, {weights!r}).owners.tolist())"
+    code = f"from timeline.sync.view import assign; print(assign(77, 64, {weights!r}).owners.tolist())"
     asked = subprocess.run(
         [sys.executable, "-X", "utf8", "-c", code],
         capture_output=True,

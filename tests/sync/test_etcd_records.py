@@ -7,10 +7,10 @@ import json
 import pytest
 
 from timeline.sync import Member, MembershipRefused
-from timeline.sync.assignment import assign
 from timeline.sync.etcd import records
 from timeline.sync.etcd.client import EtcdEntry, Listing
 from timeline.sync.etcd.records import ClusterSnapshot, EtcdKeys, Unreadable, with_lingering
+from timeline.sync.view import assign
 
 KEYS = EtcdKeys("prod/timeline")
 B1, B2 = Member("b1", "10.0.0.1:9000", "1.2"), Member("b/ 2", "10.0.0.2:9000", "1.3")

@@ -20,8 +20,15 @@ from timeline.driver.consume.broker_clock import Drift
 from timeline.driver.message import Ids, Randomness
 from timeline.driver.tasks import all_of, keep
 from timeline.driver.times import Duration, duration_ms
-from timeline.driver.transport.addresses import is_address, place_of
-from timeline.driver.transport.probe import ABSENT, NoConnection, ProbeResult, lasting, mending
+from timeline.driver.transport.addresses import (
+    ABSENT,
+    NoConnection,
+    ProbeResult,
+    is_address,
+    lasting,
+    mending,
+    place_of,
+)
 from timeline.errors import Closed, Forbidden, Invalid, NotFound, TimelineError, Unavailable, Unknown
 from timeline.wire import Ping, Pong, decode_as, encode
 from timeline.wire.transport import STAYS, Fault, Stream, Transport, TransportError

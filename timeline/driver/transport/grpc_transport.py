@@ -18,7 +18,7 @@ import grpc.aio
 from timeline.config import is_loopback, split_address
 from timeline.credentials import PLAIN, CallMetadata, Credentials
 from timeline.driver.tasks import PARTING_S
-from timeline.driver.transport.probe import NoConnection, ProbeResult, why_not
+from timeline.driver.transport.addresses import NoConnection, ProbeResult, why_not
 from timeline.errors import Invalid
 from timeline.wire.frames import MAJOR, MAX_FRAME_BYTES, SERVICE
 from timeline.wire.transport import ADMITTED, Fault, TransportError

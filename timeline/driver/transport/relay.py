@@ -21,7 +21,7 @@ from enum import IntEnum
 
 from timeline.child import send_signal
 from timeline.credentials import PLAIN, Credentials
-from timeline.driver.transport.probe import NoConnection, ProbeResult
+from timeline.driver.transport.addresses import NoConnection, ProbeResult
 from timeline.wire.transport import Fault, Stream, Transport, TransportError
 
 log = logging.getLogger("timeline.driver")

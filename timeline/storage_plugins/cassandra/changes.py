@@ -24,9 +24,8 @@ from timeline.leases import Ask, Decision, decide
 from timeline.model import Answers, Operation, Status, Topic, buckets_of
 from timeline.storage_plugins.asks import fail, fill, mutation_asks, put_asks, removal, settle_asks
 from timeline.storage_plugins.cassandra.bucket import AT_ONCE, AlreadyThere, Bucket, BucketAccess, Buckets, Changed
-from timeline.storage_plugins.cassandra.contents import Content, Contents
 from timeline.storage_plugins.cassandra.records import Records
-from timeline.storage_plugins.cassandra.rows import LATER, CassandraRow
+from timeline.storage_plugins.cassandra.rows import LATER, CassandraRow, Content, Contents
 from timeline.storage_plugins.cassandra.statements import INLINE_BYTES
 from timeline.storage_plugins.contract import Mutations, Puts, Settles, StoreError, StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.records import dropped

@@ -18,7 +18,7 @@ from timeline.model import Answers, Rows, Topic
 from timeline.storage_plugins.cassandra import changes, leasing, records, session, walks
 from timeline.storage_plugins.cassandra.bucket import BucketAccess, Buckets
 from timeline.storage_plugins.cassandra.changes import StoreContext
-from timeline.storage_plugins.cassandra.contents import Contents
+from timeline.storage_plugins.cassandra.rows import Contents
 from timeline.storage_plugins.cassandra.session import (
     CassandraLocation,
     CassandraSession,

@@ -36,8 +36,7 @@ from timeline.storage_plugins.cassandra.changes import (
     partly,
     settled_on,
 )
-from timeline.storage_plugins.cassandra.contents import Content
-from timeline.storage_plugins.cassandra.rows import CassandraRow, rows_of, signed, tag_key
+from timeline.storage_plugins.cassandra.rows import CassandraRow, Content, rows_of, signed, tag_key
 from timeline.storage_plugins.cassandra.session import Tombstoned
 from timeline.storage_plugins.cassandra.statements import DEAD, EXPIRES, FREE, HELD, KEPT, PARTS
 from timeline.storage_plugins.contract import Page, ScanFilter, StoreUnavailable, Swept, TagMutation, TagStep
