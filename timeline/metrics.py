@@ -80,6 +80,12 @@ CATALOG: dict[str, Declaration] = {
     "timeline_stranded_total": counter(
         "Overdue messages that a sweep over all buckets had to find: nobody dealt their bucket in time", "topic"
     ),
+    "timeline_schedule_occurrences_total": counter(
+        "Occurrences of schedules: produced in time, caught_up after an outage, missed, skipped (the one before was "
+        "unfinished), or failed (refused by the topic)",
+        "topic",
+        "outcome",
+    ),
     "timeline_messages_depth": gauge(
         "Messages nobody holds, by state: available (due) and waiting (to come)", "topic", "state"
     ),

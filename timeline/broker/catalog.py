@@ -178,6 +178,14 @@ class Catalog:
         # Only a name of older rules is looked for: `find` may wait a second for what other brokers created.
         if not fits_new_topic(check_topic_name(name)) and await self.find(name) is None:
             check_new_topic_name(name)
+        return await self._create(name, settings, lambda there: _agreeing(there, _known(given)))
+
+    async def create_internal(self, name: str, settings: TopicSettings) -> Topic:
+        """Create the internal topic `name`. If it exists, return it, with whatever settings."""
+        return await self._create(name, settings.check(), lambda there: _agreeing(there, {}))
+
+    async def _create(self, name: str, settings: TopicSettings, agree: Callable[[Topic | None], Topic]) -> Topic:
+        """Create `name`. `agree` returns the topic that stands under the name, or raises TopicConflict."""
         uid = self._random_bits(63) or 1
         secrets = (self._secret(),) if settings.push_url else ()
         asked = Topic(name, uid, settings, 1, self._clock.now_ms(), secrets=secrets)
@@ -185,7 +193,7 @@ class Catalog:
             try:
                 topic = await self._change("create_topic", self._store.store.create_topic(asked))
             except TopicConflict:
-                topic = _agreeing(await self._again(name), _known(given))
+                topic = agree(await self._again(name))
             self._replace(self._topics.get(name), topic, made=topic.uid == uid)
             return topic
 

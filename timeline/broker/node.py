@@ -29,7 +29,10 @@ from timeline.broker.journal.events import Journal
 from timeline.broker.lanes import Intake, MeteredStore, Settling
 from timeline.broker.late import LatenessCauses, LateRing, TopicLateness, Traces
 from timeline.broker.limits import Limits
-from timeline.broker.runtime import FINISH_S, Runtime, Tasks
+from timeline.broker.runtime import FINISH_S, OffLoop, Runtime, Tasks, on_loop
+from timeline.broker.schedules.handler import ScheduleHandler
+from timeline.broker.schedules.records import ScheduleStore
+from timeline.broker.schedules.runner import ScheduleRunner
 from timeline.broker.status import EMPTY_SWEPT, ConsumerCounts, MessageCounts, StatusReporter, TopicRounds
 from timeline.clock import Clock
 from timeline.metrics import Metrics
@@ -49,6 +52,7 @@ class Node:
     - `make_peer` makes the channel to another broker's address.
     - `service` answers the wire.
     - `readiness` says whether it serves now.
+    - `off_loop` calls what may take long beside the event loop.
     """
 
     def __init__(
@@ -66,12 +70,13 @@ class Node:
         store_shown: str = "",
         make_peer: PeerFactory | None = None,
         journal: Journal | None = None,
+        off_loop: OffLoop = on_loop,
     ) -> None:
         self.name, self.address, self.version = name, address, version
         self.clock, self.membership = clock, membership
         self.limits, self.metrics = limits or Limits(), metrics or Metrics()
         self.tasks, self.scheduler = Tasks(self._crashed), LoopScheduler(clock.monotonic_ms)
-        runtime = self._runtime = Runtime(clock, self.limits, self.metrics, self.tasks, self.scheduler)
+        runtime = self._runtime = Runtime(clock, self.limits, self.metrics, self.tasks, self.scheduler, off_loop)
         changed = asyncio.Event()
         self.store = MeteredStore(store, runtime, changed.set, lambda uid: self.counts.used(uid), journal)
         self.readiness = Readiness(self.store, membership, changed)
@@ -92,6 +97,8 @@ class Node:
         self._random_bits = random_bits
         self._store_down_since_ms: float | None = None
         self.puts = PutHandler(runtime, self.catalog, self.readiness, self.intake, self._traces)
+        self._records = ScheduleStore(runtime, self.catalog, self.store, self.cluster, self.intake, random_bits)
+        self.schedules = ScheduleRunner(runtime, self._records, self.readiness, self.dealers, random_bits, name)
         self.service = self._gateway(version, store_shown)
 
     def _gateway(self, version: str, store_shown: str) -> Gateway:
@@ -114,6 +121,7 @@ class Node:
             puts=self.puts,
             pulls=PullHandler(runtime, topics, self.dealers, self.cluster, self.settling, self._random_bits),
             mutations=MutateHandler(runtime, topics, store, self.cluster),
+            schedules=ScheduleHandler(runtime, topics, self._records),
             reads=ReadHandler(runtime, topics, readiness, store, self.dealers, self.late),
             status=status,
             dealers=self.dealers,
@@ -149,6 +157,7 @@ class Node:
         self._membership_log.look(self.catalog.all())
         await self.clocks.measure()  # before it leases anything by a clock that may be wrong
         self.readiness.say("")
+        self.schedules.start()
         self.metrics.gauge("timeline_broker_info", 1, self.name, self.version)
         self.tasks.spawn(self._every(self.limits.observe_every_ms, self._observe), "clock")
         self.tasks.spawn(self._every(self.limits.observe_every_ms, self._look_over), "consumers")
@@ -181,6 +190,7 @@ class Node:
         while len(self.service.streams) and loop.time() < until_s:
             await self.service.streams.ended(until_s - loop.time())
         await self.service.idle()
+        await self.schedules.idle()
         await self.intake.idle()
         await self.settling.idle()
         # A consumer that was just coming back has been given what it held: that goes back, too.
@@ -229,6 +239,7 @@ class Node:
             self._to_sweep.add(after.uid, empty=True)  # until it is counted
             self._consumers.add(after)
         self.dealers.update(after)
+        self.schedules.topic_changed(after)
 
     def _dealer_of(self, topic: Topic) -> Dealer:
         since_ms = min(self.clock.now_ms(), max(self.readiness.started_ms, topic.created_ms))
@@ -303,6 +314,8 @@ class Node:
             for dealer in self.dealers:
                 dealer.clock_jumped(before_ms, after_ms)
         self.stand()
+        if not (self.readiness.state or self.readiness.quarantined):
+            self.schedules.start()  # again, after it was sent away
         self._measure()
 
     async def _look_over(self) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from timeline.broker.fairness import LoopScheduler
 from timeline.broker.limits import Limits
@@ -14,6 +15,7 @@ from timeline.metrics import Metrics
 
 log = logging.getLogger("timeline.broker")
 FINISH_S = 5.0
+T = TypeVar("T")
 
 
 class Underway:
@@ -84,12 +86,25 @@ class Tasks:
         await asyncio.gather(*running, return_exceptions=True)
 
 
+class OffLoop(Protocol):
+    """Calls a function that may take long, while the event loop goes on."""
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...
+
+
+async def on_loop(work: Callable[[], T]) -> T:
+    """Call it at once. Nothing else happens meanwhile."""
+    return work()
+
+
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The shared parts of one broker. `scheduler` shares the event loop between peers."""
+    """The shared parts of one broker. `scheduler` shares the event loop between peers. `off_loop` is for what may take
+    long."""
 
     clock: Clock
     limits: Limits
     metrics: Metrics
     tasks: Tasks
     scheduler: LoopScheduler
+    off_loop: OffLoop = on_loop

@@ -25,6 +25,7 @@ from timeline.broker.cluster import ClusterHints
 from timeline.broker.dispatch.dealer import Dealers
 from timeline.broker.fairness import Quota
 from timeline.broker.runtime import Runtime
+from timeline.broker.schedules.handler import ScheduleHandler
 from timeline.broker.status import StatusReporter
 from timeline.errors import Invalid
 from timeline.storage_plugins.contract import StoreError, StoreUnavailable, StoreUnknown
@@ -38,6 +39,7 @@ from timeline.wire import (
     Ping,
     Produce,
     Scan,
+    ScheduleCall,
     Settle,
     StatusRequest,
     Stream,
@@ -54,7 +56,7 @@ log = logging.getLogger("timeline.broker")
 F = TypeVar("F")
 FRAMES_OF: dict[str, tuple[type[Any], ...]] = {
     "Put": (Produce,), "Mutate": (Mutate, MutateTag), "Settle": (Settle,), "Forecast": (Forecast,),
-    "Topics": (Topics,), "Late": (Late,),
+    "Topics": (Topics,), "Late": (Late,), "Schedules": (ScheduleCall,),
 }  # fmt: skip
 """Unary methods that take their turn, and their frames."""
 
@@ -70,6 +72,7 @@ class Gateway:
         pulls: PullHandler,
         mutations: MutateHandler,
         reads: ReadHandler,
+        schedules: ScheduleHandler,
         status: StatusReporter,
         dealers: Dealers,
         cluster: ClusterHints,
@@ -77,7 +80,7 @@ class Gateway:
         self._runtime, self._clock, self._metrics = runtime, runtime.clock, runtime.metrics
         self._scheduler = runtime.scheduler
         self._topics, self._puts, self._mutations, self._reads = topics, puts, mutations, reads
-        self._pulls = pulls
+        self._pulls, self._schedules = pulls, schedules
         self._status, self._dealers, self._cluster = status, dealers, cluster
         self._under_way: set[asyncio.Task[bytes]] = set()
         self._calls = Quota(runtime.limits.calls_in_flight, runtime.limits.calls_bytes)
@@ -162,6 +165,8 @@ class Gateway:
                 answer = await self._topics.answer(asked, caller)
             case Late():
                 answer = await self._reads.late(asked, caller)
+            case ScheduleCall():
+                answer = await self._schedules.answer(asked, caller)
         return encode(answer)
 
     def _decoded(self, method: str, data: bytes, *kinds: type[F]) -> F:

@@ -23,7 +23,7 @@ class TopicAccess:
     """`catalog`: all topics. `changed` is called after one was created, changed or dropped here."""
 
     def __init__(self, catalog: Catalog, readiness: Readiness, changed: Callable[[], None]) -> None:
-        self.catalog, self._readiness, self._changed = catalog, readiness, changed
+        self.catalog, self._readiness, self.changed = catalog, readiness, changed
 
     def check_ready(self) -> None:
         """Raise TransportError(NOT_READY) while this broker takes no calls."""
@@ -67,7 +67,7 @@ class TopicAccess:
         if topic is None:
             return TopicList(Status.NOT_FOUND.code, f"there is no topic {asked.name!r}", ())
         if asked.action is TopicAction.DROP or (topic != before and asked.action is not TopicAction.SECRETS):
-            self._changed()
+            self.changed()
         asks = asked.action in (TopicAction.SECRETS, TopicAction.ROTATE)
         return TopicList(Status.OK.code, "", (topic,), catalog.secrets(topic) if asks else ())
 

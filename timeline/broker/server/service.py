@@ -185,6 +185,7 @@ def _node(
         store_shown=shown(config.store),
         make_peer=make_peer,
         journal=journal,
+        off_loop=asyncio.to_thread,
     )
 
 

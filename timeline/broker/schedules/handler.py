@@ -1,0 +1,428 @@
+"""Calls about schedules: they create, show, change, trigger and delete them.
+
+Whatever a call changes, it puts the next record of the schedule. If another edit or look put one first, the call reads
+again and repeats. What the edit leaves over, the look at its record cancels; the call does so at once where it can.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from timeline.broker.api.access import Deed, Principal
+from timeline.broker.api.mutate import Sendings
+from timeline.broker.api.topics import TopicAccess, Walk, opened, sealed
+from timeline.broker.runtime import Runtime
+from timeline.broker.schedules.records import PutAnswer, ScheduleStore
+from timeline.errors import Invalid, TooLarge
+from timeline.model import Status, Topic
+from timeline.schedules.edits import Edit, backfill, created, deleted, edited, shown, triggered, upcoming
+from timeline.schedules.looks import AHEAD_MS, REMEMBER_MARGIN_MS, ScheduledMessage
+from timeline.schedules.record import ScheduleRecord, occurrence_id, record_id
+from timeline.schedules.specification import Specification, check_target, fields_of_json
+from timeline.storage_plugins.contract import StoreError, StoreUnavailable, TopicConflict
+from timeline.wire import ScheduleAction, ScheduleAnswer, ScheduleCall
+from timeline.wording import no_such_topic, shown_duration
+
+TRIES = 8
+NUMBERS_MS = 1_000
+"""A schedule's first record has the number of its second: that of an earlier schedule of its name is never used."""
+MOST_ANSWERED = 1_000
+"""Answers that are kept for calls that are repeated."""
+MOST_TRIGGER_SKEW_MS = 86_400_000
+PART_MESSAGES = 2_000
+WALKED_ROWS = 5_000
+"""Records that one LIST looks through, about."""
+UNSURE = (Status.THROTTLED, Status.UNAVAILABLE, Status.UNKNOWN)
+
+
+class _Refused(Exception):
+    """The call ends with this answer."""
+
+    def __init__(self, status: Status, why: str, body: Sequence[Mapping[str, Any]] = ()) -> None:
+        super().__init__(why)
+        self.answer = ScheduleAnswer(status.code, why, _json(body) if body else "")
+
+
+@dataclass(slots=True)
+class _Made:
+    """What a call did: `records` to show, or a `body`."""
+
+    records: Sequence[ScheduleRecord] = ()
+    status: Status = Status.OK
+    body: Sequence[Mapping[str, Any]] | None = None
+    cursor: bytes = b""
+    counts: Mapping[str, int] | None = None
+
+
+class ScheduleHandler:
+    """Answers calls about schedules at one broker."""
+
+    def __init__(self, runtime: Runtime, topics: TopicAccess, store: ScheduleStore) -> None:
+        self._clock, self._off_loop = runtime.clock, runtime.off_loop
+        self._topics, self._store = topics, store
+        self._sendings = Sendings()
+        self._answered: OrderedDict[tuple[int, str], ScheduleAnswer] = OrderedDict()
+
+    async def answer(self, call: ScheduleCall, caller: Principal) -> ScheduleAnswer:
+        """Answer a call, always by a status. A repeat of a call that this broker answered gets the same answer."""
+        async with self._sendings.in_order([call.op]):
+            key = call.op, caller.name
+            if (known := self._answered.get(key)) is not None:
+                return known
+            answer = await self._definite(call, caller)
+            if call.op and Status.of(answer.status) not in UNSURE:
+                self._answered[key] = answer
+                if len(self._answered) > MOST_ANSWERED:
+                    self._answered.popitem(last=False)
+            return answer
+
+    async def _definite(self, call: ScheduleCall, caller: Principal) -> ScheduleAnswer:
+        try:
+            return await self._show(await self._do(call, caller), call, caller)
+        except _Refused as refused:
+            return refused.answer
+        except TooLarge as bad:
+            return ScheduleAnswer(Status.TOO_LARGE.code, bad.reason)
+        except (Invalid, TopicConflict) as bad:
+            return ScheduleAnswer(Status.INVALID.code, bad.reason)
+        except StoreError as trouble:
+            status = Status.UNAVAILABLE if isinstance(trouble, StoreUnavailable) else Status.UNKNOWN
+            return ScheduleAnswer(status.code, trouble.detail)
+
+    async def _do(self, call: ScheduleCall, caller: Principal) -> _Made:
+        if call.action is ScheduleAction.LIST:
+            return await self._list(call, caller)
+        check_target(call.topic, call.name)
+        match call.action:
+            case ScheduleAction.CREATE:
+                return await self._create(call, caller)
+            case ScheduleAction.GET:
+                return _Made([await self._standing(call, caller, Deed.SEE)])
+            case ScheduleAction.TRIGGER:
+                return await self._trigger(call, caller)
+            case ScheduleAction.BACKFILL:
+                return await self._backfill(call, caller)
+            case _:
+                return await self._edit(call, caller)
+
+    # ── showing ──
+
+    async def _show(self, made: _Made, call: ScheduleCall, caller: Principal) -> ScheduleAnswer:
+        body = made.body
+        if body is None:
+            body = [await self._shown(record, call, caller) for record in made.records]
+        return ScheduleAnswer(made.status.code, "", _json(body), made.cursor, made.counts or {})
+
+    async def _shown(self, record: ScheduleRecord, call: ScheduleCall, caller: Principal) -> dict[str, Any]:
+        now_ms, said = self._clock.now_ms(), record.specification
+        template = not (caller.refusal(Deed.READ, said.topic) and caller.refusal(Deed.SCHEDULE, said.topic))
+        body = await self._off_loop(lambda: shown(record, now_ms, template))
+        if call.action is ScheduleAction.GET and call.limit:
+            from_ms = call.from_ms or now_ms
+            body["next"] = await self._off_loop(lambda: upcoming(record, from_ms, call.limit))
+        body["warnings"] = _warnings(said, await self._store.target(said.topic))
+        return body
+
+    async def _list(self, call: ScheduleCall, caller: Principal) -> _Made:
+        if call.topic and (why := caller.refusal(Deed.SEE, call.topic)):
+            raise _Refused(Status.FORBIDDEN, why)
+        internal = await self._store.find_topic()
+        if internal is None:
+            return _Made()
+        cursor, walked = opened(internal, Walk.SCAN, call.cursor), 0
+        found: list[ScheduleRecord] = []
+        while len(found) < call.limit and walked < WALKED_ROWS:
+            records, cursor = await self._store.page(internal, cursor, max(1, call.limit - len(found)))
+            walked += max(1, len(records))
+            found += [one for one in records if _lists(one, call, caller)]
+            if not cursor:
+                break
+        following = await self._store.there(internal, [_next_id(one) for one in found])
+        left = [one for one in found if _next_id(one) not in following]
+        return _Made(left, cursor=sealed(internal, Walk.SCAN, cursor))
+
+    # ── finding ──
+
+    async def _find(self, topic: str, name: str) -> tuple[ScheduleRecord | None, list[ScheduleRecord]]:
+        """Return the newest record of a schedule that is not deleted, and all records under its name."""
+        records = await self._store.of(topic, name)
+        standing, last = None, None
+        for record in reversed(records):
+            # Records with consecutive numbers are one schedule. Two creations at the same time may have begun two.
+            if (last is None or record.number != last.number - 1) and not record.deleted:
+                standing = record
+            last = record
+        return standing, records
+
+    async def _standing(self, call: ScheduleCall, caller: Principal, deed: Deed) -> ScheduleRecord:
+        """Return the schedule's newest record, if `caller` may do `deed` with it."""
+        if why := caller.refusal(deed, call.topic):
+            raise _Refused(Status.FORBIDDEN, why)
+        record, _ = await self._find(call.topic, call.name)
+        if record is None:
+            raise _Refused(Status.NOT_FOUND, f"topic {call.topic!r} has no schedule {call.name!r}")
+        if deed is Deed.SCHEDULE:
+            _permit(caller, record.specification)
+        return record
+
+    async def _target(self, name: str) -> Topic:
+        target = await self._store.target(name)
+        if target is None:
+            raise _Refused(Status.NOT_FOUND, no_such_topic(name))
+        return target
+
+    # ── creating ──
+
+    async def _create(self, call: ScheduleCall, caller: Principal) -> _Made:
+        if why := caller.refusal(Deed.SCHEDULE, call.topic):
+            raise _Refused(Status.FORBIDDEN, why)
+        said = await self._specified(call)
+        _permit(caller, said)
+        target = await self._target(said.topic)
+        _check_fits(said, target)
+        for attempt in range(TRIES):
+            standing, records = await self._find(said.topic, said.name)
+            if standing is not None:
+                return await self._already(standing, said, call, caller)
+            await self._remember(target, said, caller)
+            now_ms = self._clock.now_ms()
+            number = now_ms // NUMBERS_MS * NUMBERS_MS + attempt * NUMBERS_MS
+            number = max([number, *(one.number + 2 for one in records)])
+            edit = await self._new(target, said, now_ms, number)
+            answer = await self._put(edit)
+            if answer.status is Status.OK:
+                record, _ = await self._find(said.topic, said.name)
+                if record is None or record.number >= number:
+                    return _Made([edit.record])
+                await self._withdraw(edit.record)  # another call created it at the same time
+        _busy(call)
+
+    async def _specified(self, call: ScheduleCall) -> Specification:
+        body = _object(call.body)
+        for name, value in (("topic", call.topic), ("name", call.name)):
+            if body.setdefault(name, value) != value:
+                raise Invalid(f"{name} is {body[name]!r:.80} in the specification and {value!r:.80} in the call")
+        return await self._off_loop(lambda: Specification.from_json(body))
+
+    async def _already(
+        self, standing: ScheduleRecord, said: Specification, call: ScheduleCall, caller: Principal
+    ) -> _Made:
+        if standing.specification == said:
+            return _Made([standing], Status.DUPLICATE)
+        body = await self._shown(standing, call, caller)
+        why = f"topic {said.topic!r} has another schedule {said.name!r}: change that one, or choose another name"
+        raise _Refused(Status.EXISTS, why, [body])
+
+    async def _new(self, target: Topic, said: Specification, now_ms: int, number: int) -> Edit:
+        """Return the first record. Ids of its first minutes may be taken, if there was a schedule of this name."""
+        edit = await self._off_loop(lambda: created(said, now_ms, number))
+        until_ms = now_ms + 2 * AHEAD_MS
+        coming = await self._off_loop(lambda: upcoming(edit.record, now_ms, 2 * AHEAD_MS // 1_000))
+        ids = [occurrence_id(said.name, at_ms) for at_ms in coming if at_ms < until_ms]
+        living, settled = await self._store.taken(target, ids)
+        record = edit.record if settled else replace(edit.record, renamed=())
+        if living and not settled:  # they were kept when that schedule was deleted
+            record = replace(record, standing_until_ms=until_ms, replacing=True)
+        return replace(edit, record=record)
+
+    async def _remember(self, target: Topic, said: Specification, caller: Principal) -> None:
+        """Have the topic remember ids for long enough, or refuse the call."""
+        needed_ms = said.window_ms + REMEMBER_MARGIN_MS
+        if target.settings.remember_ms >= needed_ms:
+            return
+        if why := caller.refusal(Deed.GOVERN, target.name):
+            raise _Refused(Status.FORBIDDEN, f"{_remembers(target, needed_ms)}. Here, {why}")
+        if await self._topics.catalog.update(target.name, {"remember_ms": needed_ms}, 0) is None:
+            raise _Refused(Status.NOT_FOUND, no_such_topic(target.name))
+        self._topics.changed()
+
+    async def _withdraw(self, record: ScheduleRecord) -> None:
+        edit = deleted(record, self._clock.now_ms(), keep=True)
+        await self._store.put_records([(edit.record, edit.due_ms)])
+        await self._store.wake([record.id])
+
+    # ── changing ──
+
+    async def _edit(self, call: ScheduleCall, caller: Principal) -> _Made:
+        fields = await self._fields(call)
+        for _ in range(TRIES):
+            record = await self._standing(call, caller, Deed.SCHEDULE)
+            if call.revision not in (0, record.revision):
+                why = f"schedule {record.specification.key} is at revision {record.revision}, not {call.revision}"
+                raise _Refused(Status.FENCED, f"{why}: read it again")
+            if call.action is ScheduleAction.DELETE:
+                said = record.specification
+            else:
+                said = await self._changed(record, fields, caller)
+                if said == record.specification:
+                    return _Made([record])
+            edit = await self._edited(record, said, call)
+            answer = await self._put(edit)
+            if answer.status in (Status.OK, Status.DUPLICATE):
+                cancelled = await self._cancel(edit.record)
+                await self._store.wake([record.id])
+                shows = [] if edit.record.deleted else [edit.record]
+                return _Made(shows, counts={"cancelled": cancelled})
+        _busy(call)
+
+    async def _fields(self, call: ScheduleCall) -> dict[str, Any]:
+        """Return the fields of a specification that the call changes."""
+        if call.action is ScheduleAction.UPDATE:
+            fields = fields_of_json(_object(call.body))
+            if not fields:
+                raise Invalid("an update needs the fields that change")
+            return fields
+        return {"paused": call.action is ScheduleAction.PAUSE}
+
+    async def _changed(self, record: ScheduleRecord, fields: dict[str, Any], caller: Principal) -> Specification:
+        """Return the specification with other values of `fields`, which the topic can take."""
+        said = await self._off_loop(lambda: record.specification.changed(**fields))
+        _permit(caller, said)
+        target = await self._store.target(said.topic)
+        if target is not None:
+            _check_fits(said, target)
+            if said.window_ms > record.specification.window_ms:
+                await self._remember(target, said, caller)
+        return said
+
+    async def _edited(self, record: ScheduleRecord, said: Specification, call: ScheduleCall) -> Edit:
+        now_ms = self._clock.now_ms()
+        if call.action is ScheduleAction.DELETE:
+            return await self._off_loop(lambda: deleted(record, now_ms, call.keep))
+        return await self._off_loop(lambda: edited(record, now_ms, said, call.keep))
+
+    async def _put(self, edit: Edit) -> PutAnswer:
+        """Put the record of an edit. Refuse the call if the store gives no answer."""
+        (answer,) = await self._store.put_records([(edit.record, edit.due_ms)])
+        if answer.status in UNSURE:
+            raise _Refused(answer.status, answer.detail or "the store is busy: try again")
+        if answer.status not in (Status.OK, Status.DUPLICATE, Status.EXISTS):
+            raise _Refused(answer.status, answer.detail)
+        return answer
+
+    async def _cancel(self, record: ScheduleRecord) -> int:
+        """Cancel what an edit leaves over, and return how many messages that were. If the store cannot now, the look at
+        the record does."""
+        target, cancelled = await self._store.target(record.specification.topic), 0
+        of_group: dict[str, list[str]] = defaultdict(list)
+        for id, group in record.cancelling:
+            of_group[group].append(id)
+        if target is not None:
+            for group, ids in of_group.items():
+                try:
+                    cancelled += await self._store.cancel(target, ids, group)
+                except StoreError:
+                    break
+        return cancelled
+
+    # ── producing ──
+
+    async def _trigger(self, call: ScheduleCall, caller: Principal) -> _Made:
+        record = await self._standing(call, caller, Deed.SCHEDULE)
+        target, now_ms = await self._target(call.topic), self._clock.now_ms()
+        at_ms = call.from_ms or now_ms
+        if abs(at_ms - now_ms) > MOST_TRIGGER_SKEW_MS:
+            raise Invalid("from_ms of a trigger names the present time by the caller's clock: it is off by a day")
+        for tried in range(TRIES):
+            message = replace(triggered(record, at_ms + tried), due_ms=now_ms)
+            if call.op:
+                message = replace(message, birth=call.op)
+            (answer,) = await self._store.put_messages(target, [(record, message)])
+            if answer.status in (Status.OK, Status.DUPLICATE) and not answer.foreign:
+                told = {"id": message.id, "status": str(answer.status), "version": answer.version}
+                return _Made(body=[told | {"due_ms": answer.due_ms or now_ms}])
+            if answer.status not in (Status.DUPLICATE, Status.EXISTS, Status.FORBIDDEN):
+                raise _Refused(answer.status, answer.detail or f"the topic answered {answer.status}")
+        _busy(call)
+
+    async def _backfill(self, call: ScheduleCall, caller: Principal) -> _Made:
+        record = await self._standing(call, caller, Deed.SCHEDULE)
+        target, now_ms = await self._target(call.topic), self._clock.now_ms()
+        to_ms = call.to_ms or now_ms
+        messages = await self._off_loop(lambda: backfill(record, call.from_ms, to_ms, now_ms))
+        counts = {"produced": 0, "duplicate": 0, "failed": 0}
+        for at in range(0, len(messages), PART_MESSAGES):
+            part = messages[at : at + PART_MESSAGES]
+            if call.dry_run:
+                living, settled = await self._store.taken(target, [message.id for message in part])
+                counts["duplicate"] += len(living | settled)
+                counts["produced"] += len(part) - len(living | settled)
+            else:
+                await self._fill(target, record, part, counts)
+        return _Made([record], counts=counts)
+
+    async def _fill(
+        self, target: Topic, record: ScheduleRecord, messages: Sequence[ScheduledMessage], counts: dict[str, int]
+    ) -> None:
+        for answer in await self._store.put_messages(target, [(record, message) for message in messages]):
+            if answer.status in UNSURE:
+                why = answer.detail or "the store is busy: try again"
+                raise _Refused(answer.status, f"{why}. {counts['produced']} occurrences were produced")
+            if answer.status is Status.OK:
+                counts["produced"] += 1
+            elif answer.status in (Status.DUPLICATE, Status.EXISTS, Status.FORBIDDEN):
+                counts["duplicate"] += 1
+            else:
+                counts["failed"] += 1
+
+
+def _permit(caller: Principal, said: Specification) -> None:
+    """Refuse the call unless `caller` may manage a schedule that produces so."""
+    why = caller.refusal(Deed.SCHEDULE, said.topic) or caller.refusal(Deed.PUT, said.topic, said.group)
+    if why:
+        raise _Refused(Status.FORBIDDEN, why)
+
+
+def _lists(record: ScheduleRecord, call: ScheduleCall, caller: Principal) -> bool:
+    topic = record.specification.topic
+    return not record.deleted and (not call.topic or topic == call.topic) and caller.sees(topic)
+
+
+def _check_fits(said: Specification, target: Topic) -> None:
+    most = target.settings.max_payload_bytes
+    if len(said.payload) > most:
+        raise TooLarge(f"payload takes {len(said.payload)} bytes; topic {target.name!r} takes up to {most}")
+
+
+def _warnings(said: Specification, target: Topic | None) -> list[str]:
+    if target is None:
+        return [f"there is no topic {said.topic!r}: occurrences wait until it is there"]
+    needed_ms = said.window_ms + REMEMBER_MARGIN_MS
+    if target.settings.remember_ms < needed_ms:
+        return [f"an occurrence may be produced twice: {_remembers(target, needed_ms)}"]
+    return []
+
+
+def _remembers(target: Topic, needed_ms: int) -> str:
+    """Return what is wrong with a topic that remembers ids for too short a time, and the command that changes it."""
+    has, needed = shown_duration(target.settings.remember_ms), shown_duration(needed_ms)
+    return (
+        f"topic {target.name!r} remembers settled ids for {has}, and the schedule needs {needed}: its window and ten "
+        f"minutes. `timeline topic update {target.name} --remember {needed}` sets it, with the right admin"
+    )
+
+
+def _next_id(record: ScheduleRecord) -> str:
+    return record_id(record.specification.topic, record.specification.name, record.number + 1)
+
+
+def _object(body: str) -> dict[str, Any]:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError) as bad:
+        raise Invalid(f"the body must be JSON: {bad}") from None
+    if not isinstance(found, dict):
+        raise Invalid(f"the body must be an object of JSON with fields like cron and payload, not {body!r:.80}")
+    return found
+
+
+def _json(body: Sequence[Mapping[str, Any]]) -> str:
+    return json.dumps(body, separators=(",", ":"), ensure_ascii=False)
+
+
+def _busy(call: ScheduleCall) -> NoReturn:
+    raise _Refused(Status.UNAVAILABLE, f"schedule {call.name!r} keeps changing: try again")

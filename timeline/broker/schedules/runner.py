@@ -1,0 +1,413 @@
+"""The looks of one broker at schedules: a consumer of the internal topic, in this process.
+
+Each record that it is dealt is due for a look. The look puts the occurrences that the record names, then the next
+record, and then ends this one. A crash anywhere repeats the look: what was put answers DUPLICATE.
+
+A record is ended only when the one before it is gone. So as long as a record is there, the next one is there too if it
+was ever put, and one scan tells whether a look still counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from timeline.broker.catalog import Readiness
+from timeline.broker.dispatch.dealer import Dealer, Dealers
+from timeline.broker.dispatch.leased_batch import LeasedBatch
+from timeline.broker.dispatch.roster import ConnectedConsumer, ConsumerHealth
+from timeline.broker.runtime import Runtime, Underway
+from timeline.broker.schedules.records import PutAnswer, ScheduleStore, read_record
+from timeline.model import Operation, State, Status, Topic
+from timeline.schedules.edits import superseded
+from timeline.schedules.looks import Look, plan, watched
+from timeline.schedules.record import SCHEDULES_TOPIC, ScheduleRecord, record_id
+from timeline.storage_plugins.contract import Settles, StoreError
+
+log = logging.getLogger("timeline.broker")
+
+ROOM_MESSAGES, ROOM_BYTES = 512, 8 * 1024 * 1024
+"""Records that this broker looks at, at a time."""
+PART_MESSAGES, PART_BYTES = 2_000, 4 * 1024 * 1024
+"""Occurrences that one call puts, about."""
+FIRST_RETRY_MS, LAST_RETRY_MS = 1_000, 30_000
+"""How long a look waits that the store had no time for."""
+CHAIN_MS = 250
+"""How long a look waits until the record before is ended."""
+MISSING_MS = 60_000
+"""How long a look waits whose topic is not there, or whose record cannot be read."""
+OUTCOMES = ("produced", "caught_up", "missed", "skipped", "failed")
+LIVING = (State.WAITING, State.AVAILABLE, State.LEASED)
+UNSURE = (Status.THROTTLED, Status.UNAVAILABLE, Status.UNKNOWN)
+TRIES, FIRST_WAIT_S = 5, 0.02
+MOST_TOLD = 10_000
+
+
+@dataclass(slots=True, eq=False)
+class ScheduleConsumer(ConnectedConsumer):
+    """The broker itself, as a consumer of the internal topic. It is healthy while it is there."""
+
+    def health(self, now_ms: float) -> ConsumerHealth:
+        """Return its health."""
+        return ConsumerHealth.GONE if self.gone else ConsumerHealth.HEALTHY
+
+    def lapsed(self, ended_ms: int, wall_ms: int, now_ms: float) -> None:
+        """Do nothing. A lease that ran out says that the store is slow, and nobody else would look."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """A leased record: `operation` and `time_ms` end its lease."""
+
+    record: ScheduleRecord | None
+    operation: Operation = Operation.RELEASE
+    time_ms: int = 0
+    look: Look | None = None
+    answers: list[PutAnswer] = field(default_factory=list)
+
+    @property
+    def known(self) -> ScheduleRecord:
+        assert self.record is not None
+        return self.record
+
+    @property
+    def plan(self) -> Look:
+        assert self.look is not None
+        return self.look
+
+    def end(self) -> None:
+        self.operation, self.time_ms = Operation.ACK, 0
+
+    def release(self, time_ms: int) -> None:
+        self.operation, self.time_ms = Operation.RELEASE, time_ms
+
+
+class ScheduleRunner:
+    """Looks at schedules, from `start` until the broker stops. Plans are made off the event loop: one may take a
+    second, where a rule gives nothing for years."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        store: ScheduleStore,
+        readiness: Readiness,
+        dealers: Dealers,
+        random_bits: Callable[[int], int],
+        name: str,
+    ) -> None:
+        self._clock, self._limits, self._tasks = runtime.clock, runtime.limits, runtime.tasks
+        self._metrics = runtime.metrics
+        self._store, self._readiness, self._dealers = store, readiness, dealers
+        self._random_bits, self._name, self._off_loop = random_bits, name, runtime.off_loop
+        self._consumer: ScheduleConsumer | None = None
+        self._started = False
+        self._looks = Underway()
+        self._retry_ms: dict[str, int] = {}
+        """By record's tag, how long a look waited that the store had no time for."""
+        self._told: dict[tuple[str, str], None] = {}
+        """What was logged and is not over: of which schedule, and about what."""
+
+    def start(self) -> None:
+        """Consume the internal topic from now on, as soon as there is one. Again after this broker sent its consumers
+        away."""
+        self._started = True
+        topic = self._store.topic
+        if topic is not None and (self._consumer is None or self._consumer.gone):
+            self._join(topic)
+
+    def topic_changed(self, topic: Topic) -> None:
+        """The record of a topic appeared or changed."""
+        if topic.name == SCHEDULES_TOPIC and self._started:
+            self.start()
+
+    async def idle(self) -> None:
+        """Return when no look is under way."""
+        await self._looks.none.wait()
+
+    # ── consuming ──
+
+    def _join(self, topic: Topic) -> None:
+        dealer = self._dealers.of(topic)
+        consumer = self._consumer = ScheduleConsumer(
+            id=f"schedules:{self._name}:{self._random_bits(32):08x}".encode()[:255],
+            session=0,
+            lease_ms=topic.settings.lease_ms,
+            heartbeat_ms=self._limits.heartbeat_ms,
+            credit_messages=ROOM_MESSAGES,
+            credit_bytes=ROOM_BYTES,
+            limits=self._limits,
+            heard_ms=self._clock.monotonic_ms(),
+            wake=dealer.wake,
+            trickled=dealer.trickled,
+            outboxes=dealer.outboxes,
+        )
+        dealer.roster.join(consumer)
+        dealer.admit(consumer)
+        self._tasks.spawn(self._consume(consumer, dealer), "schedules")
+
+    async def _consume(self, consumer: ScheduleConsumer, dealer: Dealer) -> None:
+        try:
+            while isinstance(batch := await consumer.next(), LeasedBatch):
+                self._looks.begin()
+                self._tasks.spawn(self._look(batch, consumer, dealer), "looking at schedules")
+        finally:
+            dealer.part_with(consumer, consumer.withdraw())
+
+    async def _look(self, batch: LeasedBatch, consumer: ScheduleConsumer, dealer: Dealer) -> None:
+        """Look at the records of one batch, and end their leases."""
+        held: list[_Held] = []
+        try:
+            held = self._read(batch)
+            until_ms = self._clock.monotonic_ms() + int(batch.rows.due_ms.min()) - self._clock.now_ms()
+            await self._look_at(dealer.topic, [one for one in held if one.record is not None], until_ms)
+        except StoreError as trouble:
+            self._tell("", "store", "schedules wait for the store: %s", trouble)
+            for one in held:
+                if one.record is not None and one.operation is Operation.RELEASE:
+                    self._repeat_later(one)
+        except Exception:
+            log.exception("a look at schedules failed and is repeated")
+            self._metrics.count("timeline_task_crashes_total", "schedules")
+        finally:
+            await self._settle(batch, held, dealer)
+            consumer.add_credit(len(batch), int(batch.sizes.sum()))
+            self._looks.end()
+
+    def _read(self, batch: LeasedBatch) -> list[_Held]:
+        """Return what is held, to be released a little later unless a look says otherwise."""
+        rows, now_ms = batch.rows, self._clock.now_ms()
+        assert rows.payloads is not None
+        held = []
+        for id, payload in zip(rows.ids.tolist(), rows.payloads.tolist(), strict=True):
+            record = read_record(id, payload)
+            if isinstance(record, str):
+                shown = id.decode(errors="replace")
+                self._tell(shown, "record", "the record %r of a schedule cannot be used: %s", shown, record)
+                held.append(_Held(None, time_ms=now_ms + MISSING_MS))
+            else:
+                held.append(_Held(record, time_ms=now_ms + self._retry_ms.get(record.tag, FIRST_RETRY_MS)))
+        return held
+
+    async def _settle(self, batch: LeasedBatch, held: list[_Held], dealer: Dealer) -> None:
+        """End the leases, and try again while the outcome is not known. After the last try they run out."""
+        if not held:
+            return
+        op = np.array([self._random_bits(64) | 1 for _ in held], dtype=np.uint64)
+        settles = Settles.of(
+            batch.rows,
+            operation=np.array([one.operation for one in held], dtype=np.uint8),
+            time_ms=np.array([one.time_ms for one in held], dtype=np.int64),
+            op=op,
+        )
+        for attempt in range(TRIES):
+            answers = await dealer.settling.settle(dealer.topic, settles)
+            unsure = np.isin(answers.status, [status.code for status in UNSURE])
+            if not unsure.any():
+                return
+            settles = settles.take(unsure)
+            await asyncio.sleep(FIRST_WAIT_S * 3**attempt)
+
+    # ── looks ──
+
+    async def _look_at(self, internal: Topic, held: list[_Held], until_ms: float) -> None:
+        """Do the looks. At monotonic `until_ms` the leases end: nothing is begun after that, because another broker may
+        be looking at the same records."""
+        if self._readiness.quarantined or not held:
+            return  # by a wrong clock nothing is decided
+        alone = await self._sort_out(internal, held)
+        ready = await self._with_topics(alone)
+        if not ready:
+            return
+        unfinished = await self._unfinished(ready)
+        now_ms = self._clock.now_ms()
+
+        def planned() -> list[Look | None]:
+            return [_planned(one.known, now_ms, one.known.tag in unfinished) for one in ready]
+
+        for one, look in zip(ready, await self._off_loop(planned), strict=True):
+            one.look = look
+            if look is None:
+                one.release(now_ms + MISSING_MS)
+        planned_ones = [one for one in ready if one.look is not None]
+        await self._cancel(planned_ones)
+        await self._put_occurrences(planned_ones, until_ms)
+        await self._put_successors(internal, planned_ones, until_ms)
+        self._told.pop(("", "store"), None)
+
+    async def _sort_out(self, internal: Topic, held: list[_Held]) -> list[_Held]:
+        """Return the records that are to be looked at: those with no record before them, and none after them."""
+        before = {_neighbour(one.known, -1): one for one in held if one.known.number > 1}
+        after = {_neighbour(one.known, 1): one for one in held}
+        there = await self._store.there(internal, [*before, *after])
+        now_ms = self._clock.now_ms()
+        waiting = [one for id, one in before.items() if id in there]
+        for one in waiting:
+            one.release(now_ms + CHAIN_MS)
+        if waiting:
+            await self._store.wake([_neighbour(one.known, -1) for one in waiting])
+        over = [one for id, one in after.items() if id in there and one not in waiting]
+        await self._end(internal, over)
+        return [one for one in held if one not in waiting and one not in over]
+
+    async def _end(self, internal: Topic, over: Sequence[_Held]) -> None:
+        """End records that another one has followed. Cancel what they put and the other one does not keep."""
+        following = await self._store.by_id(internal, [_neighbour(one.known, 1) for one in over])
+        for one in over:
+            newest = following.get(_neighbour(one.known, 1))
+            ids = superseded(one.known, newest) if newest is not None else ()
+            target = await self._store.target(one.known.specification.topic) if ids else None
+            if target is not None:
+                await self._store.cancel(target, ids, one.known.specification.group)
+            one.end()
+
+    async def _with_topics(self, held: Sequence[_Held]) -> list[_Held]:
+        """Return those whose topics are there. The others are looked at again later."""
+        topics = {name: await self._store.target(name) for name in {one.known.specification.topic for one in held}}
+        ready, now_ms = [], self._clock.now_ms()
+        for one in held:
+            said = one.known.specification
+            if topics[said.topic] is not None:
+                self._told.pop((one.known.tag, "topic"), None)
+                ready.append(one)
+            elif one.known.deleted:
+                one.end()
+            else:
+                self._tell(one.known.tag, "topic", "schedule %s waits: there is no topic %r", said.key, said.topic)
+                one.release(now_ms + MISSING_MS)
+        return ready
+
+    async def _unfinished(self, held: Iterable[_Held]) -> set[str]:
+        """Return the tags of the records whose last occurrence is not finished, where that matters."""
+        asked: dict[str, dict[str, str]] = defaultdict(dict)
+        for one in held:
+            if id := watched(one.known):
+                asked[one.known.specification.topic][id] = one.known.tag
+        tags = set()
+        for name, ids in asked.items():
+            target = await self._store.target(name)
+            if target is not None:
+                tags |= {ids[id] for id in await self._store.there(target, list(ids), LIVING)}
+        return tags
+
+    async def _cancel(self, held: Sequence[_Held]) -> None:
+        """Cancel what edits left over."""
+        left: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for one in held:
+            for id, group in one.plan.cancel:
+                left[one.known.specification.topic, group].append(id)
+        for (name, group), ids in left.items():
+            target = await self._store.target(name)
+            if target is not None:
+                await self._store.cancel(target, ids, group)
+
+    async def _put_occurrences(self, held: Sequence[_Held], until_ms: float) -> None:
+        """Put the occurrences of all, topic by topic, and note the answers."""
+        of_topic: dict[str, list[_Held]] = defaultdict(list)
+        for one in held:
+            if one.plan.messages:
+                of_topic[one.known.specification.topic].append(one)
+        for name, ones in of_topic.items():
+            target = await self._store.target(name)
+            for part in _parts(ones):
+                asked = [(one.known, message) for one in part for message in one.plan.messages]
+                answers = [PutAnswer(Status.UNAVAILABLE)] * len(asked)
+                if target is not None:
+                    answers = await self._store.put_messages(target, asked, until_ms)
+                for one in part:
+                    count = len(one.plan.messages)
+                    one.answers, answers = answers[:count], answers[count:]
+
+    async def _put_successors(self, internal: Topic, held: Sequence[_Held], until_ms: float) -> None:
+        """Put the records that follow, and end those before them."""
+        asked: list[tuple[_Held, ScheduleRecord]] = []
+        for one in held:
+            statuses = [answer.status for answer in one.answers]
+            if one.plan.must_repeat(statuses):
+                self._repeat_later(one)
+            elif (completed := one.plan.completed(statuses)) is not None:
+                asked.append((one, completed))
+            elif one.plan.over:
+                one.end()
+            else:
+                one.release(one.plan.due_ms)
+        if not asked:
+            return
+        records = [(completed, one.plan.due_ms) for one, completed in asked]
+        answers = await self._store.put_records(records, until_ms)
+        lost = []
+        for (one, completed), answer in zip(asked, answers, strict=True):
+            if answer.status in (Status.OK, Status.DUPLICATE):
+                one.end()
+                self._count(one, completed)
+            elif answer.status is Status.EXISTS:
+                lost.append(one)
+            else:
+                self._repeat_later(one)
+        await self._end(internal, lost)
+
+    def _count(self, one: _Held, completed: ScheduleRecord) -> None:
+        """Count what one look did, and log what the topic refused."""
+        record, said = one.known, one.known.specification
+        topic = self._metrics.topic(said.topic)
+        for outcome in OUTCOMES:
+            if many := getattr(completed, outcome) - getattr(record, outcome):
+                self._metrics.count("timeline_schedule_occurrences_total", topic, outcome, by=many)
+        self._retry_ms.pop(record.tag, None)
+        if completed.failed > record.failed:
+            refused = next(answer for answer in one.answers if answer.status not in _FINE)
+            why = refused.detail or str(refused.status)
+            self._tell(record.tag, "refused", "schedule %s: topic refused an occurrence: %s", said.key, why)
+        elif one.answers:
+            self._told.pop((record.tag, "refused"), None)
+
+    def _repeat_later(self, one: _Held) -> None:
+        """Release the record for a while, longer each time."""
+        wait_ms = min(2 * self._retry_ms.get(one.known.tag, FIRST_RETRY_MS // 2), LAST_RETRY_MS)
+        self._retry_ms[one.known.tag] = wait_ms
+        one.release(self._clock.now_ms() + wait_ms)
+        self._tell("", "store", "schedules wait for the store")
+
+    def _tell(self, of: str, kind: str, said: str, *values: object) -> None:
+        """Log a warning about a schedule, once until it is over."""
+        if (of, kind) not in self._told:
+            if len(self._told) >= MOST_TOLD:
+                self._told.clear()
+            self._told[of, kind] = None
+            log.warning(said, *values)
+
+
+_FINE = (Status.OK, Status.DUPLICATE, Status.EXISTS, Status.LEASED, Status.DEAD)
+
+
+def _planned(record: ScheduleRecord, now_ms: int, unfinished: bool) -> Look | None:
+    """Return the look at a record. None: it cannot be planned, which is logged. It must not stop the others."""
+    try:
+        return plan(record, now_ms, unfinished)
+    except Exception:
+        log.exception("the look at schedule %s failed", record.specification.key)
+        return None
+
+
+def _neighbour(record: ScheduleRecord, by: int) -> str:
+    """Return the id of the record before or after it."""
+    return record_id(record.specification.topic, record.specification.name, record.number + by)
+
+
+def _parts(held: Iterable[_Held]) -> Iterator[list[_Held]]:
+    """Yield records whose occurrences are put together."""
+    part: list[_Held] = []
+    messages = bytes_ = 0
+    for one in held:
+        many, size = len(one.plan.messages), sum(len(message.payload) for message in one.plan.messages)
+        if part and (messages + many > PART_MESSAGES or bytes_ + size > PART_BYTES):
+            yield part
+            part, messages, bytes_ = [], 0, 0
+        part.append(one)
+        messages, bytes_ = messages + many, bytes_ + size
+    if part:
+        yield part
