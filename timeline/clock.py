@@ -57,7 +57,7 @@ class Clock:
 
     def now(self) -> float:
         """Return milliseconds UTC."""
-        return self.now_at(self.monotonic_ms())
+        return self._start_ms + self._at(self.monotonic_ms())
 
     def now_at(self, mono_ms: float) -> float:
         """Return `now` at monotonic `mono_ms`, no earlier than the last look."""

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,6 +29,7 @@ from timeline.wire.frames import PutFlag
 STREAMED_MESSAGES = 5_000
 STREAMED_BYTES = 16 * 1024 * 1024
 """Payload bytes that `produce_iter` holds at most for messages without a receipt."""
+NO_TRACE: Mapping[str, str] = {}
 MOST_IN_DOUBT = 1_000
 """Traces of puts with an unknown outcome, kept for a second call. The oldest go."""
 
@@ -136,19 +138,21 @@ class Producer(MutationCalls):
 
     async def _put(self, message: Message, birth: int, flag: int, timeout_ms: float, made: bytes = b"") -> Receipt:
         """Put a message. `made`: the driver's id for a message without one."""
-        own, *_, headers = message.encoded
-        id = own or made or self._context.ids.make()
+        own, time_ms, flags, expires_ms, tag, headers = message.encoded
+        payload, id = message.payload, own or made or self._context.ids.make()
         if own in self._in_doubt:  # the call is repeated with the id that its error had
             headers = carried(headers, self._in_doubt[own])
         by = tracing.tracer()
-        if by is None:
-            return await self._put_one(message, id, birth, headers, flag, timeout_ms)
-        with tracing.sending(by, self.topic, 1, id.decode()) as trace:
+        with nullcontext(NO_TRACE) if by is None else tracing.sending(by, self.topic, 1, id.decode()) as trace:
+            if trace and not own:
+                headers = carried(headers, trace)
+            entry = (id, birth, time_ms, flags | flag, payload, expires_ms, tag, headers)
+            nbytes = len(payload) + len(id) + len(tag) + len(headers) + OVERHEAD_BYTES
             try:
-                headers = headers if own else carried(headers, trace)
-                return await self._put_one(message, id, birth, headers, flag, timeout_ms)
+                answer = await self._stream.queue.single(entry, nbytes, timeout_ms)
+                return receipt_of(id, answer, Operation.PUT, bool(flag & PutFlag.MOVE))
             except Unknown:
-                if not own:
+                if trace and not own:
                     self._doubt(id, trace)
                 raise
 
@@ -157,16 +161,6 @@ class Producer(MutationCalls):
         self._in_doubt[id] = trace
         if len(self._in_doubt) > MOST_IN_DOUBT:
             del self._in_doubt[next(iter(self._in_doubt))]
-
-    async def _put_one(
-        self, message: Message, id: bytes, birth: int, headers: bytes, flag: int, timeout_ms: float
-    ) -> Receipt:
-        _, time_ms, flags, expires_ms, tag, _ = message.encoded
-        payload = message.payload
-        entry = (id, birth, time_ms, flags | flag, payload, expires_ms, tag, headers)
-        nbytes = len(payload) + len(id) + len(tag) + len(headers) + OVERHEAD_BYTES
-        answer = await self._stream.queue.single(entry, nbytes, timeout_ms)
-        return receipt_of(id, answer, Operation.PUT, bool(flag & PutFlag.MOVE))
 
     async def produce_many(
         self, messages: Batch | Iterable[Message], *, if_exists: str | None = None, timeout: Duration | None = None
