@@ -1,4 +1,4 @@
-"""Errors as `application/problem+json`: the status of HTTP, the code for programs, and the command line's sentence."""
+"""Errors as `application/problem+json`: the status of HTTP, the code for programs, and a sentence with what to do."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from timeline.errors import Forbidden, Invalid, TimelineError, Unavailable, expl
 from timeline.gateway.clients import UNAUTHENTICATED, no_token
 from timeline.gateway.shapes import Problem
 from timeline.gateway.values import NOT_JSON, TOO_DEEP
+from timeline.gateway.wording import in_words_of_http
 from timeline.model import Status
 
 log = logging.getLogger("timeline.gateway")
@@ -52,7 +53,7 @@ class ClientGone(Exception):
 
 
 def problem_of(error: TimelineError) -> Problem:
-    """Return the problem of an error, in the command line's words."""
+    """Return the problem of an error, in the words of HTTP."""
     code = error.code
     if (isinstance(error, Forbidden) and UNAUTHENTICATED in error.found) or _no_token(error):
         code = UNAUTHENTICATED
@@ -77,9 +78,9 @@ def _no_token(error: TimelineError) -> bool:
 
 
 def sentence(error: TimelineError) -> str:
-    """Return the command line's sentence for an error, without the code and the id, which have fields of their own."""
+    """Return the sentence for an error, without the code and the id, which have fields of their own."""
     about = f"{error.code} {error.id!r}: " if error.id is not None else f"{error.code}: "
-    return explain(error).removeprefix(about)
+    return in_words_of_http(explain(error).removeprefix(about))
 
 
 def answer_of(error: TimelineError) -> Response[bytes]:
