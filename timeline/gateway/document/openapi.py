@@ -9,7 +9,7 @@ from litestar import Controller, Litestar
 from litestar.openapi import OpenAPIConfig
 
 from timeline.gateway import shapes as module
-from timeline.gateway.document import rules
+from timeline.gateway.document import answers, rules
 from timeline.gateway.keys import KEYED
 from timeline.gateway.problems import PROBLEM
 
@@ -57,14 +57,18 @@ PUT_BODIES: dict[str, Any] = {
             "array": {"value": [{"payload_text": "gate closes", "at": "2030-01-01T09:00:00Z"}]},
         },
     },
-    _LINES: {"schema": {"type": "string", "description": "A message in JSON on each line."}},
+    _LINES: {
+        "schema": {"type": "string", "description": "A message in JSON on each line."},
+        "examples": answers.shown(answers.PUT_LINES),
+    },
     "*/*": {
+        "examples": answers.shown(answers.PAYLOAD),
         "schema": {
             "type": "string",
             "format": "binary",
             "description": "The payload itself. `Timeline-At` or `Timeline-In` says when it is due, and makes the "
             "body of any type a payload.",
-        }
+        },
     },
 }
 """Bodies of a put. The call reads its body by its content type."""
@@ -76,7 +80,10 @@ PUT_ANSWERS: dict[str, Any] = {
         f"`{_LINES}`, an answer on each line.",
         "content": {
             _JSON: {"schema": {"anyOf": [_ref("PutAnswers"), _ref("BulkAnswer")]}},
-            _LINES: {"schema": {"type": "string", "description": "A LineAnswer on each line."}},
+            _LINES: {
+                "schema": {"type": "string", "description": "A LineAnswer on each line."},
+                "examples": answers.shown(answers.ANSWER_LINES),
+            },
         },
     },
 }
@@ -126,8 +133,8 @@ def _shapes() -> dict[str, Any]:
             rules.describe_body(name, schema)
         else:
             rules.describe_answer(schema, whole=name not in partial)
-        if name in EXAMPLES:
-            schema["examples"] = [EXAMPLES[name]]
+        if shown := EXAMPLES.get(name, answers.ANSWERS.get(name)):
+            schema["examples"] = [shown]
     return schemas
 
 
@@ -146,7 +153,8 @@ def _complete(calls: dict[str, Any]) -> None:
     }
     create["responses"]["201"]["description"] = "The topic was created"
     stream = calls["streamMessages"]["responses"]["200"]
-    stream["content"] = {"text/event-stream": {"schema": {"type": "string", "description": rules.EVENTS}}}
+    events = {"type": "string", "description": rules.EVENTS}
+    stream["content"] = {"text/event-stream": {"schema": events, "examples": answers.shown(answers.EVENTS)}}
 
 
 def _parameter(call: str, parameter: dict[str, Any]) -> dict[str, Any]:
