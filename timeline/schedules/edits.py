@@ -34,8 +34,8 @@ _RULES = tuple(name for name in TIMING if name not in ("end_ms", "count"))
 
 @dataclass(frozen=True)
 class Edit:
-    """A record to put, due at `due_ms`, if its id is absent. The look at it cancels what its `cancelling` names; whoever
-    put it may do so before, for promptness."""
+    """A record to put, due at `due_ms`, if its id is absent. The look at it cancels what its `cancelling` names; the
+    editor may do so before, for promptness."""
 
     record: ScheduleRecord
     due_ms: int

@@ -67,9 +67,9 @@ class ScheduledMessage:
 
 @dataclass(frozen=True)
 class Look:
-    """What a look at a record does. First cancel `cancel`, each as its group, but not what is leased. Put `messages`. If
-    it `must_repeat`, release the record to soon. Else put the record `completed`, due at `due_ms`, if its id is absent.
-    Then end this record.
+    """What a look at a record does. First cancel `cancel`, each as its group, but not what is leased. Put `messages`.
+    If it `must_repeat`, release the record to soon. Else put the record `completed`, due at `due_ms`, if its id is
+    absent. Then end this record.
 
     `successor` None: nothing changes. Release the record to `due_ms`, or end it if it is `over`.
     """
