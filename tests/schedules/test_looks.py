@@ -100,7 +100,7 @@ def test_what_is_only_late_is_produced_whatever_catch_up_says() -> None:
         here = world(cron="*/5 * * * * *", catch_up=catch_up)
         here.run_until(BEGIN_MS + 2 * MINUTE)
         last = max(here.topic.values(), key=lambda one: one.message.at_ms).message.at_ms
-        here.outage(last - here.now_ms + 20_000)
+        here.outage(last - here.now_ms + 21_000)  # 16 s, 11 s, 6 s and 1 s after the next ones
         here.run_until(here.now_ms + MINUTE)
         at = [one.at_ms for one in here.delivered]
         if catch_up == "none":

@@ -12,7 +12,7 @@ from timeline.model import Status
 from timeline.schedules import looks
 from timeline.schedules.edits import Edit, created, deleted, edited, superseded
 from timeline.schedules.looks import ScheduledMessage
-from timeline.schedules.record import CancelledOccurrence, ScheduleRecord
+from timeline.schedules.record import ScheduleRecord
 from timeline.schedules.specification import Specification
 
 LEASE_MS = 30_000
@@ -74,7 +74,12 @@ class World:
     ended: set[int] = field(default_factory=set)
     history: list[Committed] = field(default_factory=list)
     actors: list[Steps] = field(default_factory=list)
-    doing: set[int] = field(default_factory=set)
+    ended_ms: dict[int, int] = field(default_factory=dict)
+    """When each record ended."""
+    kept: list[int] = field(default_factory=list)
+    """The numbers of edits that kept what was pending."""
+    cancelled_ms: dict[int, int] = field(default_factory=dict)
+    """When the look at each record had cancelled."""
     writers: int = 0
     busy: bool = False
     """Whether the topic answers THROTTLED."""
@@ -155,10 +160,11 @@ class World:
         """End a record."""
         if self.records.pop(number, None) is not None:
             self.ended.add(number)
+            self.ended_ms[number] = self.now_ms
 
     # Those who act.
 
-    def look(self, number: int, begun: bool = False) -> Steps:
+    def look(self, number: int) -> Steps:
         """A broker that leased the record looks at it. Each `yield` is where it may crash, and where others act."""
         record = ScheduleRecord.decode(self.records[number].payload)
         self.writers += 1
@@ -183,6 +189,7 @@ class World:
         statuses: list[Status] = []
         for gone in look.cancel:
             statuses.append(self.cancel(gone.id, gone.group))
+        self.cancelled_ms.setdefault(number, self.now_ms)
         yield
         put: list[Status] = []
         for message in look.messages:
@@ -218,12 +225,15 @@ class World:
         self.end(number)
 
     def _give_up(self, record: ScheduleRecord, newest: ScheduleRecord) -> Steps:
-        for id in superseded(record, newest):
-            self.cancel(id, record.specification.group)
+        still = superseded(record, newest)
+        for gone in still.cancel:
+            self.cancel(*gone)
+        for message in still.put:
+            self.put(message, newest.specification.group)
         yield
         self.end(record.number)
 
-    def edit(self, make: Callable[[ScheduleRecord, int], Edit]) -> Steps:
+    def edit(self, make: Callable[[ScheduleRecord, int], Edit], keep: bool = False) -> Steps:
         """An editor, who tries again if somebody else was faster."""
         self.writers += 1
         writer = self.writers
@@ -233,6 +243,8 @@ class World:
             yield
             if self.commit(edit, record, writer, made_ms, True) is not Status.OK:
                 continue
+            if keep:
+                self.kept.append(edit.record.number)
             if self.random.random() < 0.5:
                 yield
                 for gone in edit.record.cancelling:
@@ -255,7 +267,9 @@ class World:
             return False
         number = self.random.choice(due)
         self.records[number].due_ms = self.now_ms + LEASE_MS
-        self.actors.append(self.look(number))
+        actor = self.look(number)
+        next(actor)  # which reads the record
+        self.actors.append(actor)
         return True
 
     def step(self, crash: float = 0.0) -> bool:
@@ -296,12 +310,9 @@ class World:
     def update(self, keep: bool = False, **fields: Any) -> None:
         """Somebody edits the schedule."""
         self.actors.append(
-            self.edit(lambda record, now_ms: edited(record, now_ms, record.specification.changed(**fields), keep))
+            self.edit(lambda record, now_ms: edited(record, now_ms, record.specification.changed(**fields), keep), keep)
         )
 
     def delete(self, keep: bool = False) -> None:
         """Somebody deletes the schedule."""
-        self.actors.append(self.edit(lambda record, now_ms: deleted(record, now_ms, keep)))
-
-
-__all__ = ["BEGIN_MS", "CancelledOccurrence", "Committed", "Delivered", "World"]
+        self.actors.append(self.edit(lambda record, now_ms: deleted(record, now_ms, keep), keep))

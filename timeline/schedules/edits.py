@@ -51,6 +51,7 @@ def created(specification: Specification, now_ms: int, number: int = 1) -> Edit:
         revised=number,
         created_ms=now_ms,
         edited_ms=now_ms,
+        begun_ms=now_ms,
         position_ms=now_ms,
         sequence=_counted(specification, now_ms),
         renamed=renamed,
@@ -76,10 +77,26 @@ def deleted(record: ScheduleRecord, now_ms: int, keep: bool = False) -> Edit:
     return dataclasses.replace(edit, record=made, due_ms=now_ms)
 
 
-def superseded(record: ScheduleRecord, newest: ScheduleRecord) -> tuple[str, ...]:
-    """Return the ids to cancel of what a look at `record` may have put, though a later record had cancelled it."""
-    ids = ((record.occurrence_id(one.at_ms), newest.occurrence_id(one.at_ms)) for one in record.decided)
-    return tuple(old for old, new in ids if old != new)
+@dataclass(frozen=True)
+class Superseded:
+    """What a look must still do if a later record came before its own: `cancel` what that one had cancelled, and `put`
+    again, in their places, what it had replaced."""
+
+    cancel: tuple[CancelledOccurrence, ...]
+    put: tuple[ScheduledMessage, ...]
+
+
+def superseded(record: ScheduleRecord, newest: ScheduleRecord) -> Superseded:
+    """Return what a look at `record` must still do, since the record `newest` came before its own."""
+    cancel, put = [], []
+    if newest.revised != record.revised:
+        for one in record.decided:
+            id = record.occurrence_id(one.at_ms)
+            if newest.occurrence_id(one.at_ms) != id:
+                cancel.append(CancelledOccurrence(id, record.specification.group))
+            elif record.replacing and one.at_ms < record.standing_until_ms:
+                put.append(dataclasses.replace(message_of(newest, id, one), replace=True, stands=True))
+    return Superseded(tuple(cancel), tuple(put))
 
 
 def triggered(record: ScheduleRecord, now_ms: int) -> ScheduledMessage:
@@ -161,6 +178,7 @@ def _kept(record: ScheduleRecord, now_ms: int, new: Specification) -> Edit:
         now_ms,
         position_ms=position_ms,
         sequence=_sequence(old, new, position_ms, record.sequence),
+        begun_ms=record.begun_ms if goes_on else position_ms,
         queue=record.queue if _same_rules(old, new) else tuple(_singly(old, record.queue)),
         standing_until_ms=max(record.standing_until_ms, record.position_ms),
     )
@@ -172,7 +190,8 @@ def _renewed(record: ScheduleRecord, now_ms: int, new: Specification, ends: bool
     old, gone = record.specification, ends or new.paused
     # Occurrences are put no further ahead. If they are further than that, the clock was set back, and they are over.
     from_ms = max(now_ms, record.last_ms + 1 - 2 * AHEAD_MS)
-    if _same_rules(old, new) and not (old.paused or gone):
+    goes_on = _same_rules(old, new) and not (old.paused or gone)
+    if goes_on:
         from_ms = min(from_ms, record.position_ms)
     jittered = _jittered(record, from_ms, now_ms)
     again = {one.at_ms for one in record.decided if one.at_ms >= from_ms}  # decided, and maybe not put
@@ -190,6 +209,7 @@ def _renewed(record: ScheduleRecord, now_ms: int, new: Specification, ends: bool
     made = _next(
         record,
         now_ms,
+        begun_ms=record.begun_ms if goes_on else from_ms,
         position_ms=from_ms,
         sequence=sequence,
         cancelling=tuple(dict.fromkeys((*record.cancelling, *cancelling))),
@@ -208,7 +228,8 @@ def _jittered(record: ScheduleRecord, before_ms: int, now_ms: int) -> dict[int, 
     """Return the occurrences before a time that are put, and due later for their jitter alone: times and numbers."""
     said = record.specification
     before_ms = min(before_ms, record.position_ms)
-    times = list(_times(said, max(0, now_ms - said.jitter_ms), record.position_ms, None)) if said.jitter_ms else []
+    begin_ms = max(record.begun_ms, now_ms - said.jitter_ms)
+    times = list(_times(said, begin_ms, record.position_ms, None)) if begin_ms < before_ms else []
     first = record.sequence - len(times) + 1
     numbers = {at_ms: max(1, first + place) for place, at_ms in enumerate(times)}
     alone = said.overlap is not Overlap.ALLOW

@@ -236,8 +236,6 @@ class _Decision:
         due_ms = due_of(self._said, at_ms)
         expired = 0 < self._said.expires_ms <= self._now_ms - due_ms
         if due_ms + LATE_MS >= self._now_ms and not expired:
-            if self._alone and self._latest is not None:
-                self._settle_latest()
             self._after_latest = True
             self._take(one)
         elif self._said.catch_up is CatchUp.NONE or expired or due_ms < self._now_ms - self._said.window_ms:
@@ -275,6 +273,7 @@ class _Decision:
             self._queue[-1] = last._replace(until_ms=one.at_ms + 1, length=last.length + 1)
         else:
             self._queue.append(QueuedSpan(one.at_ms, one.at_ms + 1, one.sequence - 1, 1, one.caught_up))
+            self._queue.sort()
 
     def _take_from_queue(self) -> None:
         span = self._queue.pop(0)

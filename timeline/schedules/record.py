@@ -72,9 +72,9 @@ class ScheduleRecord:
     `number`: of this record; the next one's is larger by one. `revision`: 1, and 1 more with each edit. `revised`: the
     number of the record with which this revision began.
 
-    `position_ms`: the first time at which an occurrence is not decided yet. `sequence`: how many were decided before
-    it. `cancelling`, `decided`: what the next look cancels, and puts. `queue`: what waits for its turn. `renamed`:
-    whose ids have a number.
+    `begun_ms`: since when these rules decide. `position_ms`: the first time at which an occurrence is not decided yet.
+    `sequence`: how many were decided before it. `cancelling`, `decided`: what the next look cancels, and puts.
+    `queue`: what waits for its turn. `renamed`: whose ids have a number.
 
     `standing_until_ms`: before it, occurrences of earlier revisions may stand. `replacing`: they are replaced.
 
@@ -88,6 +88,7 @@ class ScheduleRecord:
     revised: int = 1
     created_ms: int = 0
     edited_ms: int = 0
+    begun_ms: int = 0
     position_ms: int = 0
     sequence: int = 0
     decided: tuple[DecidedOccurrence, ...] = ()
