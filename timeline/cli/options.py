@@ -396,11 +396,23 @@ def connected(address: str, timeout: str) -> timeline.Timeline:
 def topic_names(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
     """Return the topics that begin with `begun`, for a shell's completion. None when no broker answers in time."""
 
+    async def names(tl: timeline.Timeline) -> list[str]:
+        return [each.name for each in await tl.topics() if each.name.isprintable()]
+
+    return completed(context, begun, names)
+
+
+def completed(
+    context: click.Context, begun: str, names: Callable[[timeline.Timeline], Awaitable[list[str]]]
+) -> list[str]:
+    """Return those of `names` that begin with `begun`, for a shell's completion. None when no broker answers in time.
+    `names` gets a client by the options of `context`."""
+
     async def ask() -> list[str]:
         address = context.params.get("address") or DEFAULT_ADDRESS
         credentials = credentials_of_options(context.params)
         async with timeline.Timeline(address, COMPLETION_WAIT, credentials=credentials) as tl:
-            return [each.name for each in await tl.topics() if each.name.startswith(begun) and each.name.isprintable()]
+            return [name for name in await names(tl) if name.startswith(begun)]
 
     try:
         return asyncio.run(ask())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -133,14 +135,14 @@ def plan_import(
 ) -> list[ImportedEntry]:
     """Return a schedule for each entry. One that says the same, under whatever name, stands for it. Another name that
     is in the way is refused, unless a further entry of the crontab explains it."""
-    left = [one.specification for one in standing]
+    left: dict[str, list[Specification]] = defaultdict(list)
+    for one in standing:
+        left[_meaning(one.specification)].append(one.specification)
     claimed: dict[int, Specification] = {}
     for entry in read.entries:
-        same = next((one for one in left if _same(one, entry, topic, shared)), None)
-        if same is not None:
-            left.remove(same)
-            claimed[entry.line] = same
-    in_the_way = {one.name for one in left}
+        if same := left[_meaning(_specification(topic, entry.base, entry, shared))]:
+            claimed[entry.line] = same.pop(0)
+    in_the_way = {one.name for rest in left.values() for one in rest}
     fresh = [entry for entry in read.entries if entry.line not in claimed]
     names = {entry.line: name for name, entry in named_entries(fresh, [one.name for one in claimed.values()])}
     planned = []
@@ -173,10 +175,9 @@ def _specification(topic: str, name: str, entry: CrontabEntry, shared: Mapping[s
     return Specification(topic, name, **specification_fields(given))
 
 
-def _same(standing: Specification, entry: CrontabEntry, topic: str, shared: Mapping[str, Any]) -> bool:
-    """Return whether a schedule says what an entry does. Whether it is paused now does not matter."""
-    wanted = _specification(topic, standing.name, entry, shared)
-    return standing == wanted.changed(paused=standing.paused)
+def _meaning(says: Specification) -> str:
+    """Return what schedules that say the same have in common, whatever they are called, paused or not."""
+    return json.dumps(says.to_json() | {"name": "", "paused": False}, sort_keys=True)
 
 
 async def _create(tl: timeline.Timeline, one: ImportedEntry) -> None:

@@ -11,7 +11,16 @@ import click
 
 import timeline
 from timeline.cli.app import DONE, REFUSED, SOME_FAILED, Failed, Suggesting, complain, say
-from timeline.cli.options import ClientOptions, check_topic, client_command, iso, parse_time, topic_names, zone_option
+from timeline.cli.options import (
+    ClientOptions,
+    check_topic,
+    client_command,
+    completed,
+    iso,
+    parse_time,
+    topic_names,
+    zone_option,
+)
 from timeline.cli.output import (
     payload_fields,
     print_fields,
@@ -66,9 +75,18 @@ schedule.add_command(preview)
 schedule.add_command(import_)
 
 
+def schedule_names(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    """Return the topic's schedules that begin with `begun`, for a shell's completion."""
+
+    async def names(tl: timeline.Timeline) -> list[str]:
+        return sorted([each.name async for each in tl.schedules(context.params.get("topic"))])
+
+    return completed(context, begun, names)
+
+
 def of_schedule(function: Any) -> Any:
     """Add the arguments TOPIC and NAME."""
-    function = click.argument("name")(function)
+    function = click.argument("name", shell_complete=schedule_names)(function)
     return click.argument("topic", shell_complete=topic_names)(function)
 
 
