@@ -77,7 +77,8 @@ async def old_topic(url: str) -> None:
 
 
 def hostile(tl: timeline.SyncTimeline, topic: str) -> None:
-    """A message in each state, all of whose words are hostile, and one that was late."""
+    """A message in each state and a schedule, all of whose words are hostile, and a message that was late."""
+    tl.schedule(topic, "nightly", cron="@daily", payload=EVIL, tag=EVIL, headers={EVIL: EVIL})
     with tl.producer(topic, group=EVIL) as p:
         for id in ("dead", "late", "leased"):
             p.produce(EVIL.encode(), at=timeline_past(), id=id + EVIL, tag=EVIL, headers={EVIL: EVIL})
@@ -130,8 +131,8 @@ FED: dict[str, Callable[[Stage], list[str]]] = {
     "topic secret": lambda at: [EVIL, "--rotate"],
     "push test": lambda at: [EVIL],
     "schedule preview": lambda at: [EVIL],
-    "schedule create": lambda at: [at.topic, "nightly", "--cron", "@daily", "--payload", EVIL, "--tag", EVIL],
-    "schedule ls": lambda at: [],
+    "schedule create": lambda at: [at.topic, "other", "--cron", "@daily", "--exclude", EVIL],
+    "schedule ls": lambda at: [EVIL],
     "schedule show": lambda at: [at.topic, "nightly"],
     "schedule update": lambda at: [at.topic, EVIL, "--cron", EVIL],
     "schedule pause": lambda at: [at.topic, EVIL],

@@ -250,7 +250,8 @@ class Schedule(ScheduleView):
     async def trigger(self, *, timeout: Duration | None = None) -> Receipt:
         """Produce one message now, beside its occurrences, and return the receipt. Its id is the schedule's name and
         the time, `monthly@2026-11-01T05:30:00.250Z.trigger`."""
-        (made,) = json.loads((await self._ask(ScheduleAction.TRIGGER, timeout)).body)
+        now_ms = self._context.clock.now_ms()  # is part of the id, whichever broker gets a repeat of the call
+        (made,) = json.loads((await self._ask(ScheduleAction.TRIGGER, timeout, from_ms=now_ms)).body)
         return Receipt(made["id"], Status(made["status"]), int(made["version"]), int(made["due_ms"]))
 
     async def backfill(
@@ -352,10 +353,7 @@ def _taken(call: ScheduleCall, there: Sequence[Mapping[str, Any]]) -> Exists:
         if there and name in there[0] and there[0][name] != value
     ]
     differ = f", which differs in {', '.join(standing)}" if standing else ""
-    return Exists(
-        f"{call.topic} has another schedule {call.name!r}{differ}. Change it with update() of "
-        "tl.get_schedule(…) or by 'timeline schedule update', or choose another name"
-    )
+    return Exists(f"{call.topic} has another schedule {call.name!r}{differ}. Update that one, or choose another name")
 
 
 async def find_schedule(
