@@ -1,6 +1,6 @@
 """The wire: bytes ↔ frames, verified before use. `frames.py` lists the frames.
 
-    data = encode(frame)                  frames.py → codec.py → write.py → bytes
+    data = encode(frame)                  frames.py → codec.py → bytes
     frame = decode(data)                  bytes → verify.py → codec.py → frames.py
     frame = decode_as(data, Produce)
     refused = validate_produce(frame)     bad messages of a sound frame
