@@ -3,15 +3,19 @@ planted must be found."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import Counter
 from typing import Any
 
 import pytest
 
+from tests.schedules import world
 from tests.schedules.judge import judge
 from tests.schedules.samples import spec
 from tests.schedules.world import World
+from timeline.schedules import edits, looks
+from timeline.schedules.record import RenamedSpan, ScheduleRecord
 
 RULES: tuple[dict[str, Any], ...] = (
     {"cron": "* * * * *"},
@@ -109,3 +113,60 @@ def test_stories_come_to_what_they_should(part: int) -> None:
     seen, _ = tell(range(part * 50, part * 50 + 50))
     assert seen["delivered"] > 500
     assert seen["absent"] > 50
+
+
+@pytest.mark.prove
+@pytest.mark.slow
+@pytest.mark.timeout(1_200)
+@pytest.mark.parametrize("part", range(8))
+def test_thousands_of_stories(part: int) -> None:
+    seen, _ = tell(range(10_000 + part * 500, 10_000 + part * 500 + 500))
+    assert seen["delivered"] > 10_000
+
+
+def _no_spans(*_: object) -> list[RenamedSpan]:
+    return []
+
+
+def _nothing(*_: object) -> edits.Superseded:
+    return edits.Superseded((), ())
+
+
+def _never_replaces(*arguments: Any) -> looks.ScheduledMessage:
+    return dataclasses.replace(MESSAGE_OF(*arguments), replace=False)
+
+
+def _counts_again(decision: Any) -> dict[str, Any]:
+    changes = CHANGES(decision)
+    again = changes["missed"] - decision._record.missed
+    return changes | {"missed": changes["missed"] + again}
+
+
+def _forgets_what_was_decided(record: ScheduleRecord, *arguments: Any) -> edits.Edit:
+    edit = RENEWED(record, *arguments)
+    return dataclasses.replace(edit, record=dataclasses.replace(edit.record, decided=()))
+
+
+MESSAGE_OF, CHANGES, RENEWED = looks.message_of, looks._Decision.changes, edits._renewed
+PLANTED: dict[str, tuple[Any, str, Any]] = {
+    "an edit without new names": (edits, "_spans", _no_spans),
+    "an edit that drops what was decided": (edits, "_renewed", _forgets_what_was_decided),
+    "a late look that cleans nothing up": (world, "superseded", _nothing),
+    "no replacement": (looks, "message_of", _never_replaces),
+    "missed counted twice": (looks._Decision, "changes", _counts_again),
+    "what is only late counts as missed": (looks, "LATE_MS", 0),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mistake", ["successor first", "no successor", "forgets cancels", "puts what it decides", *PLANTED]
+)
+def test_the_judge_finds_a_mistake(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if mistake in PLANTED:
+        monkeypatch.setattr(*PLANTED[mistake])
+    for begin in range(0, 400, 10):
+        _, wrong = tell(range(begin, begin + 10), mistake)
+        if wrong:
+            return
+    raise AssertionError("not found in 400 stories")

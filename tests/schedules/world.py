@@ -3,6 +3,7 @@ at each step, and editors that race with them. Time is a number; everything foll
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -180,6 +181,10 @@ class World:
         look = looks.plan(record, made_ms, previous is not None)
         if self.mistake == "forgets cancels":
             look = looks.Look(look.messages, look.successor, look.due_ms, look.now_ms, look.over)
+        if self.mistake == "puts what it decides" and look.successor is not None:
+            ahead = looks.plan(look.successor, made_ms).messages
+            rest = dataclasses.replace(look.successor, decided=())
+            look = looks.Look((*look.messages, *ahead), rest, look.due_ms, look.now_ms, look.over, look.cancel)
         if self.mistake == "successor first" and look.successor is not None:
             made = look.completed([Status.OK] * len(look.messages))
             assert made is not None
