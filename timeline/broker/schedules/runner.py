@@ -255,14 +255,17 @@ class ScheduleRunner:
         return [one for one in held if one not in waiting and one not in over]
 
     async def _end(self, internal: Topic, over: Sequence[_Held]) -> None:
-        """End records that another one has followed. Cancel what they put and the other one does not keep."""
+        """End records that another one has followed. Cancel what they put and the other one does not keep. Put again
+        what they put in the place of the other one's."""
         following = await self._store.by_id(internal, [_neighbour(one.known, 1) for one in over])
         for one in over:
             newest = following.get(_neighbour(one.known, 1))
-            ids = superseded(one.known, newest) if newest is not None else ()
-            target = await self._store.target(one.known.specification.topic) if ids else None
-            if target is not None:
-                await self._store.cancel(target, ids, one.known.specification.group)
+            target = await self._store.target(one.known.specification.topic) if newest is not None else None
+            if newest is not None and target is not None:
+                still = superseded(one.known, newest)
+                await self._store.cancel(target, [id for id, _ in still.cancel], one.known.specification.group)
+                if still.put:
+                    await self._store.put_messages(target, [(newest, message) for message in still.put])
             one.end()
 
     async def _with_topics(self, held: Sequence[_Held]) -> list[_Held]:
