@@ -365,8 +365,9 @@ def _fields(found: timeline.Schedule, zone: ZoneInfo) -> dict[str, object]:
     fields["produced"] = f"{state.produced:,}" + (f", {state.caught_up:,} of them caught up" if state.caught_up else "")
     counts = {"missed": state.missed, "skipped": state.skipped, "failed": state.failed}
     fields |= {name: f"{count:,}" for name, count in counts.items() if count or name == "missed"}
-    if state.last_ms:
-        fields["last"] = f"{shown_wall(state.last_ms, zone)}  {state.last_id}"
+    if state.last_id:
+        ahead = ", put ahead of it" if state.last_ms > Clock().now_ms() else ""
+        fields["last"] = f"{shown_wall(state.last_ms, zone)}{ahead}"
     fields["group"] = says.group
     if says.tag:
         fields["tag"] = says.tag
@@ -402,7 +403,7 @@ def schedule_json(found: ScheduleView) -> dict[str, Any]:
         "state": found.status,
         "revision": found.revision,
         "next": iso(found.next_ms),
-        "last": iso(state.last_ms),
+        "last": iso(state.last_ms) if state.last_id else None,
         "last_id": state.last_id or None,
         **{name: getattr(state, name) for name in ("produced", "caught_up", "missed", "skipped", "failed")},
         "created": iso(state.created_ms),
