@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from timeline.clock import Clock
-from timeline.demo.plan import GATES, HISTORY_SUFFIX, WEBHOOK_GATE, DayPlan, Filing, gate_name
+from timeline.demo.plan import GATES, HISTORY_SUFFIX, INSPECTOR, WEBHOOK_GATE, DayPlan, Filing, gate_name
 from timeline.history import HistoryFile
 from timeline.model import payload_sum
 
@@ -40,6 +40,8 @@ class StagedDay:
             self._history(gate).note(
                 "consume", {"topic": self.plan.topic, "consumer": gate, "session": 1, "credit": 64}
             )
+        for at_ms in self.plan.inspections.times if self.plan.inspections else ():
+            self._at(at_ms + self.transit_ms, lambda at_ms=at_ms: self._inspect(at_ms))
         for filing in self.plan.filings:
             self._at(filing.put_ms, lambda filing=filing: self._put(filing))
         while self._work and self._work[0][0] <= self.until_ms:
@@ -47,6 +49,9 @@ class StagedDay:
             step()
         for history in self._histories.values():
             history.close()
+
+    def _inspect(self, at_ms: int) -> None:
+        self._history(INSPECTOR).note("inspect", {"id": f"runway@{at_ms}", "scheduled_ms": at_ms})
 
     def _at(self, at_ms: float, step: Callable[[], None]) -> None:
         heapq.heappush(self._work, (at_ms, self._turn, step))

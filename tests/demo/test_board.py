@@ -97,6 +97,28 @@ def test_the_board_shows_what_happens(plan: DayPlan, tmp_path: Path) -> None:
     assert f" {plan.clock.text(plan.clock.day(until_ms))} " in text
 
 
+def test_the_board_shows_the_schedule(plan: DayPlan, tmp_path: Path) -> None:
+    assert plan.inspections is not None
+    for share, text in ((0.0, " next "), (0.5, " inspected "), (1.0, " inspected ")):
+        folder = tmp_path / str(share)
+        folder.mkdir()
+        picture, now_ms = picture_at(plan, folder, share)
+        done = sum(at_ms < now_ms for at_ms in plan.inspections.times)
+        line = next(line for line in drawn(picture, now_ms, (120, 40)).splitlines() if "Runway" in line)
+        assert f"{done} of {plan.inspections.count}" in line and text in line
+    assert (done, picture.inspections_left) == (plan.inspections.count, 0)
+    assert "the runway is inspected" in {one.text.partition(",")[0] for one in picture.happenings}
+
+
+def test_the_day_is_not_done_before_the_last_inspection(plan: DayPlan, tmp_path: Path) -> None:
+    StagedDay(plan, tmp_path).play()
+    path = tmp_path / f"inspector{HISTORY_SUFFIX}"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(True)[:-1]))
+    picture = DayPicture(plan, tmp_path)
+    picture.refresh()
+    assert picture.settled == len(picture.departures) and not picture.done
+
+
 def test_the_next_departure_stands_before_the_later_ones(plan: DayPlan, tmp_path: Path) -> None:
     picture, now_ms = picture_at(plan, tmp_path, 0.4)
     waiting = [
@@ -157,7 +179,7 @@ def test_plain_lines(plan: DayPlan, tmp_path: Path) -> None:
     lines.watch(picture, now_ms)
     lines.watch(picture, now_ms + 1)
     assert sum("crashes with" in line for line in said) == 4
-    assert f"departed {picture.counts['departed']} of 98; late by p50 1.0" in said[-1]
+    assert f"departed {picture.counts['departed']} of 98; runway inspected 20 times; late by p50 1.0" in said[-1]
 
 
 def test_a_board_needs_a_terminal_with_room() -> None:
@@ -193,9 +215,11 @@ def test_the_end_is_told(plan: DayPlan, tmp_path: Path) -> None:
     out = io.StringIO()
     tell(Played(summary, plan, tmp_path), Screen(out))
     text = out.getvalue()
-    assert text.count("✓") == 7 and "✕" not in text and "[" not in text
+    assert text.count("✓") == 8 and "✕" not in text and "[" not in text
     assert "Friday 08 March 2013" in text
     assert "off: a gate fell" in text
+    assert plan.inspections is not None
+    assert f"the runway was inspected each hour, {plan.inspections.count} times: p50 1.0 ms" in text
     assert "4 gates crashed, 4 leases ran out and came back" in text
     assert str(tmp_path) in text
 

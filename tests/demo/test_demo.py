@@ -88,6 +88,7 @@ def test_a_day_goes_out_on_time(data: Path, flights: list[Flight], tmp_path: Pat
     assert (told["early"], told["lost"], told["doubled"]) == (0, 0, 0)
     assert told["crashes"] == 4 and told["leases_back"] >= 4  # type: ignore[operator]
     assert told["webhooks"] > 0  # type: ignore[operator]
+    assert told["inspected"] > 0  # type: ignore[operator]
     assert set(told["lateness_ms"]) == {"p50", "p99", "max"}  # type: ignore[call-overload]
     assert list(folder.iterdir()) == [] and processes_of(folder) == []
 

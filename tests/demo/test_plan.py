@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.demo.conftest import NOW_MS
 from timeline.demo.flights import DEFAULT_DAY, MINUTE_MS, Flight, flights_of
-from timeline.demo.plan import GATES, LEASE_MS, MAX_SPEED, MIN_SPEED, NOTICE_REAL_MS, DayPlan, make_plan, read_plan
+from timeline.demo.plan import (
+    GATES,
+    HOUR_MS,
+    LEASE_MS,
+    LEAST_PERIOD_MS,
+    MAX_SPEED,
+    MIN_SPEED,
+    NOTICE_REAL_MS,
+    DayPlan,
+    make_plan,
+    read_plan,
+)
 from timeline.errors import Invalid
 
 
@@ -65,6 +77,25 @@ def test_a_day_of_cancellations_has_no_crash() -> None:
 def test_a_plan_reads_back_as_it_was(plan: DayPlan, tmp_path: Path) -> None:
     plan.write(tmp_path / "plan.json")
     assert read_plan(tmp_path / "plan.json") == plan
+
+
+@pytest.mark.parametrize(("speed", "hours"), [(1.0, 1), (600.0, 1), (3_600.0, 1), (3_601.0, 2), (20_000.0, 6)])
+def test_the_runway_is_inspected_at_full_hours_of_the_day(flights: list[Flight], speed: float, hours: int) -> None:
+    plan = make_plan(flights, DEFAULT_DAY, NOW_MS, "a:1", speed)
+    planned = plan.inspections
+    assert planned is not None and planned.topic == "inspections"
+    assert (planned.hours, len(planned.times)) == (hours, planned.count)
+    assert planned.period_ms >= LEAST_PERIOD_MS
+    assert planned.times[0] >= plan.begin_ms + 3_000 and planned.times[-1] <= plan.last_due_ms
+    assert planned.times[-1] + planned.period_ms > plan.last_due_ms
+    if 3_600_000 % speed == 0:
+        assert {plan.clock.text(plan.clock.day(at_ms))[3:] for at_ms in planned.times} == {"00"}
+
+
+def test_a_day_that_is_over_at_once_has_no_inspection(flights: list[Flight]) -> None:
+    flight = next(flight for flight in flights if not flight.cancelled and not flight.late)
+    late_in_its_hour = replace(flight, scheduled_ms=flight.scheduled_ms // HOUR_MS * HOUR_MS + 50 * MINUTE_MS)
+    assert make_plan([late_in_its_hour], DEFAULT_DAY, NOW_MS, "a:1", 60).inspections is None
 
 
 @pytest.mark.parametrize("speed", [0.0, -600.0, 0.5, 20_001.0, float("inf"), float("nan")])

@@ -126,6 +126,19 @@ def no_webhook(events: list[Event]) -> None:
             event.arguments["consumer"] = "gate-4"
 
 
+def no_schedule(events: list[Event]) -> None:
+    events[:] = [event for event in events if event.operation != "inspect"]
+
+
+def inspected_early(events: list[Event]) -> None:
+    _one(events, "inspect").wall_ms -= 60_000
+
+
+def inspected_unasked(events: list[Event]) -> None:
+    event = _one(events, "inspect")
+    events.append(replace(event, arguments={"id": "runway@1", "scheduled_ms": 1}))
+
+
 def by_webhook(spoil: Callable[[list[Event]], None]) -> Callable[[list[Event]], None]:
     """Return what spoils an event of the webhook gate."""
 
@@ -158,6 +171,9 @@ def by_webhook(spoil: Callable[[list[Event]], None]) -> Callable[[list[Event]], 
         (other_payload, "broken promises"),
         (no_lease_back, "no lease came back from a crash"),
         (no_lease_back, "no gate crashed"),
+        (no_schedule, "inspected is 0, the data say "),
+        (inspected_early, "1 inspections came early: runway@"),
+        (inspected_unasked, "1 inspections came at no time of the schedule: runway@1"),
     ],
 )
 def test_each_way_of_spoiling_a_day_is_named(

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from timeline.demo.flights import AIRLINES, MINUTE_MS, city
 from timeline.demo.picture import DayPicture, Departure, FlightStage, GateView, Happening
+from timeline.demo.plan import Inspections
 
 LINE_EVERY_MS = 5_000
 RARE = ("crash", "back", "up", "trouble")
@@ -47,6 +48,7 @@ _KINDS = {
     "crash": ("✹", "bold white on red"),
     "back": ("↺", "bold cyan"),
     "up": ("●", "green"),
+    "inspect": ("↻", "cyan"),
     "trouble": ("!", "bold red"),
 }
 
@@ -72,7 +74,7 @@ def draw(picture: DayPicture, now_ms: float, size: tuple[int, int]) -> Renderabl
 
 def _wide(body: Layout, picture: DayPicture, now_ms: float, lines: int, columns: int) -> None:
     """Show departures and events on the left; gates, lateness and load on the right."""
-    gates_lines = max(len(picture.gates), 4) + 2
+    gates_lines = _gates_lines(picture)
     events_lines = min(max(5, lines // 4), 9)
     body.split_row(Layout(name="left"), Layout(name="side", size=SIDE_COLUMNS))
     body["left"].split_column(
@@ -88,7 +90,7 @@ def _wide(body: Layout, picture: DayPicture, now_ms: float, lines: int, columns:
 
 def _narrow(body: Layout, picture: DayPicture, now_ms: float, lines: int, columns: int) -> None:
     """Show departures above, events and gates below, lateness and load as a line."""
-    gates_lines = max(len(picture.gates), 4) + 2
+    gates_lines = _gates_lines(picture)
     body.split_column(
         Layout(_departures(picture, now_ms, lines - gates_lines - 4, columns >= AIRLINE_COLUMNS)),
         Layout(name="below", size=gates_lines),
@@ -176,13 +178,28 @@ def _status(picture: DayPicture, departure: Departure) -> Text:
     return Text(gate.title.upper() + again, style="bold cyan" if again else style)
 
 
+def _gates_lines(picture: DayPicture) -> int:
+    return max(len(picture.gates), 4) + (picture.plan.inspections is not None) + 2
+
+
 def _gates(picture: DayPicture) -> RenderableType:
     table = _grid("left", "left wide", "right", apart=1)
     for _, gate in sorted(picture.gates.items()):
         table.add_row(*_gate(gate))
     if not picture.gates:
         table.add_row(Text("opening …", style="grey50"))
+    if picture.plan.inspections is not None:
+        table.add_row(*_runway(picture, picture.plan.inspections))
     return _panel(table, "Gates")
+
+
+def _runway(picture: DayPicture, planned: Inspections) -> tuple[Text, Text, Text]:
+    """Show the last inspection of the runway, or the first one to come."""
+    clock, done = picture.plan.clock, bool(picture.inspected)
+    at_ms = max(picture.inspected) if done else planned.first_ms
+    said = f"{'inspected' if done else 'next'} {clock.text(clock.day(at_ms))}"
+    count = Text.assemble((f"{len(picture.inspected)}", "bold"), (f" of {planned.count}", "grey58"))
+    return Text.assemble(("↻ ", "cyan"), "Runway"), Text(said, style="grey50"), count
 
 
 def _gate(gate: GateView) -> tuple[Text, Text, Text]:
@@ -334,6 +351,7 @@ class LineWatcher:
             self._write(
                 f"{clock.text(clock.day(now_ms))}  put {counts['put']}, moved {counts['moved']}, cancelled "
                 f"{counts['cancelled']}, departed {counts['departed']} of {len(picture.departures)}; "
+                f"runway inspected {len(picture.inspected)} times; "
                 f"late by p50 {late.p50:.1f}, p99 {late.p99:.1f}, max {late.max:.1f} ms"
             )
 

@@ -25,10 +25,12 @@ from timeline.demo.plan import (
     DEFAULT_SPEED,
     GATES,
     HISTORY_SUFFIX,
+    INSPECTOR,
     LEASE_MS,
     PLAN,
     TOPIC,
     DayPlan,
+    Inspections,
     WebhookPlan,
     check_speed,
     gate_name,
@@ -61,6 +63,7 @@ BROKERS = 2
 PUSH_TIMEOUT_MS = 5 * LEASE_MS
 """How long the webhook gate may take to answer. If it stalls, it loses its lease first, like the others. The gateway's
 release would come too late to give the departure another time."""
+SCHEDULE = "runway"
 REMEMBER = "1h"
 """A cluster's topic remembers settled ids. So what a driver asked of the killed broker gets a definite answer."""
 
@@ -142,6 +145,8 @@ class Conductor:
         self.returning: set[asyncio.Task[None]] = set()
         self.webhooks: list[DemoChild] = []
         """The gateway, and the gate to which it sends webhooks; none if packages are missing."""
+        self.inspectors: list[DemoChild] = []
+        """The inspector of the runway; none if the day is too short."""
 
     async def play(self) -> Played:
         """Play the whole day."""
@@ -150,13 +155,13 @@ class Conductor:
         topic = TOPIC if not self.options.store else f"demo-{TOPIC}-{self.clock.now_ms()}"
         async with timeline.connect(address, timeout="10s") as client:
             webhook = await self._create(client, topic, address)
-            plan, feeders = await self._begin(address, topic, webhook)
+            plan, feeders = await self._begin(client, address, topic, webhook)
             await self._watch(plan, feeders)
             await self._close(feeders)
             rows = await self._scan(client, topic)
             end_wall_ms = self.clock.now()
             if self.options.store and not self.options.keep:
-                await client.drop_topic(topic)
+                await self._clean_up(client, plan)
         for broker in self.brokers:
             if await broker.end():
                 self.troubles.append(f"the {broker.ended()}")
@@ -221,25 +226,44 @@ class Conductor:
         self.webhooks = [gateway, gate]
         return WebhookPlan(where, secret)
 
-    async def _begin(self, address: str, topic: str, webhook: WebhookPlan | None) -> tuple[DayPlan, list[DemoChild]]:
-        """Start feeders and gates. The day's clock starts when all of them are ready."""
-        now_ms = self.clock.now_ms()
-        feeder_count = len(make_plan(self.flights, self.options.day, now_ms, address, self.options.speed).carriers)
-        feeders = [await self.processes.role(f"feeder-{n + 1}", "feeder", n) for n in range(feeder_count)]
+    async def _begin(
+        self, client: timeline.Timeline, address: str, topic: str, webhook: WebhookPlan | None
+    ) -> tuple[DayPlan, list[DemoChild]]:
+        """Start feeders, gates and the inspector. The day's clock starts when all of them are ready."""
+        asked = (self.flights, self.options.day)
+        alike = make_plan(*asked, self.clock.now_ms(), address, self.options.speed, topic=topic)
+        feeders = [await self.processes.role(f"feeder-{n + 1}", "feeder", n) for n in range(len(alike.carriers))]
         gates = [await self.processes.role(gate_name(n), "gate", n, 1) for n in range(GATES)]
         self.gates = [*gates]
-        begin = [*gates, *self.webhooks[1:], *feeders]
+        if alike.inspections is not None:
+            await client.create_topic(alike.inspections.topic)
+            self.inspectors = [await self.processes.role(INSPECTOR, INSPECTOR)]
+        begin = [*gates, *self.webhooks[1:], *feeders, *self.inspectors]
         await self.processes.ready(*begin)
         self.clock.observe()
-        plan = make_plan(self.flights, self.options.day, self.clock.now_ms(), address, self.options.speed, topic=topic)
+        plan = make_plan(*asked, self.clock.now_ms(), address, self.options.speed, topic=topic)
         plan = dataclasses.replace(plan, webhook=webhook)
         plan.write(self.folder / PLAN)
         for child in begin:
             await child.tell(GO)
+        if plan.inspections is not None:
+            await self._schedule(client, plan.inspections)
         return plan, feeders
 
+    async def _schedule(self, client: timeline.Timeline, inspections: Inspections) -> None:
+        """Make the recurring schedule that produces an inspection of the runway each hour of the day."""
+        await client.schedule(
+            inspections.topic,
+            SCHEDULE,
+            every=dt.timedelta(milliseconds=inspections.period_ms),
+            start=inspections.first_ms,
+            end=inspections.times[-1] + 1,
+            catch_up="all",
+            payload="inspect the runway, for the {sequence}. time",
+        )
+
     async def _watch(self, plan: DayPlan, feeders: list[DemoChild]) -> None:
-        """Watch the day until every flight has left or is cancelled, or time is up."""
+        """Watch the day until every flight has left or is cancelled, and the runway is inspected; or time is up."""
         picture = DayPicture(plan, self.folder)
         until_ms = plan.last_due_ms + 2 * plan.lease_ms + OVERTIME_MS
         while not picture.done and self.clock.now() < until_ms:
@@ -250,7 +274,7 @@ class Conductor:
             self.viewer.watch(picture, self.clock.now())
             if self.options.cluster and not self.killed and 2 * picture.settled >= len(picture.departures):
                 await self._kill_a_broker(picture)
-            for child in (*self.brokers, *self.webhooks, *feeders):
+            for child in (*self.brokers, *self.webhooks, *self.inspectors, *feeders):
                 code = child.process.returncode
                 if code or (code == 0 and child not in feeders):
                     raise CannotPlay(f"the {child.name} died with code {code}: {child.last_words()}")
@@ -292,9 +316,19 @@ class Conductor:
         """End gates and feeders in order, so that their histories are whole."""
         if self.returning:
             await asyncio.gather(*self.returning)
-        for child in [*feeders, *(gate for gate in self.gates if gate is not None), *self.webhooks]:
+        gates = [gate for gate in self.gates if gate is not None]
+        for child in [*feeders, *gates, *self.webhooks, *self.inspectors]:
             if await child.end():
                 self.troubles.append(child.ended())
+
+    async def _clean_up(self, client: timeline.Timeline, plan: DayPlan) -> None:
+        """Remove what the day has made in a store with other users."""
+        await client.drop_topic(plan.topic)
+        if plan.inspections is not None:
+            schedule = await client.get_schedule(plan.inspections.topic, SCHEDULE)
+            if schedule is not None:
+                await schedule.delete()
+            await client.drop_topic(plan.inspections.topic)
 
     async def _scan(self, client: timeline.Timeline, topic: str) -> list[dict[str, Any]]:
         """Return what is still on the timeline, in the checker's form."""

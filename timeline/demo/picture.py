@@ -66,7 +66,7 @@ class GateView:
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """A line for the events list: its real time, its kind (`delay cancel crash back up trouble`), and its text."""
+    """A line for the events list: its real time, its kind (`delay cancel crash back up inspect trouble`), its text."""
 
     real_ms: float
     kind: str
@@ -140,6 +140,8 @@ class DayPicture:
         self.gates: dict[str, GateView] = {}
         self.counts: Counter[str] = Counter()
         self.lateness_ms: list[float] = []
+        self.inspected: set[int] = set()
+        """The times of the inspections of the runway that were made."""
         self.happenings: deque[Happening] = deque(maxlen=EVENTS_KEPT)
         self.happened = 0
         self._tails: dict[Path, Tail] = {}
@@ -152,6 +154,7 @@ class DayPicture:
             "ack": self._acked,
             "fault": self._fault,
             "consume": self._opened,
+            "inspect": self._inspected,
         }
 
     def refresh(self) -> None:
@@ -184,7 +187,13 @@ class DayPicture:
 
     @property
     def done(self) -> bool:
-        return self.settled >= len(self.departures)
+        return self.settled >= len(self.departures) and self.inspections_left == 0
+
+    @property
+    def inspections_left(self) -> int:
+        """Return how many inspections of the runway are still to come."""
+        planned = self.plan.inspections
+        return 0 if planned is None else len(set(planned.times) - self.inspected)
 
     def load_ahead(self, now_ms: float, step_ms: float, steps: int) -> list[int]:
         """Return how many flights on the timeline are due in each of the next `steps` steps (real ms)."""
@@ -269,6 +278,11 @@ class DayPicture:
         if gate.crashes:
             self.say(wall_ms, "up", f"{gate.title} is open again")
         gate.up, gate.boarding = True, []
+
+    def _inspected(self, values: dict[str, Any], wall_ms: float) -> None:
+        if values["scheduled_ms"] not in self.inspected:
+            self.inspected.add(values["scheduled_ms"])
+            self.say(wall_ms, "inspect", "the runway is inspected, by its recurring schedule")
 
     def _fault(self, values: dict[str, Any], wall_ms: float) -> None:
         gate = self._gate(values["consumer"])

@@ -44,6 +44,14 @@ START_MS = 500
 """From making the plan to the first put: every process reads the plan meanwhile."""
 CRASHES_AT = (0.12, 0.32, 0.55, 0.78)
 """When gates crash, as shares of the day's departures."""
+INSPECTOR = "inspector"
+RUNWAY = "inspections"
+"""The topic into which a recurring schedule produces."""
+HOUR_MS = 60 * MINUTE_MS
+LEAST_PERIOD_MS = 1_000
+"""No schedule recurs more often (real). On a faster day, the runway is inspected every few hours."""
+INSPECTED_AFTER_MS = 3_000
+"""How long after the first put the runway may be inspected for the first time (real). The brokers begin meanwhile."""
 
 
 def gate_name(number: int, life: int = 1) -> str:
@@ -103,6 +111,23 @@ class Filing:
 
 
 @dataclass(frozen=True, slots=True)
+class Inspections:
+    """Inspections of the runway, as a recurring schedule produces them: each `hours` hours of the day, which last
+    `period_ms`, from `first_ms` on, `count` in all. Times are real milliseconds UTC."""
+
+    hours: int
+    period_ms: int
+    first_ms: int
+    count: int
+    topic: str = RUNWAY
+
+    @property
+    def times(self) -> tuple[int, ...]:
+        """Return when the runway is inspected."""
+        return tuple(self.first_ms + number * self.period_ms for number in range(self.count))
+
+
+@dataclass(frozen=True, slots=True)
 class WebhookPlan:
     """What the gate that is a webhook receiver knows: the gateway's address, and the topic's secret."""
 
@@ -113,7 +138,8 @@ class WebhookPlan:
 @dataclass(frozen=True, slots=True)
 class DayPlan:
     """A day as all processes of a demo play it. `carriers`: for each feeder, the carriers that it works for. `webhook`:
-    of the gate that is a webhook receiver; None: there is no such gate."""
+    of the gate that is a webhook receiver; None: there is no such gate. `inspections`: of the runway; None: the day is
+    too short for one."""
 
     day: dt.date
     clock: DayClock
@@ -124,6 +150,7 @@ class DayPlan:
     lease_ms: int = LEASE_MS
     topic: str = TOPIC
     webhook: WebhookPlan | None = None
+    inspections: Inspections | None = None
 
     @property
     def boarding_ms(self) -> int:
@@ -153,6 +180,7 @@ def read_plan(path: Path) -> DayPlan:
     given["crashes"] = tuple(Crash(**each) for each in given["crashes"])
     given["carriers"] = tuple(map(tuple, given["carriers"]))
     given["webhook"] = None if given["webhook"] is None else WebhookPlan(**given["webhook"])
+    given["inspections"] = None if given["inspections"] is None else Inspections(**given["inspections"])
     return DayPlan(**given)
 
 
@@ -171,7 +199,8 @@ def make_plan(
     ahead_ms = math.ceil(max(FILED_AHEAD_REAL_MS, NOTICE_MIN * MINUTE_MS / speed + NOTICE_REAL_MS))
     clock = DayClock(now_ms + START_MS, int(first_ms - ahead_ms * speed), speed)
     filings = tuple(_filing(flight, clock) for flight in flights)
-    return DayPlan(day, clock, filings, _crashes(filings), _shared_out(flights), address, topic=topic)
+    made = DayPlan(day, clock, filings, _crashes(filings), _shared_out(flights), address, topic=topic)
+    return dataclasses.replace(made, inspections=_inspections(made))
 
 
 def check_speed(speed: float) -> None:
@@ -205,6 +234,18 @@ def _crashes(filings: Sequence[Filing]) -> tuple[Crash, ...]:
         return ()
     at = sorted({dues[int(share * (len(dues) - 1))] for share in CRASHES_AT})
     return tuple(Crash(number % GATES, after_ms) for number, after_ms in enumerate(at))
+
+
+def _inspections(plan: DayPlan) -> Inspections | None:
+    """Return the inspections of the runway from soon after the first put to the last departure, at full hours."""
+    clock = plan.clock
+    hours = max(1, math.ceil(LEAST_PERIOD_MS * clock.speed / HOUR_MS))
+    period_ms = math.ceil(hours * HOUR_MS / clock.speed)
+    after_day_ms = clock.day(plan.begin_ms + INSPECTED_AFTER_MS)
+    first_ms = clock.real(-(-after_day_ms // HOUR_MS) * HOUR_MS)
+    count = (plan.last_due_ms - first_ms) // period_ms + 1
+    topic = plan.topic.replace(TOPIC, RUNWAY)
+    return Inspections(hours, period_ms, first_ms, count, topic) if count > 0 else None
 
 
 def _shared_out(flights: Sequence[Flight]) -> tuple[tuple[str, ...], ...]:

@@ -1,4 +1,5 @@
-"""The processes that play a day: feeders, which put, move and cancel departures, and gates, which take them.
+"""The processes that play a day: feeders, which put, move and cancel departures, gates, which take them, and the
+runway's inspector, who works by a recurring schedule.
 
 The conductor starts each as `python -m timeline.demo.roles ROLE FOLDER NUMBER …` with pipes. It prints `ready` once it
 could begin, and reads the plan when it gets `go`. It ends on SIGTERM, or when the conductor is gone (its standard input
@@ -21,7 +22,7 @@ from typing import Any
 
 import timeline
 from timeline.clock import Clock
-from timeline.demo.plan import CREDIT, HISTORY_SUFFIX, PLAN, DayPlan, Filing, gate_name, read_plan
+from timeline.demo.plan import CREDIT, HISTORY_SUFFIX, INSPECTOR, PLAN, DayPlan, Filing, gate_name, read_plan
 from timeline.demo.processes import GO, READY, when_the_conductor_is_gone
 from timeline.errors import TimelineError
 from timeline.history import OK, HistoryFile, outcome_of
@@ -178,17 +179,13 @@ async def board(folder: Path, number: int, life: int) -> None:
             await asyncio.sleep(plan.boarding_ms / 1000)
             await role.noted("ack", about, delivery.ack())
 
-        async def stop_when_told() -> None:
-            await role.stopping.wait()
-            consumer.stop_taking()
-
         lease = timedelta(milliseconds=plan.lease_ms)
         async with (
             timeline.connect(plan.address) as client,
             client.consumer(plan.topic, id=name, lease=lease, credit=CREDIT) as consumer,
         ):
             role.note("consume", {**mine, "credit": CREDIT})
-            stopping = asyncio.create_task(stop_when_told())
+            stopping = asyncio.create_task(stop_when_told(role, consumer))
             async with asyncio.TaskGroup() as boarding:
                 async for delivery in consumer:
                     about = {**mine, "id": delivery.id, "birth": delivery.token.birth, "version": delivery.version}
@@ -200,6 +197,27 @@ async def board(folder: Path, number: int, life: int) -> None:
             stopping.cancel()
 
 
+async def stop_when_told(role: Role, consumer: timeline.Consumer) -> None:
+    """Let the consumer take no more after SIGTERM."""
+    await role.stopping.wait()
+    consumer.stop_taking()
+
+
+async def inspect(folder: Path) -> None:
+    """Play the inspector of the runway: a consumer of what the schedule produces. Each message is one inspection."""
+    async with begun(folder, INSPECTOR) as role:
+        assert role.plan.inspections is not None
+        async with (
+            timeline.connect(role.plan.address) as client,
+            client.consumer(role.plan.inspections.topic, id=INSPECTOR) as consumer,
+        ):
+            stopping = asyncio.create_task(stop_when_told(role, consumer))
+            async for delivery in consumer:
+                role.note("inspect", {"id": delivery.id, "scheduled_ms": delivery.scheduled_ms})
+                await delivery.ack()
+            stopping.cancel()
+
+
 def _received(delivery: timeline.Delivery) -> dict[str, Any]:
     headers = encode_headers(delivery.headers) if delivery.headers else b""
     times = {name: getattr(delivery, name) for name in ("due_ms", "scheduled_ms", "lease_until_ms")}
@@ -208,7 +226,7 @@ def _received(delivery: timeline.Delivery) -> dict[str, Any]:
 
 def main() -> None:
     role, folder, *numbers = sys.argv[1:]
-    roles: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {"feeder": feed, "gate": board}
+    roles: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {"feeder": feed, "gate": board, INSPECTOR: inspect}
     asyncio.run(roles[role](Path(folder), *map(int, numbers)))
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from timeline.demo.picture import Spread, lateness_of
-from timeline.demo.plan import WEBHOOK_GATE, DayPlan
+from timeline.demo.plan import WEBHOOK_GATE, DayPlan, Inspections
 from timeline.history import Event, check
 
 LIVENESS_MARGIN_MS = 10_000
@@ -21,11 +21,14 @@ LIVENESS_MARGIN_MS = 10_000
 
 @dataclass(slots=True)
 class Summary:
-    """The result of a demo. Counts are distinct departures, except `crashes`, `leases_back` and `redelivered`.
+    """The result of a demo. Counts are distinct departures, except `inspected`, `crashes`, `leases_back` and
+    `redelivered`.
 
     `leases_back`: deliveries of a message whose earlier lease had run out. `redelivered`: those of them that a gate's
-    code had seen before. `lateness` is that of first deliveries, `redelivery_lateness` that of later ones, and
-    `webhook_lateness` that of the gate that is a webhook receiver. All last from the time asked for to the gate's code.
+    code had seen before. `inspected`: inspections of the runway, from a recurring schedule. `lateness` is that of first
+    deliveries, `redelivery_lateness` that of later ones, `webhook_lateness` that of the gate that is a webhook
+    receiver, and `inspection_lateness` that of inspections. All last from the time asked for to the code of a gate or
+    the inspector.
     `off`: a sentence for everything that is wrong; empty if all went well.
     """
 
@@ -36,10 +39,12 @@ class Summary:
     early: int
     lost: int
     doubled: int
+    inspected: int
     lateness: Spread
     redelivery_lateness: Spread
     webhooks: int
     webhook_lateness: Spread
+    inspection_lateness: Spread
     crashes: int
     leases_back: int
     redelivered: int
@@ -53,7 +58,7 @@ class Summary:
     def as_json(self) -> dict[str, Any]:
         """Return the keys of `timeline demo --json`."""
         found = asdict(self) | {"ok": self.well}
-        for name in ("lateness", "redelivery_lateness", "webhook_lateness"):
+        for name in ("lateness", "redelivery_lateness", "webhook_lateness", "inspection_lateness"):
             del found[name]
             found[f"{name}_ms"] = getattr(self, name).as_json()
         return found
@@ -81,6 +86,8 @@ def summarize(
     `events`: all processes' histories. `rows`: the last scan, in the checker's form. `troubles`: what the conductor
     noticed about the processes.
     """
+    inspections = [event for event in events if event.operation == "inspect"]
+    events = [event for event in events if event.operation != "inspect"]
     verdict = check(
         events,
         rows,
@@ -103,18 +110,21 @@ def summarize(
         early=verdict.counts["early"],
         lost=verdict.counts["lost"],
         doubled=verdict.counts["doubled"],
+        inspected=len({event.arguments["scheduled_ms"] for event in inspections}),
         lateness=Spread.of(lateness_of(event.arguments, event.wall_ms) for event in firsts),
         redelivery_lateness=Spread.of(lateness_of(event.arguments, event.wall_ms) for event in again),
         webhooks=len({event.arguments["id"] for event in pushed}),
         webhook_lateness=Spread.of(
             lateness_of(event.arguments, event.wall_ms) for event in pushed if event.arguments["deliveries"] == 1
         ),
+        inspection_lateness=Spread.of(lateness_of(event.arguments, event.wall_ms) for event in inspections),
         crashes=sum(event.operation == "fault" for event in events),
         leases_back=len(again),
         redelivered=len(receives) - len(delivered),
         violations=[str(violation) for violation in verdict.violations],
     )
-    summary.off = [*_off(summary, plan, rows), *_off_by_flight(plan, events, delivered, rows), *troubles]
+    off_by_flight = _off_by_flight(plan, events, delivered, rows)
+    summary.off = [*_off(summary, plan, rows), *off_by_flight, *_off_by_inspection(plan, inspections), *troubles]
     return summary
 
 
@@ -124,7 +134,9 @@ def data_of(plan: DayPlan) -> dict[str, int]:
     put, cancelled = len(flights), sum(flight.cancelled for flight in flights)
     moved = sum(flight.late for flight in flights)
     never = {"early": 0, "lost": 0, "doubled": 0}
-    return {"put": put, "moved": moved, "cancelled": cancelled, "delivered": put - cancelled, **never}
+    inspected = 0 if plan.inspections is None else plan.inspections.count
+    data = {"put": put, "moved": moved, "cancelled": cancelled, "delivered": put - cancelled, **never}
+    return {**data, "inspected": inspected}
 
 
 def _done(events: Iterable[Event], operation: str) -> set[str]:
@@ -173,6 +185,20 @@ def _off_by_flight(
     return [f"{len(ids)} {words}: {', '.join(sorted(ids)[:3])}" for words, ids in sets.items() if ids]
 
 
+def _off_by_inspection(plan: DayPlan, inspections: Sequence[Event]) -> list[str]:
+    """Return where inspections of the runway differ from what the schedule says."""
+    planned = set() if plan.inspections is None else set(plan.inspections.times)
+    unplanned = {event.arguments["id"] for event in inspections if event.arguments["scheduled_ms"] not in planned}
+    early = {event.arguments["id"] for event in inspections if event.wall_ms < event.arguments["scheduled_ms"]}
+    sets = {"inspections came at no time of the schedule": unplanned, "inspections came early": early}
+    return [f"{len(ids)} {words}: {', '.join(sorted(ids)[:3])}" for words, ids in sets.items() if ids]
+
+
+def _schedule(summary: Summary, planned: Inspections) -> str:
+    each = "each hour" if planned.hours == 1 else f"every {planned.hours} hours"
+    return f"schedule   the runway was inspected {each}, {summary.inspected} times: {summary.inspection_lateness}"
+
+
 def _webhooks(summary: Summary) -> str:
     return f"webhooks   {summary.webhooks} of the departures went to gate 5 by POST: {summary.webhook_lateness}"
 
@@ -195,6 +221,7 @@ def tell(played: Played, console: Console) -> None:
         (f"crashes    {summary.crashes} gates crashed, {summary.leases_back} leases ran out and came back", ""),
         *([(f"redelivery {back} after the due time", "")] if back.count else []),
         *([(_webhooks(summary), "")] if summary.webhooks else []),
+        *([(_schedule(summary, plan.inspections), "")] if plan.inspections is not None else []),
         *([(f"cluster    {played.killed} was killed half-way, the other one went on", "")] if played.killed else []),
         *((f"off: {sentence}", "bold red") for sentence in summary.off),
         *((violation, "red") for violation in summary.violations[:5]),
