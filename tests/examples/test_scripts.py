@@ -85,6 +85,33 @@ def test_reminders_are_sent_for_what_was_committed(run: Run, tl: timeline.SyncTi
 
 
 @pytest.mark.processes
+def test_a_schedule_begins_each_month_and_each_customer_gets_one_invoice(run: Run, tl: timeline.SyncTimeline) -> None:
+    *months, told, following = run("monthly_invoices")
+    count = len(months)
+    assert 3 <= count <= 4
+    assert all(re.fullmatch(r"\d{4}-\d\d: 3 invoices", line) for line in months) and len(set(months)) == count
+    assert told == f"{count} months, {3 * count} invoices sent for {3 * count}"
+    assert re.fullmatch(r"next run: \d{4}-\d\d-01 06:00:00\+0[12]:00", following)
+    assert run("monthly_invoices") == ["0 months, 0 invoices sent for 0", following]
+    assert [(one.name, one.state.missed) for one in tl.schedules()] == [("monthly", 0)]
+
+
+@pytest.mark.processes
+def test_schedules_take_over_from_celery_beat(run: Run, tl: timeline.SyncTimeline) -> None:
+    lines = run("replace_celery_beat")
+    assert lines[:3] == [
+        "close-the-month: At 06:00 on the first day of every month, in Europe/Berlin",
+        "check-stock: Every 15th minute of every hour on Monday through Friday, in Europe/Berlin",
+        "pulse: Every 1s, in Europe/Berlin",
+    ]
+    started = Counter(lines[3:])
+    assert started["the month is closed"] == 1
+    assert started["pulse of north"] >= 2  # and once in fifteen minutes, the stock
+    assert sum(started.values()) == 4
+    assert list(tl.schedules()) == []
+
+
+@pytest.mark.processes
 def test_timers_are_cancelled_before_they_fire(run: Run, tl: timeline.SyncTimeline) -> None:
     was_set, was_cancelled, last = run("timeouts")
     assert re.fullmatch(r"100000 timers set in \d+\.\d s", was_set)
