@@ -10,7 +10,7 @@ import pytest
 
 from timeline import storage_plugins
 from timeline.model import Topic, TopicSettings
-from timeline.storage_plugins import make_store, open_store, plugins, records, registry, shown
+from timeline.storage_plugins import make_store, open_store, plugins, records, shown
 from timeline.storage_plugins.contract import Opened, Store, StoreRefused, StoreUnavailable
 from timeline.storage_plugins.memory import MemoryStore
 from timeline.storage_plugins.records import read_settings
@@ -107,7 +107,7 @@ def test_a_password_without_its_at_sign_is_not_shown(url: str) -> None:
 
 def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("redis", "a_driver_that_is_not_installed:Store", storage_plugins.GROUP)
-    monkeypatch.setattr(registry, "plugins", lambda: {"redis": point})
+    monkeypatch.setattr(storage_plugins, "plugins", lambda: {"redis": point})
     told = r"a_driver_that_is_not_installed.*pip install 'timeline-scheduler\[redis\]'"
     with pytest.raises(StoreRefused, match=told):
         make_store("redis://h")
@@ -123,7 +123,7 @@ async def test_a_store_that_cannot_be_opened_is_closed(monkeypatch: pytest.Monke
         async def close(self) -> None:
             closed.append(self)
 
-    monkeypatch.setattr(registry, "make_store", lambda _: Unreachable())
+    monkeypatch.setattr(storage_plugins, "make_store", lambda _: Unreachable())
     with pytest.raises(StoreUnavailable, match="nobody answers"):
         await open_store("memory://")
     assert len(closed) == 1
