@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
+from dateutil.rrule import rrulestr
 
 from timeline.errors import Invalid
 from timeline.recurrence import Recurrence
@@ -239,3 +240,55 @@ def test_other_mistakes_are_refused_by_their_field(asked: dict[str, Any], said: 
 )
 def test_words(asked: dict[str, Any], words: str) -> None:
     assert Recurrence(**asked).words() == words
+
+
+def test_days_that_are_excluded_in_a_row_end_nothing() -> None:
+    holidays = [f"2026-12-{day:02}" for day in range(1, 32)]
+    assert shown(1, datetime(2026, 12, 1, tzinfo=UTC), cron=["* * * * * *"], exclude=holidays) == [
+        "Fri 2027-01-01 00:00:00"
+    ]
+    # Where a clock is set back over midnight, the day after begins at the first of both midnights.
+    around = {"cron": ["*/10 * * * *"], "zone": "America/Havana", "exclude": ["2026-10-31"]}
+    since = datetime(2026, 10, 31, 3, 50, tzinfo=UTC)
+    assert shown(2, since, **around) == ["Sat 2026-10-31 03:50:00", "Sun 2026-11-01 04:00:00"]
+
+
+def test_a_walk_says_how_far_it_has_come_and_can_go_on_there() -> None:
+    asked = Recurrence(cron=["* * * * * *"], exclude=["cron:* 0-58 * * * *"])
+    whole = [one.at_ms for one in islice(asked.occurrences(ms(FROM)), 200)]
+    found: list[int] = []
+    at_ms = ms(FROM)
+    while len(found) < 200:
+        for one in asked.walk(at_ms):
+            if isinstance(one, int):
+                assert one > at_ms
+                at_ms = one
+                break  # and begin again there
+            at_ms = one.at_ms + 1
+            found.append(one.at_ms)
+            if len(found) == 200:
+                break
+    assert found == whole
+
+
+def test_a_rare_rule_is_found_and_its_silence_remembered() -> None:
+    asked = Recurrence(rrule=["FREQ=DAILY;BYMONTH=2;BYMONTHDAY=29;BYDAY=MO"])
+    for since in (FROM, FROM.replace(year=2030), FROM):
+        found = islice(asked.occurrences(ms(since)), 2)
+        years = [datetime.fromtimestamp(one.at_ms / 1_000, UTC).year for one in found]
+        assert years == [2044, 2072]
+    assert [datetime.fromtimestamp(next(asked.occurrences(ms(FROM.replace(year=2045)))).at_ms / 1_000, UTC).year] == [
+        2072
+    ]
+
+
+@pytest.mark.parametrize("rrule", ["FREQ=YEARLY;INTERVAL=3;BYWEEKNO=53", "FREQ=MONTHLY;BYDAY=5FR;INTERVAL=5"])
+def test_a_rule_is_the_same_however_far_it_is_moved(rrule: str) -> None:
+    """It is walked some cycles of 400 years later, where the library is quicker."""
+    start = datetime(2001, 1, 5, tzinfo=UTC)
+    asked = Recurrence(rrule=[rrule], start_ms=ms(start))
+    found = [
+        datetime.fromtimestamp(one.at_ms / 1_000, UTC).replace(tzinfo=None)
+        for one in islice(asked.occurrences(ms(start)), 20)
+    ][:20]
+    assert found == list(islice(rrulestr(rrule, dtstart=start.replace(tzinfo=None)), 20))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from timeline.errors import Invalid
+from timeline.errors import Invalid, Throttled
 from timeline.recurrence import Occurrence
 from timeline.schedules.looks import AHEAD_MS, MOST_PUTS, YEAR_MS, ScheduledMessage, due_of, first_of, message_of
 from timeline.schedules.record import (
@@ -28,7 +28,7 @@ from timeline.schedules.specification import TIMING, Overlap, Specification
 MOST_BACKFILLED = 10_000
 MOST_SLICES = 200
 """A reader's call gives up after this many thousand excluded times in a row."""
-_MOST_RENAMED = 500
+_MOST_RENAMED, _MOST_CANCELLING = 500, 5_000
 _RULES = tuple(name for name in TIMING if name not in ("end_ms", "count"))
 
 
@@ -62,7 +62,7 @@ def created(specification: Specification, now_ms: int, number: int = 1) -> Edit:
 def edited(record: ScheduleRecord, now_ms: int, specification: Specification, keep: bool = False) -> Edit:
     """Return the record of the next revision. The new specification decides from now on. Occurrences that are put and
     that lie ahead are replaced if they still occur, else cancelled. `keep`: they stay, and it decides what follows
-    them."""
+    them. Raise Throttled if too many edits wait for a look."""
     edit = _kept(record, now_ms, specification) if keep else _renewed(record, now_ms, specification, False)
     made = dataclasses.replace(edit.record, specification=specification, ended=False)
     return dataclasses.replace(edit, record=made, due_ms=_due(made, now_ms))
@@ -171,7 +171,7 @@ def _next(record: ScheduleRecord, now_ms: int, **changes: Any) -> ScheduleRecord
 def _kept(record: ScheduleRecord, now_ms: int, new: Specification) -> Edit:
     """The next revision, which leaves what is put as it is, and what is decided."""
     old = record.specification
-    goes_on = _same_rules(old, new) and not old.paused
+    goes_on = _same_rules(old, new) and not (old.paused or record.ended)
     position_ms = record.position_ms if goes_on else max(record.position_ms, now_ms)
     made = _next(
         record,
@@ -190,7 +190,7 @@ def _renewed(record: ScheduleRecord, now_ms: int, new: Specification, ends: bool
     old, gone = record.specification, ends or new.paused
     # Occurrences are put no further ahead. If they are further than that, the clock was set back, and they are over.
     from_ms = max(now_ms, record.last_ms + 1 - 2 * AHEAD_MS)
-    goes_on = _same_rules(old, new) and not (old.paused or gone)
+    goes_on = _same_rules(old, new) and not (old.paused or record.ended or gone)
     if goes_on:
         from_ms = min(from_ms, record.position_ms)
     jittered = _jittered(record, from_ms, now_ms)
@@ -205,14 +205,17 @@ def _renewed(record: ScheduleRecord, now_ms: int, new: Specification, ends: bool
         stays = set(_times(new, from_ms, max(pending) + 1, sequence))
         stays |= {at_ms for at_ms in jittered if at_ms in set(_times(new, at_ms, at_ms + 1, None))}
     put_again = (DecidedOccurrence(at_ms, jittered[at_ms]) for at_ms in jittered if at_ms in stays)
-    cancelling = (CancelledOccurrence(record.occurrence_id(at_ms), old.group) for at_ms in sorted(pending - stays))
+    dropped = (CancelledOccurrence(record.occurrence_id(at_ms), old.group) for at_ms in sorted(pending - stays))
+    cancelling = tuple(dict.fromkeys((*record.cancelling, *dropped)))
+    if len(cancelling) > _MOST_CANCELLING:
+        raise Throttled("edits of this schedule come faster than brokers carry them out", retry_after_ms=1_000)
     made = _next(
         record,
         now_ms,
         begun_ms=record.begun_ms if goes_on else from_ms,
         position_ms=from_ms,
         sequence=sequence,
-        cancelling=tuple(dict.fromkeys((*record.cancelling, *cancelling))),
+        cancelling=cancelling,
         decided=(*(one for one in record.decided if one.at_ms not in pending), *put_again),
         queue=record.queue if _same_rules(old, new) and not gone else (),
         renamed=(*record.renamed, *_spans(sorted(pending), stays, record.number + 1))[-_MOST_RENAMED:],
