@@ -43,7 +43,7 @@ def demo(
 
     A broker, the airlines' feeders and the gates are processes. Feeders put departures ahead of time, move delayed ones
     and cancel cancelled ones. Gates board them when they come due. One gate is a webhook receiver, behind a gateway.
-    Sometimes a gate crashes, and its leases come back.
+    Sometimes a gate crashes, and its leases come back. A recurring schedule has the runway inspected each hour.
 
     The report compares the processes' histories and a last scan with the data. Exit code 1 when anything is wrong.
 
