@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from timeline.model import Topic, TopicSettings
-from timeline.storage_plugins.postgresql.store import NEVER_MS, SLACK_MS, WHOLE_EVERY_MS, Look, ScanFloors
+from timeline.storage_plugins.postgresql.store import NEVER_MS, SLACK_MS, WHOLE_EVERY_MS, LeaseLook, ScanFloors
 
 TOPIC, OTHER = (Topic(name, uid, TopicSettings()) for name, uid in (("t", 7), ("u", 8)))
 WHOLE = (-1, -1)
@@ -22,7 +22,7 @@ def begun(
 def looked(
     floors: ScanFloors, now_ms: int, next_due_ms: int | None = None, end_ms: int | None = None, backoff_ms: int = 0,
     topic: Topic = TOPIC, buckets: Sequence[int] | None = None,
-) -> Look:  # fmt: skip
+) -> LeaseLook:  # fmt: skip
     """A look that left this."""
     with floors.look(topic, buckets, now_ms) as look:
         look.left(next_due_ms, end_ms, backoff_ms)

@@ -78,7 +78,7 @@ class Floor:
         return 0 <= now_ms - self.whole_ms < WHOLE_EVERY_MS
 
 
-class Look:
+class LeaseLook:
     """A look under way: for messages due at `due_ms` or later, and for leases that end at `end_ms` or later; -1: from
     the beginning."""
 
@@ -91,7 +91,7 @@ class Look:
         self.missed = Floor(now_ms, NEVER_MS, now_ms)
         """The earliest times written during the look, which may not have seen them."""
 
-    def __enter__(self) -> Look:
+    def __enter__(self) -> LeaseLook:
         self._floors.under_way.add(self)
         return self
 
@@ -124,11 +124,11 @@ class ScanFloors:
 
     def __init__(self) -> None:
         self.standing: dict[Place, Floor] = {}
-        self.under_way: set[Look] = set()
+        self.under_way: set[LeaseLook] = set()
 
-    def look(self, topic: Topic, buckets: Sequence[int] | None, now_ms: int) -> Look:
+    def look(self, topic: Topic, buckets: Sequence[int] | None, now_ms: int) -> LeaseLook:
         """Return a look into these buckets, to be entered as a context."""
-        return Look(self, (topic.uid, None if buckets is None else tuple(sorted(buckets))), now_ms)
+        return LeaseLook(self, (topic.uid, None if buckets is None else tuple(sorted(buckets))), now_ms)
 
     def lower(self, topic: Topic, due_ms: int = NEVER_MS, end_ms: int = NEVER_MS) -> None:
         """Note that this store may have written a message due at `due_ms` (-1: not known), or a lease that ends at
