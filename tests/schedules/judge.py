@@ -35,6 +35,14 @@ def walked(said: Specification, from_ms: int, until_ms: int) -> list[int]:
     return list(takewhile(lambda at_ms: at_ms < until_ms, found)) if from_ms < until_ms else []
 
 
+def queued_in(record: ScheduleRecord) -> set[int]:
+    """The times of all that waits in a record's queue. A span of one needs no rule."""
+    found: set[int] = set()
+    for span in record.queue:
+        found |= {span.from_ms} if span.length == 1 else set(walked(record.specification, span.from_ms, span.until_ms))
+    return found
+
+
 def revisions(world: World, keeps: set[int]) -> list[Revision]:
     """The revisions that came to be, in order."""
     edits = [one for one in world.history if one.edit]
@@ -135,18 +143,14 @@ def judge_what_is_not_there(
     seen: Counter[str],
 ) -> None:
     """Each occurrence that was not put is missed, skipped, queued, or was dropped by an edit, and is counted once."""
-    queued: set[int] = set()
-    for span in final.queue:
-        queued |= set(walked(final.specification, span.from_ms, span.until_ms))
+    queued = queued_in(final)
     dropped: set[int] = set()
     for revision in all_revisions:
         before = revision.before
         if before is None:
             continue
         dropped |= set(walked(before.specification, before.position_ms, revision.from_ms))
-        spans = before.queue if revision.record.queue == () else ()
-        for span in spans:
-            dropped |= set(walked(before.specification, span.from_ms, span.until_ms))
+        dropped |= queued_in(before) if revision.record.queue == () else set()
         if revision.specification.paused and before.specification.jitter_ms:
             begin_ms = revision.made_ms - before.specification.jitter_ms
             dropped |= set(walked(before.specification, begin_ms, revision.made_ms))

@@ -139,6 +139,17 @@ def test_jitter_does_not_save_what_is_cancelled() -> None:
     assert rest(here, 40) == []
 
 
+def test_jitter_leaves_what_was_delivered_between_its_name() -> None:
+    here = world(jitter_ms=20 * MINUTE)
+    delivered = {one.at_ms for one in here.delivered}
+    pending = {one.message.at_ms for one in here.topic.values()}
+    assert min(pending) < max(delivered)
+    here.update(paused=True)
+    here.run_until(here.now_ms + 100)
+    assert {at_ms for at_ms in delivered if "Z." in newest(here).occurrence_id(at_ms)} == set()
+    assert {at_ms for at_ms in pending if "Z." in newest(here).occurrence_id(at_ms)} == pending
+
+
 def test_a_queue_goes_on_after_an_edit_and_ends_with_a_pause() -> None:
     here = world(work_ms=60 * MINUTE, overlap="queue")
     waiting = newest(here).queue

@@ -218,7 +218,7 @@ def _renewed(record: ScheduleRecord, now_ms: int, new: Specification, ends: bool
         cancelling=cancelling,
         decided=(*(one for one in record.decided if one.at_ms not in pending), *put_again),
         queue=record.queue if _same_rules(old, new) and not gone else (),
-        renamed=(*record.renamed, *_spans(sorted(pending), stays, record.number + 1))[-_MOST_RENAMED:],
+        renamed=(*record.renamed, *_spans(sorted(pending), stays, record.number + 1, from_ms))[-_MOST_RENAMED:],
         standing_until_ms=reach_ms,
         replacing=True,
         last_id="" if record.last_ms in pending else record.last_id,
@@ -260,15 +260,15 @@ def _counts(record: ScheduleRecord, undone: set[int]) -> dict[str, int]:
     return {"produced": max(0, record.produced - put), "skipped": max(0, record.skipped - skipped)}
 
 
-def _spans(pending: list[int], stays: set[int], number: int) -> Iterator[RenamedSpan]:
-    """Yield spans of the pending occurrences that do not stay, as few as possible."""
+def _spans(pending: list[int], stays: set[int], number: int, whole_from_ms: int) -> Iterator[RenamedSpan]:
+    """Yield spans of the pending occurrences that do not stay, as few as possible. Before `whole_from_ms` there are
+    others between them, which keep their names."""
     begin_ms = last_ms = -1
     for at_ms in pending:
-        if at_ms in stays:
-            if begin_ms >= 0:
-                yield RenamedSpan(begin_ms, last_ms + 1, number)
+        if begin_ms >= 0 and (at_ms in stays or begin_ms < whole_from_ms):
+            yield RenamedSpan(begin_ms, last_ms + 1, number)
             begin_ms = -1
-        elif begin_ms < 0:
+        if at_ms not in stays and begin_ms < 0:
             begin_ms = at_ms
         last_ms = at_ms
     if begin_ms >= 0:
