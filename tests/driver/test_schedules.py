@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
@@ -14,6 +16,8 @@ from tests.driver.broker import Broker, FewerMethods
 from timeline import CatchUp, Invalid, Overlap, Specification, Status
 from timeline.driver.schedules import Schedule, ScheduleOrigin, specification_fields
 from timeline.driver.times import as_datetime, instant_ms
+from timeline.driver.transport.grpc_transport import GrpcTransport
+from timeline.wire import Fault, TransportError
 from timeline.wire.frames import MAJOR, MINOR, SERVICE
 
 MONTHLY: dict[str, Any] = {"cron": "0 6 1 * *", "zone": "Europe/Berlin", "payload": "invoices of {occurrence}"}
@@ -269,6 +273,58 @@ async def test_an_older_broker_is_named_with_the_version_that_schedules_need(old
         async with tl.producer("t") as p:
             await p.produce(b"", in_="1h", id="s@2027-01-01T00:00:00Z")
         assert (await tl.why("t", "s@2027-01-01T00:00:00Z")).schedule is None
+
+
+class LosesAnswers(GrpcTransport):
+    """To a real broker. The first answer of each call about schedules is lost."""
+
+    seen: ClassVar[set[bytes]] = set()
+
+    async def unary(self, method: str, frame: bytes, timeout_s: float) -> bytes:
+        answer = await super().unary(method, frame, timeout_s)
+        if method == "Schedules" and frame not in LosesAnswers.seen:
+            LosesAnswers.seen.add(frame)
+            raise TransportError(Fault.BROKEN, "the answer was lost")
+        return answer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("several", [False, True], ids=["one broker", "another broker"])
+async def test_a_lost_answer_makes_nothing_twice(tmp_path: Path, several: bool) -> None:
+    """The call is repeated: at the same broker, or at another one, which knows nothing of the first attempt."""
+    store = f"sqlite:///{tmp_path}/timeline.db"
+    async with Broker(store) as broker:
+        client = timeline.Timeline(broker.address, "10s", transport_factory=LosesAnswers)
+        async with client as tl:
+            if several:
+                await forget_answers(broker, client)
+            await tl.create_topic("t")
+            s = await tl.schedule("t", "monthly", **MONTHLY)
+            assert s.revision == 1
+            await s.update(cron="0 7 1 * *", if_revision=1)
+            assert (s.revision, s.specification.cron) == (2, ("0 7 1 * *",))
+            await s.update(cron="0 8 1 * *")
+            assert s.revision == 3
+            with pytest.raises(timeline.Fenced):
+                await s.update(cron="0 9 1 * *", if_revision=2)
+            assert (await s.trigger()).ok
+            assert len([m async for m in tl.scan("t")]) == 1
+            assert (await s.pause()).paused and not (await s.resume()).paused
+            await s.delete()
+            assert await tl.get_schedule("t", "monthly") is None
+
+
+async def forget_answers(broker: Broker, client: timeline.Timeline) -> None:
+    """Have the broker keep no answer, as another one of its cluster has none."""
+    assert broker.node is not None
+    broker.node.service._schedules._answered = Forgetful()
+
+
+class Forgetful(OrderedDict[Any, Any]):
+    """Keeps nothing."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
 
 
 @pytest.mark.slow
