@@ -481,6 +481,8 @@ async def who_serves(listen: str) -> str:
 
 def missing_topic(name: str, there: Collection[str]) -> str:
     """Return the sentence for a topic that is not among `there`. It names the nearest topics, or the first ones."""
+    if name.startswith(INTERNAL_PREFIX):
+        return f"{NotFound.code}: there is no topic {name!r}. Brokers make ~schedules with the first schedule."
     near = difflib.get_close_matches(name, there, n=3, cutoff=0.5) or [
         each for each in sorted(there) if name and (name in each or each in name)
     ]

@@ -91,9 +91,9 @@ class ScheduleState:
     """How far a schedule has come, in times of ms UTC (0: none) and counts of occurrences.
 
     `position_ms`: the first time that is not decided yet. `sequence`: how many occurrences were decided before it.
-    `produced`, and of these `caught_up` after an outage; `missed`, not produced for an outage; `skipped`, since the one
-    before was unfinished; `failed`, refused by the topic. `last_ms`, `last_id`: the last produced one, put at
-    `last_put_ms`. `waiting`: occurrences wait until the one before them is finished. `ended`: none follows.
+    `produced`: in time; `caught_up`: after an outage; `missed`: not produced for an outage; `skipped`: the message
+    before was unfinished; `failed`: the topic refused it. `last_ms`, `last_id`: what was put last, at `last_put_ms`.
+    `waiting`: occurrences wait until the message before them is finished. `ended`: none follows.
     """
 
     position_ms: int = 0

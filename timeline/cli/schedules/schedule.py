@@ -362,7 +362,8 @@ def _fields(found: timeline.Schedule, zone: ZoneInfo) -> dict[str, object]:
     fields["catch up"] = f"{says.catch_up}, at most {shown_duration(says.window_ms)} back"
     if says.overlap is not Overlap.ALLOW:
         fields["overlap"] = says.overlap
-    fields["produced"] = f"{state.produced:,}" + (f", {state.caught_up:,} of them caught up" if state.caught_up else "")
+    late = f", {state.caught_up:,} of them caught up" if state.caught_up else ""
+    fields["produced"] = f"{state.produced + state.caught_up:,}{late}"
     counts = {"missed": state.missed, "skipped": state.skipped, "failed": state.failed}
     fields |= {name: f"{count:,}" for name, count in counts.items() if count or name == "missed"}
     if state.last_id:
@@ -396,6 +397,8 @@ def schedule_json(found: ScheduleView) -> dict[str, Any]:
     says, state = found.specification, found.state
     shown = says.to_json()
     payload = base64.b64decode(shown.pop("payload"))
+    if not found.payload_shown:
+        del shown["headers"]
     times = {name: iso(shown.pop(f"{name}_ms")) for name in ("start", "end")}
     head = {name: shown.pop(name) for name in ("topic", "name")}
     return {
