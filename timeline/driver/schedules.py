@@ -390,10 +390,10 @@ class ScheduleOrigin:
             return told
         behind_ms = message.put_ms - self.at_ms
         if behind_ms > MISSED_AFTER_MS:
-            queued = "it waited for the message before, " if says.overlap is Overlap.QUEUE else ""
+            queued = "waited for the message before, " if says.overlap is Overlap.QUEUE else ""
             told.append(
-                f"  put {shown_lateness(behind_ms)} after that time: {queued}it was caught up after a time without "
-                "brokers, or it was backfilled"
+                f"  put {shown_lateness(behind_ms)} after that time: it {queued}was caught up after brokers "
+                "were away, or was backfilled"
             )
         later_ms = message.scheduled_ms - self.at_ms
         if 0 < later_ms <= says.jitter_ms:
