@@ -13,7 +13,7 @@ import pytest
 
 import timeline
 from tests.driver.broker import Broker, FewerMethods
-from timeline import CatchUp, Invalid, Overlap, Specification, Status
+from timeline import CatchUp, Invalid, Overlap, ScheduleState, Specification, Status
 from timeline.driver.schedules import Schedule, ScheduleOrigin, specification_fields
 from timeline.driver.times import as_datetime, instant_ms
 from timeline.driver.transport.grpc_transport import GrpcTransport
@@ -35,6 +35,15 @@ async def test_the_same_schedule_is_returned_and_another_one_is_refused(tl: time
     assert (await tl.create_schedule(s.specification)).revision == 1
     with pytest.raises(timeline.Exists, match=r"t has another schedule 'monthly', which differs in cron, payload\."):
         await tl.schedule("t", "monthly", **MONTHLY | {"cron": "0 7 1 * *", "payload": b"x"})
+
+
+def test_values_are_short_at_a_prompt() -> None:
+    assert repr(Specification("t", "s", cron="@daily", payload=b"x" * 200, zone="UTC")) == (
+        f"Specification('t', 's', cron=('@daily',), payload=b'{'x' * 78})"
+    )
+    assert repr(ScheduleState()) == "ScheduleState()"
+    state = ScheduleState(produced=3, missed=1, last_ms=1_900_000_000_000, ended=True)
+    assert repr(state) == "ScheduleState(3 produced, 1 missed, last 2030-03-17 17:46:40Z, ended)"
 
 
 async def test_schedules_are_found_and_listed(tl: timeline.Timeline) -> None:

@@ -111,6 +111,13 @@ class ScheduleState:
     waiting: bool = False
     ended: bool = False
 
+    def __repr__(self) -> str:
+        told = [f"{count} {name}" for name in ("produced", "caught_up", "missed", "skipped", "failed")
+                if (count := getattr(self, name))]  # fmt: skip
+        told += [f"last {shown_utc(self.last_ms).replace('.000Z', 'Z')}"] if self.last_ms else []
+        told += [name for name in ("waiting", "ended") if getattr(self, name)]
+        return f"ScheduleState({', '.join(told)})"
+
     @property
     def last(self) -> datetime | None:
         """The time of the last produced occurrence, an aware datetime in UTC. None before the first."""

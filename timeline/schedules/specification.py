@@ -111,6 +111,11 @@ class Specification:
     expires_ms: int = 0
     paused: bool = False
 
+    def __repr__(self) -> str:
+        plain = ((one.name, one.default, getattr(self, one.name)) for one in dataclasses.fields(self)[2:])
+        told = [f"{name}={value!r:.80}" for name, default, value in plain if value and value != default]
+        return f"Specification({', '.join([repr(self.topic), repr(self.name), *told])})"
+
     def __post_init__(self) -> None:
         check_target(self.topic, self.name)
         for name in _LISTS:

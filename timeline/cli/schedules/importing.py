@@ -14,7 +14,7 @@ import click
 import timeline
 from timeline.cli.app import SOME_FAILED, complain, say
 from timeline.cli.options import ClientOptions, check_topic, client_command, iso, topic_names, zone_of
-from timeline.cli.output import print_json, print_table, shown_payload, time_cell
+from timeline.cli.output import Progress, print_json, print_table, shown_payload, time_cell
 from timeline.cli.schedules.crontab import (
     Crontab,
     CrontabEntry,
@@ -26,12 +26,15 @@ from timeline.cli.schedules.crontab import (
 from timeline.cli.schedules.options import HANDLING, added, read_whole, specification_arguments
 from timeline.clock import Clock
 from timeline.driver.schedules import specification_fields
+from timeline.driver.tasks import all_of
 from timeline.errors import Closed, Exists, Invalid, TimelineError, Unavailable, explain
 from timeline.schedules import Specification
 
 MAX_CRONTAB_BYTES = 1024 * 1024
 COLUMNS = ("LINE", "NAME", "CRON", "NEXT", "RESULT", "COMMAND")
 CREATED, WOULD, THERE = "created", "to create", "there already"
+AT_A_TIME = 16
+"""Schedules that are created at the same time."""
 LIKELY_USERS = ("root", "www-data", "nobody")
 """Users of other machines' crontabs, which this machine may lack."""
 
@@ -81,9 +84,18 @@ async def import_(
     standing = await _standing(tl, topic, dry_run)
     planned = plan_import(topic, read, shared, standing)
     if not dry_run:
-        for one in planned:
-            if not one.refused and one.result == WOULD:
-                await _create(tl, one)
+        fresh = [one for one in planned if one.result == WOULD]
+        with Progress("created", len(fresh)) as progress:
+            for at in range(0, len(fresh), AT_A_TIME):
+                part = fresh[at : at + AT_A_TIME]
+                try:
+                    await all_of(*(_create(tl, one) for one in part))
+                except TimelineError:
+                    progress.clear()
+                    made = sum(one.result == CREATED for one in fresh)
+                    complain(f"broke off: {made} of {len(fresh)} are known to be created. Run it again for the others")
+                    raise
+                progress.add(len(part))
     for note in read.notes:
         if note.refused or not options.as_json:
             complain(f"line {note.line}: {note.text}")
