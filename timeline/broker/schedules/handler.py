@@ -211,7 +211,8 @@ class ScheduleHandler:
     async def _already(
         self, standing: ScheduleRecord, said: Specification, call: ScheduleCall, caller: Principal
     ) -> _Made:
-        if standing.specification == said:
+        # Programs create their schedules whenever they start. One that an operator has paused must not stop them.
+        if said in (standing.specification, standing.specification.changed(paused=False)):
             return _Made([standing], Status.DUPLICATE)
         body = await self._shown(standing, call, caller)
         why = f"topic {said.topic!r} has another schedule {said.name!r}: change that one, or choose another name"
