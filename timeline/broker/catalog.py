@@ -157,7 +157,8 @@ class Catalog:
             async with self._turn:
                 # Whoever waited here for another's reading is answered from it, unless it failed.
                 wait_ms = self._read_at_ms + self._pause_ms() - self._clock.monotonic_ms()
-                if name not in self._topics and (wait_ms <= 0 or not self._sure):
+                # A timer may be early by a little.
+                if name not in self._topics and (wait_ms < 1 or not self._sure):
                     await self._refresh()
                 if name in self._topics or self._readings > before:
                     return self._topics.get(name)

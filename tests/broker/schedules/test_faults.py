@@ -1,0 +1,198 @@
+"""Schedules while something fails: the store at each of its calls, a broker between two of them, a record by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.broker.machines import TOPIC, Lasting, Machine, Town, town
+from tests.broker.schedules.villages import START_MS, change, get, pending, schedule, times
+from timeline.columns import Ragged
+from timeline.model import payload_sums
+from timeline.schedules.record import SCHEDULES_GROUP, SCHEDULES_TOPIC, schedule_of
+from timeline.storage_plugins.contract import Puts, StoreUnavailable, StoreUnknown
+
+pytestmark = pytest.mark.slow
+CALLS = ("put", "settle", "mutate", "scan", "lease_due")
+"""What looks and edits ask of a store."""
+
+
+class Failing(Lasting):
+    """A store whose call number `at` fails, counted from when it is armed; not if `at` is 0. `before` is called before
+    the call, and `after` behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at = self.count = 0
+        self.failed = ""
+        self.before: Callable[[], None] = lambda: None
+        self.after: Callable[[], None] = lambda: None
+
+    def __getattribute__(self, name: str) -> Any:
+        call = super().__getattribute__(name)
+        if name not in CALLS:
+            return call
+
+        async def counted(*given: Any, **more: Any) -> Any:
+            if not self.at:
+                return await call(*given, **more)
+            self.count += 1
+            if self.count != self.at:
+                return await call(*given, **more)
+            self.failed = name
+            self.before()
+            answer = await call(*given, **more)
+            self.after()
+            return answer
+
+        return counted
+
+
+def unavailable() -> None:
+    raise StoreUnavailable("it is away for a moment")
+
+
+def unknown() -> None:
+    raise StoreUnknown("the answer was lost")
+
+
+@contextmanager
+def failing() -> Iterator[tuple[Town, Failing]]:
+    """A town on such a store."""
+    with town() as there:
+        store = there.store = Failing()
+        yield there, store
+
+
+async def _edited(there: Town) -> None:
+    """What the story does while the store fails: it edits, pauses and resumes."""
+    for method, said in (("update", {"every": "7s"}), ("pause", {}), ("resume", {}), ("update", {"every": "5s"})):
+        await change(there, method, **said)
+        await there.timer.wait(20)
+
+
+def _run(fault: str, at: int) -> tuple[Town, str]:
+    """A schedule whose store or broker fails at one of its calls, and what failed."""
+    with failing() as (there, store):
+
+        async def story() -> None:
+            first = await there.broker("b1")
+            await there.broker("b2")
+            await there.create_topic()
+            there.consume("c")
+            await schedule(there, every="10s")
+            await there.timer.wait(75)
+            store.at = at
+            if fault == "unavailable":
+                store.before = unavailable
+            elif fault == "unknown":
+                store.after = unknown
+            else:
+                store.before = lambda: _kill(there, first)
+            await _edited(there)
+            await there.timer.wait(120)
+
+        there.run(story())
+    return there, store.failed
+
+
+def _kill(there: Town, machine: Machine) -> None:
+    """kill -9 of a broker that called the store; of another one, its next call finds it running."""
+    if machine.process is not None and not machine.process.dead:
+        there.kill(machine)
+
+
+@pytest.mark.parametrize("fault", ["unavailable", "unknown", "kill"])
+def test_whatever_fails_each_occurrence_is_produced_once(fault: str) -> None:
+    failed: dict[str, int] = {}
+    for at in (*range(1, 60), *range(60, 240, 7)):
+        there, what = _run(fault, at)
+        failed[what] = failed.get(what, 0) + 1
+        found = times(there)
+        assert set(found.values()) == {1}, (fault, at, what)
+        late = [schedule_of(one.id) for one in there.received if one.at_s > 160]
+        last = sorted((one[1] - START_MS) // 1_000 for one in late if one is not None)
+        assert last == list(range(last[0], last[-1] + 1, 5)), (fault, at, what)
+        assert last[-1] >= 270, (fault, at, what)
+    assert set(failed) >= {*CALLS}, failed
+
+
+def test_a_record_that_cannot_be_read_stops_no_other() -> None:
+    with town() as there:
+
+        async def story() -> None:
+            machine = await there.broker("b1")
+            await there.create_topic()
+            there.consume("c")
+            await schedule(there, "first", every="10s")
+            topic = machine.node.catalog.known(SCHEDULES_TOPIC)
+            assert topic is not None
+            bad = [
+                b"",
+                b"{}",
+                b"\xff",
+                b"[" * 100_000,
+                b'{"specification": 1, "number": 1, "revision": 1, "state": {}}',
+            ]
+            await there.store.put(topic, int(there.true_ms()), _puts(bad, int(there.true_ms())))
+            for number in range(5):
+                await schedule(there, f"s{number}", every="10s")
+            await there.timer.wait(200)
+            for number in range(5):
+                assert (await get(there, f"s{number}")).state.produced >= 20
+            assert len([one async for one in _listed(there)]) == 6
+
+        there.run(story())
+        for number in range(5):
+            assert len(times(there, f"s{number}")) >= 19
+
+
+async def _listed(there: Town) -> Any:
+    async def work(client: Any) -> list[Any]:
+        return [one async for one in client.schedules()]
+
+    for one in await there.ask(work):
+        yield one
+
+
+def _puts(payloads: list[bytes], due_ms: int) -> Puts:
+    count = len(payloads)
+    content = Ragged.of(payloads)
+    return Puts(
+        ids=Ragged.of([f"{TOPIC}/bad{number}#1".encode() for number in range(count)]),
+        birth=np.arange(1, count + 1, dtype=np.uint64),
+        due_ms=np.full(count, due_ms, dtype=np.int64),
+        expires_ms=np.zeros(count, dtype=np.int64),
+        groups=Ragged.repeat(SCHEDULES_GROUP.encode(), count),
+        tags=Ragged.repeat(b"", count),
+        payload_sum=payload_sums(content, None),
+        payloads=content,
+        headers=Ragged.repeat(b"", count),
+        move=np.zeros(count, dtype=np.bool_),
+        replace=np.zeros(count, dtype=np.bool_),
+    )
+
+
+def test_an_occurrence_that_the_topic_refuses_is_counted_and_the_schedule_goes_on() -> None:
+    with town() as there:
+
+        async def story() -> None:
+            await there.broker("b1")
+            await there.create_topic()
+            there.consume("c")
+            await schedule(there, every="10s", payload="x" * 100)
+            await there.timer.wait(65)
+            await there.ask(lambda client: client.update_topic(TOPIC, max_payload_bytes=50))
+            await there.timer.wait(200)
+            found = await get(there)
+            assert found.state.failed >= 10
+            await there.ask(lambda client: client.update_topic(TOPIC, max_payload_bytes=200))
+            await there.timer.wait(200)
+            assert (await get(there)).state.failed <= found.state.failed + 12
+            assert await pending(there)
+
+        there.run(story())
