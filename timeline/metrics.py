@@ -86,6 +86,15 @@ CATALOG: dict[str, Declaration] = {
         "topic",
         "outcome",
     ),
+    "timeline_schedules": gauge(
+        "Recurring schedules by state: active, waiting (for the occurrence before), paused, ended", "topic", "state"
+    ),
+    "timeline_schedule_last_timestamp_seconds": gauge(
+        "When an occurrence of a schedule was last put, Unix time; 0 when none was", "topic", fold=max
+    ),
+    "timeline_schedule_next_timestamp_seconds": gauge(
+        "The time of the next occurrence that is not put yet, Unix time; 0 when none follows", "topic", fold=_sooner
+    ),
     "timeline_messages_depth": gauge(
         "Messages nobody holds, by state: available (due) and waiting (to come)", "topic", "state"
     ),
@@ -309,6 +318,8 @@ class Metrics:
             self._series("timeline_leases_ended_total", (label, cause))
         for cause in BURIALS:
             self._series("timeline_buried_total", (label, cause))
+        for outcome in ("missed", "failed"):
+            self._series("timeline_schedule_occurrences_total", (label, outcome))
 
     def count(self, name: str, *labels: str, by: float = 1) -> None:
         """Add to a counter of the catalog."""

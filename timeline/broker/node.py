@@ -33,6 +33,7 @@ from timeline.broker.runtime import FINISH_S, OffLoop, Runtime, Tasks, on_loop
 from timeline.broker.schedules.handler import ScheduleHandler
 from timeline.broker.schedules.records import ScheduleStore
 from timeline.broker.schedules.runner import ScheduleRunner
+from timeline.broker.schedules.survey import ScheduleSurvey
 from timeline.broker.status import EMPTY_SWEPT, ConsumerCounts, MessageCounts, StatusReporter, TopicRounds
 from timeline.clock import Clock
 from timeline.metrics import Metrics
@@ -167,6 +168,7 @@ class Node:
         self.tasks.spawn(self._every(self.limits.catalog_every_ms, self.catalog.refresh), "catalog")
         self.tasks.spawn(self._every(self.limits.sweep_every_ms, self._sweep), "sweep")
         self.tasks.spawn(self.counts.survey(), "counting")
+        self.tasks.spawn(ScheduleSurvey(self._runtime, self._records).run(), "counting schedules")
         for counting in (self.counts.near, self.counts.far):
             self.tasks.spawn(self._every(self.limits.count_every_ms, counting), "counting")
 

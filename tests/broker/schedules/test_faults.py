@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,7 +31,7 @@ class Failing(Lasting):
         super().__init__()
         self.at = self.count = 0
         self.failed = ""
-        self.before: Callable[[], None] = lambda: None
+        self.before: Callable[[], object] = lambda: None
         self.after: Callable[[], None] = lambda: None
 
     def __getattribute__(self, name: str) -> Any:
@@ -45,6 +47,7 @@ class Failing(Lasting):
                 return await call(*given, **more)
             self.failed = name
             self.before()
+            await asyncio.sleep(0.001)  # where a broker ends that is killed
             answer = await call(*given, **more)
             self.after()
             return answer
@@ -92,7 +95,7 @@ def _run(fault: str, at: int) -> tuple[Town, str]:
             elif fault == "unknown":
                 store.after = unknown
             else:
-                store.before = lambda: _kill(there, first)
+                store.before = lambda: there.loop.call_soon(_kill, there, first, context=contextvars.Context())
             await _edited(there)
             await there.timer.wait(120)
 
@@ -101,7 +104,7 @@ def _run(fault: str, at: int) -> tuple[Town, str]:
 
 
 def _kill(there: Town, machine: Machine) -> None:
-    """kill -9 of a broker that called the store; of another one, its next call finds it running."""
+    """kill -9 of a broker that called the store, or that did not."""
     if machine.process is not None and not machine.process.dead:
         there.kill(machine)
 

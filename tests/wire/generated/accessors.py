@@ -5486,7 +5486,7 @@ def TopicListEnd(builder): return builder.EndObject()
 #   UPDATE    body: the fields that change; keep       changes its specification
 #   PAUSE     keep                                     stops producing until RESUME
 #   RESUME                                             goes on from now; what lay in the pause is not missed
-#   TRIGGER   op                                       puts one message now
+#   TRIGGER   op; from_ms: now, by the caller's clock  puts one message now. Its id has from_ms, if that is not 0
 #   BACKFILL  from_ms, to_ms (0: now), dry_run         puts the messages of times in [from_ms, to_ms) that are not there
 #   DELETE    keep                                     ends it
 #
@@ -5660,8 +5660,8 @@ def ScheduleCallEnd(builder): return builder.EndObject()
 
 
 # Answer to a ScheduleCall. `status` is a `Status`, with a sentence where it is not OK. It is OK, DUPLICATE, EXISTS,
-# INVALID, TOO_LARGE, NOT_FOUND (no such schedule, or no such topic), FORBIDDEN, FENCED (another revision), THROTTLED,
-# UNAVAILABLE (nothing happened) or UNKNOWN (it may have happened).
+# INVALID, TOO_LARGE, NOT_FOUND (no such schedule, or no such topic), FORBIDDEN or FENCED (another revision). Where the
+# store gives no answer, the call ends with a gRPC status instead: repeat it.
 #
 # `body` is JSON, a list: the schedules concerned, as they stand after the call. Each is its specification with all
 # fields, and
@@ -5745,7 +5745,7 @@ class ScheduleAnswer(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
         return o == 0
 
-    # How many messages, by what happened: counted[k] of kind counts[k], each once. "cancelled" and "kept" by an edit;
+    # How many messages, by what happened: counted[k] of kind counts[k], each once. "cancelled" by an edit;
     # "produced", "duplicate" (there already) and "failed" by a BACKFILL.
     # ScheduleAnswer
     def CountsOffsets(self, j):

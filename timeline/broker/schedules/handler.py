@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -23,7 +24,7 @@ from timeline.schedules.edits import Edit, backfill, created, deleted, edited, s
 from timeline.schedules.looks import AHEAD_MS, REMEMBER_MARGIN_MS, ScheduledMessage
 from timeline.schedules.record import ScheduleRecord, occurrence_id, record_id
 from timeline.schedules.specification import Specification, check_target, fields_of_json
-from timeline.storage_plugins.contract import StoreError, StoreUnavailable, TopicConflict
+from timeline.storage_plugins.contract import StoreError, StoreUnavailable, StoreUnknown, TopicConflict
 from timeline.wire import ScheduleAction, ScheduleAnswer, ScheduleCall
 from timeline.wording import no_such_topic, shown_duration
 
@@ -68,13 +69,14 @@ class ScheduleHandler:
         self._answered: OrderedDict[tuple[int, str], ScheduleAnswer] = OrderedDict()
 
     async def answer(self, call: ScheduleCall, caller: Principal) -> ScheduleAnswer:
-        """Answer a call, always by a status. A repeat of a call that this broker answered gets the same answer."""
+        """Answer a call by a status. A repeat of a call that this broker answered gets the same answer. Raise
+        StoreError: then the driver repeats the call."""
         async with self._sendings.in_order([call.op]):
             key = call.op, caller.name
             if (known := self._answered.get(key)) is not None:
                 return known
             answer = await self._definite(call, caller)
-            if call.op and Status.of(answer.status) not in UNSURE:
+            if call.op:
                 self._answered[key] = answer
                 if len(self._answered) > MOST_ANSWERED:
                     self._answered.popitem(last=False)
@@ -89,9 +91,6 @@ class ScheduleHandler:
             return ScheduleAnswer(Status.TOO_LARGE.code, bad.reason)
         except (Invalid, TopicConflict) as bad:
             return ScheduleAnswer(Status.INVALID.code, bad.reason)
-        except StoreError as trouble:
-            status = Status.UNAVAILABLE if isinstance(trouble, StoreUnavailable) else Status.UNKNOWN
-            return ScheduleAnswer(status.code, trouble.detail)
 
     async def _do(self, call: ScheduleCall, caller: Principal) -> _Made:
         if call.action is ScheduleAction.LIST:
@@ -265,7 +264,8 @@ class ScheduleHandler:
             answer = await self._put(edit)
             if answer.status in (Status.OK, Status.DUPLICATE):
                 cancelled = await self._cancel(edit.record)
-                await self._store.wake([record.id])
+                with suppress(StoreError):
+                    await self._store.wake([record.id])
                 shows = [] if edit.record.deleted else [edit.record]
                 return _Made(shows, counts={"cancelled": cancelled})
         _busy(call)
@@ -299,8 +299,7 @@ class ScheduleHandler:
     async def _put(self, edit: Edit) -> PutAnswer:
         """Put the record of an edit. Refuse the call if the store gives no answer."""
         (answer,) = await self._store.put_records([(edit.record, edit.due_ms)])
-        if answer.status in UNSURE:
-            raise _Refused(answer.status, answer.detail or "the store is busy: try again")
+        _check_sure(answer)
         if answer.status not in (Status.OK, Status.DUPLICATE, Status.EXISTS):
             raise _Refused(answer.status, answer.detail)
         return answer
@@ -336,6 +335,7 @@ class ScheduleHandler:
             if answer.status in (Status.OK, Status.DUPLICATE) and not answer.foreign:
                 told = {"id": message.id, "status": str(answer.status), "version": answer.version}
                 return _Made(body=[told | {"due_ms": answer.due_ms or now_ms}])
+            _check_sure(answer)
             if answer.status not in (Status.DUPLICATE, Status.EXISTS, Status.FORBIDDEN):
                 raise _Refused(answer.status, answer.detail or f"the topic answered {answer.status}")
         _busy(call)
@@ -360,15 +360,21 @@ class ScheduleHandler:
         self, target: Topic, record: ScheduleRecord, messages: Sequence[ScheduledMessage], counts: dict[str, int]
     ) -> None:
         for answer in await self._store.put_messages(target, [(record, message) for message in messages]):
-            if answer.status in UNSURE:
-                why = answer.detail or "the store is busy: try again"
-                raise _Refused(answer.status, f"{why}. {counts['produced']} occurrences were produced")
+            _check_sure(answer)
             if answer.status is Status.OK:
                 counts["produced"] += 1
             elif answer.status in (Status.DUPLICATE, Status.EXISTS, Status.FORBIDDEN):
                 counts["duplicate"] += 1
             else:
                 counts["failed"] += 1
+
+
+def _check_sure(answer: PutAnswer) -> None:
+    """Raise StoreError for an answer after which the call is repeated."""
+    if answer.status is Status.UNKNOWN:
+        raise StoreUnknown(answer.detail)
+    if answer.status in UNSURE:
+        raise StoreUnavailable(answer.detail or "the store is busy")
 
 
 def _permit(caller: Principal, said: Specification) -> None:
@@ -426,4 +432,4 @@ def _json(body: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _busy(call: ScheduleCall) -> NoReturn:
-    raise _Refused(Status.UNAVAILABLE, f"schedule {call.name!r} keeps changing: try again")
+    raise StoreUnavailable(f"schedule {call.name!r} keeps changing: try again")

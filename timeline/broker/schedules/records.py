@@ -103,9 +103,14 @@ class ScheduleStore:
 
     async def page(self, internal: Topic, cursor: bytes, limit: int) -> tuple[list[ScheduleRecord], bytes]:
         """Return some of all records, and where to go on. Empty: there are no more."""
+        rows, cursor = await self.rows(internal, cursor, limit)
+        return list(decoded(rows)), cursor
+
+    async def rows(self, internal: Topic, cursor: bytes, limit: int) -> tuple[Rows, bytes]:
+        """Return the messages of some of all records, with payloads, and where to go on."""
         work = self._store.store.scan(internal, self._clock.now_ms(), ScanFilter(), cursor, limit, True)
         page = await self._store.call("scan", work)
-        return list(decoded(page.rows)), page.cursor or b""
+        return page.rows, page.cursor or b""
 
     async def there(self, topic: Topic, ids: Collection[str], states: Collection[State] = ()) -> set[str]:
         """Return which of the messages with these ids are there, in one of `states` (empty: in any)."""
