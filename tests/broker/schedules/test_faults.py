@@ -13,6 +13,7 @@ import pytest
 
 from tests.broker.machines import TOPIC, Lasting, Machine, Town, town
 from tests.broker.schedules.villages import START_MS, change, get, pending, schedule, times
+from tests.simulation.loop import Timer
 from timeline.columns import Ragged
 from timeline.model import payload_sums
 from timeline.schedules.record import SCHEDULES_GROUP, SCHEDULES_TOPIC, schedule_of
@@ -47,7 +48,7 @@ class Failing(Lasting):
                 return await call(*given, **more)
             self.failed = name
             self.before()
-            await asyncio.sleep(0.001)  # where a broker ends that is killed
+            await Timer(asyncio.get_running_loop()).wait(0.001)  # where a broker ends that is killed
             answer = await call(*given, **more)
             self.after()
             return answer
