@@ -112,7 +112,7 @@ class ClusterMachine(Machine):
                     return
                 for child in self.consumers.values():
                     child.news.clear()
-                await self._news()
+                await self.news()
 
     async def begin(
         self, lease: str, rate: int = RATE, handle_ms: int = 0, remember: str = "0s", brokers: int = 3

@@ -122,10 +122,10 @@ class Machine:
         async with timeline.connect(self.address, timeout="30s") as client:
             await client.create_topic(TOPIC, lease=LEASE_MS / 1_000, **settings)
 
-    async def _worker(
+    async def start_worker(
         self, what: str, name: str, *flags: str, address: str = "", module: str = "tests.faults.worker"
     ) -> Child:
-        """A process of `module`, which does `what`."""
+        """A process of `module`, which does `what`, started."""
         self.sessions += 1
         common = ["--address", address or self.address, "--name", name, "--session", str(self.sessions)]
         history = str(self.folder / f"{name}.{self.sessions}.jsonl")
@@ -138,12 +138,12 @@ class Machine:
     async def start_consumer(self, name: str, window: int = 120, handle_ms: int = 0, address: str = "") -> Child:
         """A consumer at `address`, where one is said."""
         flags = ["--window", str(window), "--handle-ms", str(handle_ms)]
-        child = self.consumers[name] = await self._worker("consume", name, *flags, address=address)
+        child = self.consumers[name] = await self.start_worker("consume", name, *flags, address=address)
         return child
 
     async def start_producer(self, name: str, count: int = 12_000, rate: int = 0) -> Child:
         flags = ["--count", str(count), "--rate", str(rate)]
-        child = self.producers[name] = await self._worker("produce", name, *flags)
+        child = self.producers[name] = await self.start_worker("produce", name, *flags)
         return child
 
     def note(self, what: str, **more: Any) -> None:
@@ -170,9 +170,10 @@ class Machine:
                     child.news.clear()
                 if not [row async for row in client.scan(TOPIC, state=("waiting", "available", "leased"), limit=1)]:
                     return
-                await self._news()
+                await self.news()
 
-    async def _news(self) -> None:
+    async def news(self) -> None:
+        """Returns once a consumer has told something."""
         waiting = [asyncio.create_task(child.news.wait()) for child in self.consumers.values()]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for task in waiting:

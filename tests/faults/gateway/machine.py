@@ -60,7 +60,7 @@ class GatewayMachine(ClusterMachine):
 
     async def start_receiver(self) -> None:
         """The one receiver, at the address that the topic has."""
-        child = self.consumers[RECEIVER] = await self._worker(
+        child = self.consumers[RECEIVER] = await self.start_worker(
             "",
             RECEIVER,
             "--handle-ms",
@@ -91,7 +91,7 @@ class GatewayMachine(ClusterMachine):
         """A client of long polls, which knows both gateways."""
         module, doors = "tests.faults.gateway.poller", ",".join(self.doors.values())
         window = ["--window", str(WINDOW)]
-        self.consumers[name] = await self._worker("", name, *window, address=doors, module=module)
+        self.consumers[name] = await self.start_worker("", name, *window, address=doors, module=module)
 
     async def begin_polling(self, rate: int) -> None:
         """Everything for long polls."""
@@ -167,7 +167,7 @@ class GatewayMachine(ClusterMachine):
 
     # ── the end ──
 
-    async def _news(self) -> None:
+    async def news(self) -> None:
         """A gateway settles without telling: the store is looked at again soon."""
         waiting = [asyncio.create_task(child.news.wait()) for child in self.consumers.values()]
         await asyncio.wait(waiting, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
