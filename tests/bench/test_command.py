@@ -29,6 +29,7 @@ SCENARIOS = (
     "restart",
     "memory",
     "scale",
+    "schedules",
     "cluster",
     "failover",
 )

@@ -16,7 +16,9 @@ from timeline.bench.processes import CannotMeasure, disk_stalled_s
 from timeline.bench.scenarios.holding import OPERATIONS, MemoryScenario, PayloadScenario, RestartScenario
 from timeline.bench.scenarios.http import HttpScenario, WebhookScenario
 from timeline.bench.scenarios.lateness import OF, BurstScenario, CancelTagScenario, LatenessScenario, ScaleScenario
+from timeline.bench.scenarios.schedules import SchedulesScenario
 from timeline.bench.scenarios.throughput import APIS, LOOPS, CycleScenario, LoopScenario, ProduceScenario
+from timeline.bench.stores import opened
 
 pytestmark = pytest.mark.processes
 
@@ -138,6 +140,16 @@ async def test_restart(tmp_path: Path) -> None:
 async def test_a_store_that_keeps_nothing_cannot_restart(tmp_path: Path) -> None:
     with pytest.raises(CannotMeasure, match="keeps nothing"):
         await RestartScenario("memory://").run(tmp_path)
+
+
+async def test_schedules_at_rest_and_beside_ordinary_messages(tmp_path: Path) -> None:
+    asked = SchedulesScenario(
+        f"sqlite:///{tmp_path / 'bench.db'}", schedules=50, spread=20, seconds=2, moment=30, rest_seconds=0.2
+    )
+    report = await asked.run(tmp_path)
+    _well(report, "start_s", "at_rest_percent", "spread_p50_ratio", "moment_p99_ratio")
+    async with opened(asked.store) as store:
+        assert not await store.topics(), "what it made is gone again"
 
 
 @pytest.mark.parametrize("of", OF)

@@ -25,7 +25,7 @@ def late(pending: int, p99_ms: float, in_zero: bool = False) -> BenchReport:
 
 def test_the_suite_holds_every_scenario_at_both_sizes() -> None:
     kinds = {"cycle", "produce", "lateness", "loop", "burst", "payload", "cancel-tag", "restart", "memory"}
-    kinds |= {"http", "webhook"}
+    kinds |= {"http", "schedules", "webhook"}
     assert {entry.asked.name for entry in FULL} == kinds
     assert [type(entry.asked) for entry in FULL] == [type(entry.asked) for entry in QUICK]
     assert len({entry.title for entry in FULL}) == len(FULL)

@@ -19,6 +19,7 @@ from timeline.bench.scenario import Scenario
 from timeline.bench.scenarios.holding import MemoryScenario, PayloadScenario, RestartScenario
 from timeline.bench.scenarios.http import HttpScenario, WebhookScenario
 from timeline.bench.scenarios.lateness import BurstScenario, CancelTagScenario, LatenessScenario
+from timeline.bench.scenarios.schedules import SchedulesScenario
 from timeline.bench.scenarios.throughput import CycleScenario, LoopScenario, ProduceScenario, run_journalled
 from timeline.bench.stores import scheme
 
@@ -90,6 +91,15 @@ def entries(millions: float, seconds: float, runs: int, messages: int) -> tuple[
         SuiteEntry(CancelTagScenario(pending=most, tagged=most // 10)),
         SuiteEntry(RestartScenario(pending=most)),
         SuiteEntry(MemoryScenario(pending=max(1, most // 10))),
+        SuiteEntry(
+            SchedulesScenario(
+                store=SQLITE,
+                schedules=max(1, most // 100),
+                seconds=max(1, int(seconds * 1.5)),
+                moment=messages // 100,
+                rest_seconds=seconds / 2,
+            )
+        ),
         SuiteEntry(HttpScenario(messages=messages // 50, batched=messages // 5, seconds=seconds / 3)),
         SuiteEntry(WebhookScenario(backlog=messages // 50, seconds=seconds / 3)),
     )

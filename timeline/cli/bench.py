@@ -33,6 +33,7 @@ from timeline.bench.scenarios.cluster import ClusterScenario, FailoverScenario
 from timeline.bench.scenarios.holding import MemoryScenario, PayloadScenario, RestartScenario
 from timeline.bench.scenarios.http import HttpScenario, WebhookScenario
 from timeline.bench.scenarios.lateness import PENDING, BurstScenario, CancelTagScenario, LatenessScenario, ScaleScenario
+from timeline.bench.scenarios.schedules import SchedulesScenario
 from timeline.bench.scenarios.throughput import CycleScenario, LoopScenario, ProduceScenario
 from timeline.bench.suite import BEANSTALKD, FULL, QUICK, SuiteEntry, compare_pending, measure, run_entry
 from timeline.cli.app import REFUSED, SOME_FAILED, Failed, Suggesting, say
@@ -160,7 +161,7 @@ class _Bench(Suggesting):
         for kind in (
             BurstScenario, CancelTagScenario, ClusterScenario, CycleScenario, FailoverScenario, HttpScenario,
             LatenessScenario, LoopScenario, MemoryScenario, PayloadScenario, ProduceScenario, RestartScenario,
-            ScaleScenario, WebhookScenario,
+            ScaleScenario, SchedulesScenario, WebhookScenario,
         ):  # fmt: skip
             self.add_command(command_of(kind))
 

@@ -271,7 +271,7 @@ class ScaleScenario(Scenario):
             topics = [name, *others] * (self.number if self.of == CONSUMERS else 1)
             async with consuming(client, topics, arrivals, CREDIT_EACH) as working:
                 await _connected(client, working)
-                rest_s = await _at_rest(setup.child, self.rest_seconds)
+                rest_s = await at_rest(setup.child, self.rest_seconds)
                 figures, wrong = await fed_run(setup, steady, folder, arrivals, working)
                 figures["broker_resident_mib"] = setup.resident_mib()
                 if empty:
@@ -294,7 +294,7 @@ async def _connected(client: timeline.Timeline, working: Sequence[asyncio.Task[N
             await asyncio.sleep(LOOK_EVERY_S)
 
 
-async def _at_rest(child: Measured, seconds: float) -> float:
+async def at_rest(child: Measured, seconds: float) -> float:
     """Return the processor seconds per second of a process that has nothing to do, in steps of 10 ms."""
     await asyncio.sleep(min(seconds, SETTLED_S))
     used_s, began_s = child.cpu_s(), time.monotonic()
