@@ -39,7 +39,9 @@ def queued_in(record: ScheduleRecord) -> set[int]:
     """The times of all that waits in a record's queue. A span of one needs no rule."""
     found: set[int] = set()
     for span in record.queue:
-        found |= {span.from_ms} if span.length == 1 else set(walked(record.specification, span.from_ms, span.until_ms))
+        alone = span.until_ms == span.from_ms + 1
+        times = [span.from_ms] if alone else walked(record.specification, span.from_ms, span.until_ms)
+        found |= set(times)
     return found
 
 

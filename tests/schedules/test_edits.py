@@ -38,6 +38,10 @@ def newest(here: World) -> ScheduleRecord:
     return record
 
 
+def times(here: World) -> list[int]:
+    return [(one.at_ms - FIRST_MS) // MINUTE for one in here.delivered]
+
+
 def rest(here: World, minutes: int = 5) -> list[tuple[str, int, bytes]]:
     """What is delivered from now on: whole ids but for the schedule's name and the date, minutes, payloads."""
     before = len(here.delivered)
@@ -57,6 +61,35 @@ def test_a_new_template_takes_the_place_of_the_old_one() -> None:
     record = newest(here)
     assert record.revision == 2
     assert record.produced == record.sequence
+
+
+@pytest.mark.parametrize("fields", [{"payload": b"new {sequence}"}, {"cron": ("* * * * *", "30 * * * * *")}])
+def test_an_outage_right_after_an_edit_misses_nothing_that_was_delivered(fields: dict[str, Any]) -> None:
+    here = world(catch_up="none")
+    pending = {one.message.at_ms for one in here.topic.values()}
+    assert pending
+    here.update(**fields)
+    while here.actors:
+        here.step()
+    here.outage(10 * MINUTE)
+    here.run_until(here.now_ms + 5 * MINUTE)
+    delivered = [one.at_ms for one in here.delivered]
+    assert pending <= set(delivered)
+    assert len(delivered) == len(set(delivered))
+    record = newest(here)
+    assert record.sequence == record.missed + record.produced
+    assert record.produced == len(delivered) + len(here.topic)
+
+
+def test_a_pause_is_no_part_of_a_queue() -> None:
+    here = world(work_ms=60 * MINUTE, overlap="queue")
+    here.update(paused=True, keep=True)
+    here.run_until(minute(20) + 30_000)
+    here.update(paused=False)
+    here.run_until(minute(30) + 30_000)
+    here.work_ms = 0
+    here.run_until(minute(80) + 30_000)
+    assert times(here) == [*range(11), *range(21, 81)]
 
 
 def test_new_times_cancel_the_old_ones() -> None:
@@ -171,7 +204,7 @@ def test_a_queue_that_was_kept_is_produced_under_another_overlap(overlap: str) -
     here.update(keep=True, overlap=overlap)
     here.work_ms = 0
     here.run_until(here.now_ms + 70 * MINUTE)
-    at = [(one.at_ms - FIRST_MS) // MINUTE for one in here.delivered]
+    at = times(here)
     assert set(range(11)) <= set(at)
     assert len(at) == len(set(at))
 

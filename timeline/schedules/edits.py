@@ -187,44 +187,109 @@ def _kept(record: ScheduleRecord, now_ms: int, new: Specification) -> Edit:
 
 def _renewed(record: ScheduleRecord, now_ms: int, new: Specification, ends: bool) -> Edit:
     """The next revision, which decides again what lies ahead."""
-    old, gone = record.specification, ends or new.paused
-    # Occurrences are put no further ahead. If they are further than that, the clock was set back, and they are over.
-    from_ms = max(now_ms, record.last_ms + 1 - 2 * AHEAD_MS)
-    goes_on = _same_rules(old, new) and not (old.paused or record.ended or gone)
-    if goes_on:
-        from_ms = min(from_ms, record.position_ms)
-    jittered = _jittered(record, from_ms, now_ms)
-    again = {one.at_ms for one in record.decided if one.at_ms >= from_ms}  # decided, and maybe not put
-    again |= set(_times(old, from_ms, record.position_ms, None)) if from_ms < record.position_ms else set()
-    reach_ms = max(record.position_ms, record.standing_until_ms)
-    # The revision before this one may not have come to replace or to put again what it had cancelled.
-    pending = {*jittered, *again, *(_times(old, from_ms, reach_ms, None) if from_ms < reach_ms else ())}
-    sequence = _sequence(old, new, from_ms, max(0, record.sequence - len(again)))
-    stays: set[int] = set()
-    if pending and not gone and (old.group, old.overlap) == (new.group, new.overlap):
-        stays = set(_times(new, from_ms, max(pending) + 1, sequence))
-        stays |= {at_ms for at_ms in jittered if at_ms in set(_times(new, at_ms, at_ms + 1, None))}
-    put_again = (DecidedOccurrence(at_ms, jittered[at_ms]) for at_ms in jittered if at_ms in stays)
-    dropped = (CancelledOccurrence(record.occurrence_id(at_ms), old.group) for at_ms in sorted(pending - stays))
+    old, renewal = record.specification, _Renewal(record, now_ms, new, ends)
+    again, cancelled = renewal.again(), renewal.cancelled()
+    position_ms, sequence = renewal.reached()
+    dropped = (CancelledOccurrence(record.occurrence_id(at_ms), old.group) for at_ms in cancelled)
     cancelling = tuple(dict.fromkeys((*record.cancelling, *dropped)))
     if len(cancelling) > _MOST_CANCELLING:
         raise Throttled("edits of this schedule come faster than brokers carry them out", retry_after_ms=1_000)
+    spans = _spans(sorted(renewal.pending), renewal.pending.difference(cancelled), record.number + 1, renewal.from_ms)
     made = _next(
         record,
         now_ms,
-        begun_ms=record.begun_ms if goes_on else from_ms,
-        position_ms=from_ms,
+        begun_ms=record.begun_ms if renewal.goes_on else renewal.from_ms,
+        position_ms=position_ms,
         sequence=sequence,
         cancelling=cancelling,
-        decided=(*(one for one in record.decided if one.at_ms not in pending), *put_again),
-        queue=record.queue if _same_rules(old, new) and not gone else (),
-        renamed=(*record.renamed, *_spans(sorted(pending), stays, record.number + 1, from_ms))[-_MOST_RENAMED:],
-        standing_until_ms=reach_ms,
+        decided=(*(one for one in record.decided if one.at_ms not in renewal.pending), *again),
+        queue=record.queue if _same_rules(old, new) and not renewal.gone else (),
+        renamed=(*record.renamed, *spans)[-_MOST_RENAMED:],
+        standing_until_ms=renewal.reach_ms,
         replacing=True,
-        last_id="" if record.last_ms in pending else record.last_id,
-        **_counts(record, {*jittered, *again} - {one.at_ms for one in record.decided}),
+        last_id="" if record.last_ms in renewal.pending else record.last_id,
+        **renewal.counts(),
     )
     return Edit(made, now_ms)
+
+
+class _Renewal:
+    """An edit that decides again what lies ahead. It does so at once. The next look may come after an outage: it could
+    not know what was delivered meanwhile, and would count that as missed.
+
+    `from_ms`: the time of the edit. `pending`: the occurrences that may be put and may lie ahead. `goes_on`: both
+    revisions have the same rules, so that whatever was not decided before stays to be decided.
+    """
+
+    def __init__(self, record: ScheduleRecord, now_ms: int, new: Specification, ends: bool) -> None:
+        self._record, self._old, self._new, self._now_ms = record, record.specification, new, now_ms
+        self.gone = ends or new.paused
+        self.goes_on = _same_rules(self._old, new) and not (self._old.paused or record.ended or self.gone)
+        self._alone = new.overlap is not Overlap.ALLOW
+        # Occurrences are put no further ahead. If they are further than that, the clock was set back: they are over.
+        self.from_ms = from_ms = max(now_ms, record.last_ms + 1 - 2 * AHEAD_MS)
+        self.reach_ms = max(record.position_ms, record.standing_until_ms)
+        self._past = _jittered(record, from_ms, now_ms)
+        self._undone = _between(self._old, from_ms, record.position_ms)
+        self._decided = {one.at_ms for one in record.decided}
+        # The revision before this one may not have come to replace or to put again what it had cancelled.
+        standing = _between(self._old, from_ms, self.reach_ms)
+        self.pending = {*self._past, *standing, *(at_ms for at_ms in self._decided if at_ms >= from_ms)}
+        begin_ms = min(from_ms, record.position_ms)
+        self._before = _sequence(self._old, new, begin_ms, max(0, record.sequence - len(self._undone)))
+        until_ms = record.position_ms if self.goes_on else self.reach_ms
+        times = list(_times(new, from_ms, until_ms, self._before)) if from_ms < until_ms and not self.gone else []
+        self._fit = {at_ms: self._before + place for place, at_ms in enumerate(times, 1)}
+        """What the new revision has ahead: times and numbers."""
+
+    def again(self) -> list[DecidedOccurrence]:
+        """Return what the next look puts, or puts again."""
+        fit = {at_ms: number for at_ms, number in self._past.items() if self._stays_past(at_ms)}
+        if not self._alone:
+            fit |= self._fit
+        elif self.goes_on:  # each one waits for the one before it: no other one is put
+            put = {*self._decided, self._record.last_ms}
+            fit |= {at_ms: number for at_ms, number in self._fit.items() if at_ms in put}
+        return [DecidedOccurrence(at_ms, fit[at_ms]) for at_ms in sorted(fit)]
+
+    def cancelled(self) -> list[int]:
+        """Return the pending occurrences that do not stay under their ids. What is due may be delivered: it stays."""
+        same = (self._old.group, self._old.overlap) == (self._new.group, self._new.overlap)
+        stays = {at_ms for at_ms in self.pending if at_ms in self._fit or self._stays_past(at_ms)} if same else set()
+        later = {at_ms for at_ms in self.pending if due_of(self._old, at_ms) > self._now_ms}
+        return sorted(later - stays)
+
+    def reached(self) -> tuple[int, int]:
+        """Return the position of the new revision, and how many were decided before it."""
+        left = [at_ms for at_ms in self._undone if at_ms not in self._fit] if self.goes_on else []
+        if left:  # a count or an end that came nearer, and may move again
+            return min(left), self._before + len(self._fit)
+        if self.goes_on:
+            return self._record.position_ms, self._before + len(self._fit)
+        if self._alone or self.gone:
+            return self.from_ms, self._before
+        return max(self.from_ms, self.reach_ms), self._before + len(self._fit)
+
+    def counts(self) -> dict[str, int]:
+        """Return the counts without what is decided again."""
+        record, undone = self._record, {*self._past, *self._undone} - self._decided
+        if self._old.overlap is Overlap.ALLOW:
+            return {"produced": max(0, record.produced - len(undone))}
+        put = len(undone & {record.last_ms})
+        skips = self._old.overlap is Overlap.SKIP and not self.goes_on
+        skipped = len(undone) - put if skips else 0
+        return {"produced": max(0, record.produced - put), "skipped": max(0, record.skipped - skipped)}
+
+    def _stays_past(self, at_ms: int) -> bool:
+        """Return whether an occurrence that waits for its jitter alone still occurs."""
+        if at_ms not in self._past or self.gone or (self._alone and not self.goes_on):
+            return False
+        return bool(_between(self._new, at_ms, at_ms + 1))
+
+
+def _between(said: Specification, from_ms: int, before_ms: int) -> set[int]:
+    """Return the times of occurrences in a range, however many are counted."""
+    return set(_times(said, from_ms, before_ms, None)) if from_ms < before_ms else set()
 
 
 def _jittered(record: ScheduleRecord, before_ms: int, now_ms: int) -> dict[int, int]:
@@ -249,15 +314,6 @@ def _sequence(old: Specification, new: Specification, position_ms: int, sequence
     if new.start_ms == old.start_ms and not (new.count and not old.count):
         return sequence
     return _counted(new, position_ms)
-
-
-def _counts(record: ScheduleRecord, undone: set[int]) -> dict[str, int]:
-    """Return the counts without the occurrences that are decided again."""
-    if record.specification.overlap is Overlap.ALLOW:
-        return {"produced": max(0, record.produced - len(undone))}
-    put = len(undone & {record.last_ms})
-    skipped = len(undone) - put if record.specification.overlap is Overlap.SKIP else 0
-    return {"produced": max(0, record.produced - put), "skipped": max(0, record.skipped - skipped)}
 
 
 def _spans(pending: list[int], stays: set[int], number: int, whole_from_ms: int) -> Iterator[RenamedSpan]:

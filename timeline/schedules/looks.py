@@ -269,7 +269,9 @@ class _Decision:
 
     def _enqueue(self, one: DecidedOccurrence) -> None:
         last = self._queue[-1] if self._queue else None
-        if last is not None and last.before + last.length == one.sequence - 1 and last.caught_up == one.caught_up:
+        # Between a pause, or other rules, and now there are times that were never decided.
+        follows = last is not None and last.until_ms > self._record.begun_ms
+        if last and follows and (last.before + last.length, last.caught_up) == (one.sequence - 1, one.caught_up):
             self._queue[-1] = last._replace(until_ms=one.at_ms + 1, length=last.length + 1)
         else:
             self._queue.append(QueuedSpan(one.at_ms, one.at_ms + 1, one.sequence - 1, 1, one.caught_up))
