@@ -132,6 +132,24 @@ async def test_the_next_times_are_in_the_schedules_zone(tl: timeline.Timeline) -
         s.next(-1)
 
 
+async def test_the_next_times_begin_with_the_start_and_end_with_the_count(tl: timeline.Timeline) -> None:
+    start = datetime(2030, 1, 1, tzinfo=UTC)
+    s = await tl.schedule("t", "later", every="1h", start=start, count=2)
+    await s.update(tag="x")  # by which it has a position
+    assert s.next(3) == [start, start + timedelta(hours=1)]
+    over = await tl.schedule("t", "over", every="1h", start=datetime(2020, 1, 1, tzinfo=UTC), count=2)
+    assert (over.next(3), over.next_ms) == ([], 0)
+
+
+async def test_a_rule_without_a_time_holds_up_nobody(tl: timeline.Timeline) -> None:
+    """All that it says is excluded. A list of schedules names it all the same, soon."""
+    s = await tl.schedule("t", "never", cron="* * * * * *", exclude="cron:* * * * * *")
+    assert s.next_ms == 0 and s.next(1) == []
+    assert [one.name async for one in tl.schedules()] == ["never"]
+    assert (await s.trigger()).ok
+    await s.delete()
+
+
 async def test_times_are_those_that_a_broker_told_where_rules_cannot_be_read(
     tl: timeline.Timeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, tzinfo
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, TypeAlias
 from zoneinfo import ZoneInfo
 
@@ -38,6 +38,8 @@ from timeline.wording import shown_lateness
 Texts: TypeAlias = str | Sequence[str]
 """One text, or several."""
 MOST_NEXT = 10_000
+MOST_SLICES = 30
+"""Thousand excluded times in a row, after which `next` gives up."""
 PAGE = 500
 TOLD = 10
 """How many next times a broker is asked for."""
@@ -192,18 +194,19 @@ class ScheduleView:
         return [as_datetime(at_ms).astimezone(zone) for at_ms in following]
 
     def occurrences(self) -> Iterator[Occurrence]:
-        """Yield what `next` returns, with the wall time of each, and whether clocks change there."""
+        """Yield what `next` returns, with the wall time of each, and whether clocks change there. It gives up after
+        30,000 excluded times in a row."""
         if self.state.ended:
             return
         now_ms, position_ms = self._context.clock.now_ms(), self.state.position_ms
         recurrence = self.specification.recurrence
         if position_ms > now_ms and not self.specification.paused:
             # Decided already, `count` or not: these lie on the timeline.
-            limited = replace(recurrence, end_ms=min(position_ms, recurrence.end_ms or position_ms), count=0)
-            yield from limited.occurrences(now_ms)
+            decided = _walked(recurrence.walk(now_ms, None))
+            yield from takewhile(lambda one: one.at_ms < position_ms, decided)
             now_ms = position_ms
         since_ms = max(now_ms, position_ms) if not recurrence.count else position_ms or recurrence.start_ms
-        found = recurrence.occurrences(since_ms, self.state.sequence)
+        found = _walked(recurrence.walk(since_ms, self.state.sequence))
         yield from (one for one in found if one.at_ms >= now_ms)
 
     def __repr__(self) -> str:
@@ -213,6 +216,17 @@ class ScheduleView:
         if self.state.missed:
             told.append(f"{self.state.missed} missed")
         return f"{type(self).__name__}({', '.join(told)})"
+
+
+def _walked(found: Iterator[Occurrence | int]) -> Iterator[Occurrence]:
+    """Yield the occurrences of a walk until too many times in a row were excluded."""
+    slices = 0
+    for one in found:
+        if isinstance(one, Occurrence):
+            slices = 0
+            yield one
+        elif (slices := slices + 1) >= MOST_SLICES:
+            return
 
 
 class Schedule(ScheduleView):

@@ -27,7 +27,9 @@ from timeline.schedules.specification import TIMING, Overlap, Specification
 
 MOST_BACKFILLED = 10_000
 MOST_SLICES = 200
-"""A reader's call gives up after this many thousand excluded times in a row."""
+"""A call about one schedule gives up after this many thousand excluded times in a row."""
+SHOWN_SLICES, LISTED_SLICES = 30, 3
+"""As many where only next times are shown, and where there may be many schedules. A slice takes some 50 ms."""
 _MOST_RENAMED, _MOST_CANCELLING = 500, 5_000
 _RULES = tuple(name for name in TIMING if name not in ("end_ms", "count"))
 
@@ -127,19 +129,22 @@ def _backfilled(record: ScheduleRecord, at_ms: int, now_ms: int) -> ScheduledMes
     return dataclasses.replace(message, replace=False, stands=True)
 
 
-def upcoming(record: ScheduleRecord, now_ms: int, most: int) -> list[int]:
-    """Return the times of the next occurrences from now on, put or not."""
+def upcoming(
+    record: ScheduleRecord, now_ms: int, most: int, before_ms: int = 0, slices: int = SHOWN_SLICES
+) -> list[int]:
+    """Return the times of the next occurrences from now on, put or not. `before_ms`: only those before it. `slices`: it
+    gives up after this many thousand excluded times in a row."""
     said = record.specification
     if said.paused or record.deleted or most <= 0:
         return []
     from_ms, before = record.position_ms, record.sequence
     if now_ms < from_ms:
-        before = max(0, before - len(list(_times(said, now_ms, from_ms, None))))
+        before = max(0, before - len(list(_times(said, now_ms, from_ms, None, slices))))
         from_ms = now_ms
     elif not said.count:
         from_ms = now_ms
     found: list[int] = []
-    for at_ms in _times(said, from_ms, 0, before):
+    for at_ms in _times(said, from_ms, before_ms, before, slices):
         if at_ms >= now_ms:
             found.append(at_ms)
         if len(found) == most:
@@ -152,7 +157,7 @@ def shown(record: ScheduleRecord, now_ms: int, template: bool = True) -> dict[st
     said = record.specification.to_json()
     if not template:
         del said["payload"], said["headers"]
-    coming = upcoming(record, now_ms, 1)
+    coming = upcoming(record, now_ms, 1, slices=LISTED_SLICES)
     numbers = {"revision": record.revision, "number": record.number, "next_ms": coming[0] if coming else 0}
     return said | numbers | {"state": record.state()}
 
@@ -354,16 +359,18 @@ def _counted(said: Specification, at_ms: int) -> int:
     return sum(1 for _ in _times(said, said.start_ms, at_ms, 0))
 
 
-def _times(said: Specification, from_ms: int, before_ms: int, before: int | None) -> Iterator[int]:
+def _times(
+    said: Specification, from_ms: int, before_ms: int, before: int | None, slices: int = MOST_SLICES
+) -> Iterator[int]:
     """Yield the times of occurrences from `from_ms` to before `before_ms` (0: for ever). It gives up where too many in
     a row are excluded."""
-    slices = 0
+    excluded = 0
 
     def goes_on(one: Occurrence | int) -> bool:
-        nonlocal slices
-        slices = 0 if isinstance(one, Occurrence) else slices + 1
+        nonlocal excluded
+        excluded = 0 if isinstance(one, Occurrence) else excluded + 1
         at_ms = one.at_ms if isinstance(one, Occurrence) else one
-        return slices < MOST_SLICES and not (before_ms and at_ms >= before_ms)
+        return excluded < slices and not (before_ms and at_ms >= before_ms)
 
     for one in takewhile(goes_on, said.recurrence.walk(from_ms, before)):
         if isinstance(one, Occurrence):

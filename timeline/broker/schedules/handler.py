@@ -221,8 +221,8 @@ class ScheduleHandler:
         """Return the first record. Ids of its first minutes may be taken, if there was a schedule of this name."""
         edit = await self._off_loop(lambda: created(said, now_ms, number))
         until_ms = now_ms + 2 * AHEAD_MS
-        coming = await self._off_loop(lambda: upcoming(edit.record, now_ms, 2 * AHEAD_MS // 1_000))
-        ids = [occurrence_id(said.name, at_ms) for at_ms in coming if at_ms < until_ms]
+        coming = await self._off_loop(lambda: upcoming(edit.record, now_ms, 2 * AHEAD_MS // 1_000, until_ms))
+        ids = [occurrence_id(said.name, at_ms) for at_ms in coming]
         living, settled = await self._store.taken(target, ids)
         record = edit.record if settled else replace(edit.record, renamed=())
         if living and not settled:  # they were kept when that schedule was deleted

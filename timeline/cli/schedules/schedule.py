@@ -173,7 +173,7 @@ async def show(tl: timeline.Timeline, options: ClientOptions, topic: str, name: 
     say("")
     if found.paused:
         say(f"paused: 'timeline schedule resume {topic} {name}' lets it go on. If it were resumed now:")
-    print_table(TIME_COLUMNS, time_rows(coming, zone), empty="no occurrence follows")
+    print_table(TIME_COLUMNS, time_rows(coming, zone), empty="no occurrence was found ahead")
     _warn(found)
 
 
@@ -327,11 +327,10 @@ def _tell(made: timeline.Schedule, options: ClientOptions, done: str) -> None:
         return
     says, zone = made.specification, ZoneInfo(made.specification.zone)
     say(f"{done} {made.topic}/{made.name}: {says.words()}", indent=4)
-    following = next(made.occurrences(), None)
-    if following is None:
-        say("no occurrence follows")
+    if made.next_ms:
+        say(f"next {shown_wall(made.next_ms, zone)}, in {distance(made.next_ms - Clock().now_ms())}")
     elif not made.paused:
-        say(f"next {shown_wall(following.at_ms, zone)}, in {distance(following.at_ms - Clock().now_ms())}")
+        say("no occurrence was found ahead")
     _warn(made)
 
 
