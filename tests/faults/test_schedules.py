@@ -8,6 +8,7 @@ import signal
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from tests.faults.worker import TOPIC
 from tests.servers.etcd import EtcdServer
 from tests.servers.fixture import Running
 from tests.servers.postgresql import PostgresqlServer
-from timeline.history import read_history
+from timeline.history import Event, read_history
 from timeline.model import State
 from timeline.schedules import Specification
 from timeline.schedules.record import SCHEDULES_TOPIC
@@ -150,6 +151,29 @@ class Recurring:
         assert sum(looks for _, looks, _ in self.hit) > 0
         assert sum(held for _, _, held in self.hit) > 0
         assert sum(child.told.get("again", 0) for child in self.made.consumers.values()) > 0
+
+
+def _received(**changed: Any) -> Event:
+    got = {"id": "s@1", "birth": 1, "due_ms": 1_000, "scheduled_ms": 1_000, "deliveries": 1, "payload": "1 then"}
+    wall_ms = changed.pop("wall_ms", 1_000.0)
+    return Event("c1", "receive", got | changed, 0.0, 0.0, wall_ms)
+
+
+@pytest.mark.parametrize(
+    ("events", "wrong"),
+    [
+        ([_received(), _received(deliveries=2, due_ms=9_000, wall_ms=9_000.0)], None),
+        ([], "never came"),
+        ([_received(), _received(id="s@2")], "nobody asked for it"),
+        ([_received(), _received(birth=2)], "produced more than once"),
+        ([_received(wall_ms=999.0)], "early"),
+        ([_received(scheduled_ms=1_051)], "due at another time"),
+        ([_received(payload="2 then")], "another payload"),
+    ],
+)
+def test_the_ledger_finds_what_is_wrong(events: list[Event], wrong: str | None) -> None:
+    found = judged({"s@1": Expected(1_000, 50, b"1 then")}, events, CLOCK_BOUND_MS)
+    assert [kind.partition(",")[0] for kind in found] == ([wrong] if wrong else [])
 
 
 class Killing(Recurring):
