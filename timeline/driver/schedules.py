@@ -19,6 +19,7 @@ from timeline.errors import Exists, Fenced, Forbidden, Invalid, NotFound, Unavai
 from timeline.model import DEFAULT_GROUP, Status, check_topic_name
 from timeline.recurrence import FoldPolicy, GapPolicy, Occurrence, rules_are_readable
 from timeline.schedules import CatchUp, Overlap, Specification
+from timeline.schedules.edits import MOST_AHEAD_MS, SHOWN_SLICES
 from timeline.schedules.record import TRIGGER, schedule_of
 from timeline.schedules.specification import DEFAULT_WINDOW_MS, FIELDS, INTERNAL_PREFIX, check_target
 from timeline.wire import (
@@ -38,8 +39,6 @@ from timeline.wording import shown_lateness
 Texts: TypeAlias = str | Sequence[str]
 """One text, or several."""
 MOST_NEXT = 10_000
-MOST_SLICES = 30
-"""Thousand excluded times in a row, after which `next` gives up."""
 PAGE = 500
 TOLD = 10
 """How many next times a broker is asked for."""
@@ -194,19 +193,19 @@ class ScheduleView:
         return [as_datetime(at_ms).astimezone(zone) for at_ms in following]
 
     def occurrences(self) -> Iterator[Occurrence]:
-        """Yield what `next` returns, with the wall time of each, and whether clocks change there. It gives up after
-        30,000 excluded times in a row."""
+        """Yield what `next` returns, with the wall time of each, and whether clocks change there. It gives up where too
+        many times in a row are excluded."""
         if self.state.ended:
             return
         now_ms, position_ms = self._context.clock.now_ms(), self.state.position_ms
         recurrence = self.specification.recurrence
         if position_ms > now_ms and not self.specification.paused:
             # Decided already, `count` or not: these lie on the timeline.
-            decided = _walked(recurrence.walk(now_ms, None))
+            decided = _walked(recurrence.walk(now_ms, None), now_ms)
             yield from takewhile(lambda one: one.at_ms < position_ms, decided)
             now_ms = position_ms
         since_ms = max(now_ms, position_ms) if not recurrence.count else position_ms or recurrence.start_ms
-        found = _walked(recurrence.walk(since_ms, self.state.sequence))
+        found = _walked(recurrence.walk(since_ms, self.state.sequence), since_ms)
         yield from (one for one in found if one.at_ms >= now_ms)
 
     def __repr__(self) -> str:
@@ -218,14 +217,14 @@ class ScheduleView:
         return f"{type(self).__name__}({', '.join(told)})"
 
 
-def _walked(found: Iterator[Occurrence | int]) -> Iterator[Occurrence]:
-    """Yield the occurrences of a walk until too many times in a row were excluded."""
+def _walked(found: Iterator[Occurrence | int], from_ms: int) -> Iterator[Occurrence]:
+    """Yield the occurrences of a walk from a time until too many times in a row were excluded."""
     slices = 0
     for one in found:
         if isinstance(one, Occurrence):
             slices = 0
             yield one
-        elif (slices := slices + 1) >= MOST_SLICES:
+        elif (slices := slices + 1) >= SHOWN_SLICES or one - from_ms > MOST_AHEAD_MS:
             return
 
 

@@ -28,8 +28,10 @@ from timeline.schedules.specification import TIMING, Overlap, Specification
 MOST_BACKFILLED = 10_000
 MOST_SLICES = 200
 """A call about one schedule gives up after this many thousand excluded times in a row."""
-SHOWN_SLICES, LISTED_SLICES = 30, 3
-"""As many where only next times are shown, and where there may be many schedules. A slice takes some 50 ms."""
+SHOWN_SLICES, LISTED_SLICES = 30, 1
+"""As many where only next times are shown, and where there may be many schedules. A slice takes 20 to 250 ms."""
+MOST_AHEAD_MS = 5 * YEAR_MS
+"""Nor is a next time looked for further ahead, if that many times are excluded before."""
 _MOST_RENAMED, _MOST_CANCELLING = 500, 5_000
 _RULES = tuple(name for name in TIMING if name not in ("end_ms", "count"))
 
@@ -370,6 +372,8 @@ def _times(
         nonlocal excluded
         excluded = 0 if isinstance(one, Occurrence) else excluded + 1
         at_ms = one.at_ms if isinstance(one, Occurrence) else one
+        if excluded and slices < MOST_SLICES and at_ms - from_ms > MOST_AHEAD_MS:
+            return False
         return excluded < slices and not (before_ms and at_ms >= before_ms)
 
     for one in takewhile(goes_on, said.recurrence.walk(from_ms, before)):
