@@ -192,9 +192,9 @@ def explain(error: TimelineError) -> str:
     reason, advice = error.reason, error.advice
     about = f" {error.id!r}" if error.id is not None else ""
     code = "" if isinstance(error, Invalid) else f"{error.code}{about}: "
-    # The advice of these two is about a message. Without an id they are about a topic, or a call. A reason of NOT_FOUND
-    # says itself what is not there: perhaps the topic.
-    unfit = (error.id is None and isinstance(error, Exists)) or isinstance(error, NotFound)
+    # The advice of these is about a message. Without an id they are about a topic, a schedule or a call. A reason of
+    # NOT_FOUND says itself what is not there: perhaps the topic.
+    unfit = (error.id is None and isinstance(error, Exists | Fenced)) or isinstance(error, NotFound)
     # The reason of FORBIDDEN names the missing right. Its advice is for another group's message, which has no reason.
     if reason and advice not in ("", reason) and not (unfit or error.lasting or isinstance(error, Invalid | Forbidden)):
         # A reason of UNKNOWN already says that it may or may not have happened.

@@ -200,6 +200,16 @@ async def test_one_is_triggered_by_hand(tl: timeline.Timeline) -> None:
     assert why.lines()[0].startswith("from schedule monthly: triggered by hand at ")
 
 
+async def test_a_trigger_is_repeated_by_its_time(tl: timeline.Timeline) -> None:
+    s = await tl.schedule("t", "monthly", **MONTHLY)
+    now = datetime.now(UTC)
+    first, again = [await s.trigger(at=now) for _ in range(2)]
+    assert first.id == again.id and again.ok
+    assert [one.id async for one in tl.scan("t")] == [first.id]
+    with pytest.raises(Invalid, match="at is the time in the message's id, within a day of now, not 2020-01-01"):
+        await s.trigger(at=datetime(2020, 1, 1, tzinfo=UTC))
+
+
 async def test_a_backfill_produces_what_was_not_produced(tl: timeline.Timeline) -> None:
     s = await tl.schedule("t", "daily", cron="@daily", start=datetime(2026, 1, 1, tzinfo=UTC), paused=True)
     span = datetime(2026, 1, 3, tzinfo=UTC), datetime(2026, 1, 6, tzinfo=UTC)

@@ -60,7 +60,7 @@ async def test_probes_metrics_and_the_document(http: httpx.AsyncClient) -> None:
 
 def test_every_body_of_a_call_has_an_example_that_is_taken() -> None:
     asked = {name for name, kind in vars(shapes).items() if isinstance(kind, type) and issubclass(kind, shapes.Asked)}
-    assert set(EXAMPLES) == asked - {"Asked", "Rules"}  # what other shapes have in common
+    assert set(EXAMPLES) == asked - {"Asked", "Rules", "ScheduleFields"}  # what other shapes have in common
     for name, example in EXAMPLES.items():
         msgspec.json.decode(msgspec.json.encode(example), type=getattr(shapes, name))
 

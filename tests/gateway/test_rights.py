@@ -19,17 +19,19 @@ from tests.gateway.processes import broker, gateway
 from tests.gateway.test_messages import problem
 from tests.security.guarded import Tokens
 from timeline.gateway.app import CALLS, PAGES, application
+from timeline.gateway.routes.verbs import as_called
 from timeline.gateway.service import GatewaySettings, HttpGateway
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
-TOPIC, ID = "departures", "kept"
+TOPIC, ID, SCHEDULE = "departures", "kept", "paused"
 RECEIPT = "the receipt of a message that another one holds"
 OPEN = {"healthz", "readyz", "metrics", "openapi", "docs"}
 """Pages that need no token: they show nothing of any topic."""
 CHANGING = {"right": "consume"}
 TAKING = {"right": "produce"}
 GOVERNING = {"right": "operator"}
+MANAGING = {"right": "produce"}
 SEEING = {"right": "broker"}
 """Every right of a client permits it."""
 RULES: dict[str, dict[str, Any]] = {
@@ -53,6 +55,18 @@ RULES: dict[str, dict[str, Any]] = {
     "lateMessages": SEEING,
     "forecast": SEEING,
     "cluster": SEEING,
+    "createSchedule": MANAGING | {"body": {"name": "new", "cron": "@yearly"}},
+    "listSchedules": SEEING,
+    "listAllSchedules": SEEING,
+    "showSchedule": SEEING,
+    "replaceSchedule": MANAGING | {"body": {"cron": "@daily"}},
+    "updateSchedule": MANAGING | {"body": {"tag": "changed"}},
+    "deleteSchedule": MANAGING,
+    "pauseSchedule": MANAGING,
+    "resumeSchedule": MANAGING,
+    "triggerSchedule": MANAGING,
+    "backfillSchedule": MANAGING | {"body": {"from": "2020-12-31T00:00Z", "to": "2022-01-01T00:00Z"}},
+    "nextOccurrences": SEEING,
     "previewSchedule": SEEING | {"body": {"every": "1h"}},
     "listTopics": SEEING,
     "showTopic": SEEING,
@@ -78,7 +92,7 @@ class Guarded:
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Any, dict[str, str]]]:
     folder = tmp_path_factory.mktemp("rights")
     tokens = Tokens(folder)
-    every = ("produce", "consume", "admin", "operator")
+    every = ("produce", "consume", "admin", "operator", "schedule")
     made = {right: tokens.add(right, right) for right in (*every, "broker")}
     made |= {"all": tokens.add("all", *every), "other": tokens.add("other", *every, topics=["other"])}
     made["wrong"] = made["all"][:-8] + "deadbeef"
@@ -103,7 +117,10 @@ async def guarded(started: Any) -> AsyncIterator[Guarded]:
                 await producer.produce(b"very private", id=id, in_=when, tag="spring")
         taken = {one.id: one.receipt for _ in range(2) for one in await tl.take(TOPIC, 1, "20s", lease="1h")}
         await tl.settle(taken["dead"], "bury", reason="test")
+        await tl.schedule(TOPIC, SCHEDULE, cron="@yearly", payload=b"very private", paused=True)
         yield Guarded(http, tl, tokens, taken["leased"], (served["log"], opened["log"]))
+        async for one in tl.schedules():
+            await one.delete()
         with contextlib.suppress(timeline.errors.NotFound):
             await tl.drop_topic(TOPIC)
 
@@ -112,7 +129,7 @@ def request_of(call: Any, guarded: Guarded) -> dict[str, Any]:
     """The request that would do what the call is for."""
     rule = RULES[call.operation_id]
     (path,), (method,) = call.paths, call.http_methods
-    url = "/v1" + path.replace("{topic:str}", TOPIC).replace("{id:str}", ID)
+    url = as_called(f"/v1{path}").replace("{topic:str}", TOPIC).replace("{id:str}", ID).replace("{name:str}", SCHEDULE)
     asked: dict[str, Any] = {"method": method, "url": f"{url}?{rule['query']}" if "query" in rule else url}
     if "body" in rule:
         asked["content"] = json.dumps(rule["body"]).replace(RECEIPT, guarded.receipt)
@@ -134,14 +151,14 @@ async def state(guarded: Guarded) -> Any:
     """All that a call could change."""
     found = guarded.tl.scan(TOPIC, state=["waiting", "leased", "dead"])
     messages = [(one.id, str(one.state), one.version, one.due) async for one in found]
-    return sorted(messages), await guarded.tl.topics()
+    schedules = [(one.name, one.revision, one.state.produced) async for one in guarded.tl.schedules(TOPIC)]
+    return sorted(messages), sorted(schedules), await guarded.tl.topics()
 
 
 def test_every_route_is_in_the_table() -> None:
     inside: Any = application(HttpGateway(GatewaySettings(), "test"))
-    routes = {
-        (method, route.path_format) for route in inside._inside._inside.routes for method in route.methods - {"OPTIONS"}
-    }
+    framework = inside._inside._inside
+    routes = {(method, route.path_format) for route in framework.routes for method in route.methods - {"OPTIONS"}}
     named = {
         (method, "/v1" + path.replace(":str", ""))
         for call in CALLS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -39,6 +40,7 @@ from timeline.wording import shown_lateness
 Texts: TypeAlias = str | Sequence[str]
 """One text, or several."""
 MOST_NEXT = 10_000
+DAY_MS = 86_400_000
 PAGE = 500
 TOLD = 10
 """How many next times a broker is asked for."""
@@ -267,11 +269,19 @@ class Schedule(ScheduleView):
         """Go on with the next occurrence after now, and return itself. What lay in the pause is not missed."""
         return await self._edit(ScheduleAction.RESUME, "cancel", timeout)
 
-    async def trigger(self, *, timeout: Duration | None = None) -> Receipt:
+    async def trigger(self, *, at: When | None = None, timeout: Duration | None = None) -> Receipt:
         """Produce one message now, beside its occurrences, and return the receipt. Its id is the schedule's name and
-        the time, `monthly@2026-11-01T05:30:00.250Z.trigger`."""
-        now_ms = self._context.clock.now_ms()  # is part of the id, whichever broker gets a repeat of the call
-        (made,) = json.loads((await self._ask(ScheduleAction.TRIGGER, timeout, from_ms=now_ms)).body)
+        the time, `monthly@2026-11-01T05:30:00.250Z.trigger`.
+
+        `at`: that time, within a day of now; default: now. A repeat with the same `at` produces nothing more."""
+        op, at_ms = 0, self._context.clock.now_ms()  # is part of the id, whichever broker gets a repeat of the call
+        if at is not None:
+            now_ms, at_ms = at_ms, instant_ms(at, "at")
+            if abs(at_ms - now_ms) > DAY_MS:
+                raise Invalid(f"at is the time in the message's id, within a day of now, not {shown_utc(at_ms)}")
+            said = f"trigger {self.topic}/{self.name} {at_ms}".encode()
+            op = int.from_bytes(hashlib.blake2b(said, digest_size=8).digest()) or 1
+        (made,) = json.loads((await self._ask(ScheduleAction.TRIGGER, timeout, from_ms=at_ms, op=op)).body)
         return Receipt(made["id"], Status(made["status"]), int(made["version"]), int(made["due_ms"]))
 
     async def backfill(
@@ -347,7 +357,7 @@ async def ask_schedules(
         # A server that has answered nothing yet and lacks this call could be another service as well as an old broker.
         await context.channel.unary("Ping", encode(Ping(context.clock.now())), deadline)
     writes = call.action not in (ScheduleAction.GET, ScheduleAction.LIST) and not call.dry_run
-    if writes:
+    if writes and not call.op:
         call = replace(call, op=context.ids.number())
     try:
         data = await context.channel.unary("Schedules", encode(call), deadline, attempt, writes=writes)
@@ -527,11 +537,20 @@ class Scheduling:
     async def schedules(self, topic: str | None = None, *, timeout: Duration | None = None) -> AsyncIterator[Schedule]:
         """Yield the recurring schedules of a topic, or of all topics that this client may see. `timeout`: the longest
         time without an answer."""
-        call = ScheduleCall(ScheduleAction.LIST, "" if topic is None else check_topic_name(topic), limit=PAGE)
+        cursor = b""
         while True:
-            answer = await ask_schedules(self._context, call, timeout)
-            for said in json.loads(answer.body):
-                yield Schedule(said, self._context)
-            if not answer.cursor:
+            found, cursor = await schedule_page(self._context, topic, PAGE, cursor, timeout)
+            for one in found:
+                yield one
+            if not cursor:
                 return
-            call = replace(call, cursor=answer.cursor)
+
+
+async def schedule_page(
+    context: ClientContext, topic: str | None, limit: int, cursor: bytes, timeout: Duration | None = None
+) -> tuple[list[Schedule], bytes]:
+    """Return a page of the schedules of a topic, or of all, and where the next page begins: empty at the end."""
+    target = "" if topic is None else check_topic_name(topic)
+    call = ScheduleCall(ScheduleAction.LIST, target, cursor=cursor, limit=limit)
+    answer = await ask_schedules(context, call, timeout)
+    return [Schedule(said, context) for said in json.loads(answer.body)], answer.cursor

@@ -26,6 +26,8 @@ CALLS: tuple[Any, ...] = (
     leases.lease, leases.stream, leases.ack, leases.extend, leases.release, leases.bury,
     many.move_tag, many.cancel_tag, many.revive, many.purge,
     reading.list_, reading.dead, reading.why, reading.late, reading.forecast, reading.cluster,
+    schedules.create, schedules.list_, schedules.list_all, schedules.show, schedules.replace, schedules.update,
+    schedules.drop, schedules.pause, schedules.resume, schedules.trigger, schedules.backfill, schedules.next_,
     schedules.preview,
     topics.list_, topics.show, topics.create, topics.update, topics.drop,
 )  # fmt: skip

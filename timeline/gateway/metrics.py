@@ -10,6 +10,7 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from timeline.clock import Clock
+from timeline.gateway.routes.verbs import as_called, verb_apart
 from timeline.metrics import REST, TOPICS_SHOWN, Declaration, counter, counters, gauge, histogram
 
 log = logging.getLogger("timeline.gateway.requests")
@@ -89,7 +90,7 @@ class Observed:
         if scope["type"] != ScopeType.HTTP:
             await self._inside(scope, receive, send)
             return
-        scope["path"] = (scope["raw_path"] or b"/").decode("latin-1")
+        scope["path"] = verb_apart((scope["raw_path"] or b"/").decode("latin-1"))
         began_ms = self._clock.monotonic_ms()
         status = 0
         sent_bytes = 0
@@ -110,7 +111,7 @@ class Observed:
             self._note(scope, status, sent_bytes, self._clock.monotonic_ms() - began_ms)
 
     def _note(self, scope: Any, status: int, sent_bytes: int, took_ms: float) -> None:
-        method, route = scope["method"], scope.get("path_template") or UNMATCHED
+        method, route = scope["method"], as_called(scope.get("path_template") or UNMATCHED)
         if method not in ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"):
             method = "OTHER"
         self._metrics.request(method, route, status, took_ms / 1000.0)
@@ -120,7 +121,7 @@ class Observed:
         fields: dict[str, Any] = {
             "method": method,
             "route": route,
-            "path": scope["path"][:512],
+            "path": as_called(scope["path"])[:512],
             "status": status,
             "took_ms": round(took_ms, 3),
             "sent_bytes": sent_bytes,

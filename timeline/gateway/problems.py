@@ -19,6 +19,7 @@ from timeline import errors
 from timeline.credentials import BadCredentials
 from timeline.errors import Forbidden, Invalid, TimelineError, Unavailable, explain
 from timeline.gateway.clients import UNAUTHENTICATED, no_token
+from timeline.gateway.routes.verbs import as_called
 from timeline.gateway.shapes import Problem
 from timeline.gateway.values import NOT_JSON, TOO_DEEP
 from timeline.gateway.wording import in_words_of_http
@@ -32,11 +33,11 @@ STATUSES: dict[str, tuple[int, str]] = {
     UNAUTHENTICATED: (401, "A token is needed"),
     Status.FORBIDDEN: (403, "The token has not the right"),
     Status.NOT_FOUND: (404, "Not found"),
-    Status.EXISTS: (409, "The id is taken"),
+    Status.EXISTS: (409, "The id or name is taken"),
     Status.LEASED: (409, "A consumer has the message"),
     Status.DEAD: (409, "The message is a dead letter"),
     Status.EXPIRED: (410, "The message has expired"),
-    Status.FENCED: (412, "The message has changed since"),
+    Status.FENCED: (412, "It has changed since"),
     Status.TOO_LARGE: (413, "Too large"),
     Status.THROTTLED: (429, "At a bound: wait"),
     Status.UNAVAILABLE: (503, "Nothing happened: try again"),
@@ -110,7 +111,7 @@ def of_framework(request: Request[Any, Any, Any], error: HTTPException) -> Respo
         return answer_of(Invalid(_sentence(error)))
     if error.status_code == 413:
         return answer(plain(413, Status.TOO_LARGE, "Too large", "the body is larger than this gateway takes"))
-    path = request.scope["path"]
+    path = as_called(request.scope["path"])
     if error.status_code == 404:
         said = f"there is no {path!r:.200} here: /docs shows all calls"
         return answer(plain(404, Status.NOT_FOUND, "Not found", said))

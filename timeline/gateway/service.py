@@ -16,8 +16,8 @@ from timeline.driver.transport.addresses import DEFAULT_ADDRESS
 from timeline.errors import Forbidden, Invalid, TimelineError, Unavailable, explain
 from timeline.gateway.clients import Caller, CallerClient, Clients
 from timeline.gateway.metrics import GatewayMetrics
-from timeline.gateway.recurring import RuleWalks
 from timeline.gateway.requests import ApiRequest, BodyBudget
+from timeline.gateway.routes.recurring import RuleWalks
 
 OPEN_TO_ALL = (
     "other machines reach this gateway, and its broker asks for no tokens: start the broker with --tokens, or the "

@@ -443,3 +443,148 @@ class PreviewAnswer(Struct):
 
     words: str
     times: list[RecurringTime]
+
+
+Pending = Literal["cancel", "keep"]
+CatchUpName = Literal["none", "latest", "all"]
+OverlapName = Literal["allow", "skip", "queue"]
+
+
+class ScheduleFields(Rules):
+    """When something recurs, and the message of each occurrence. A field that is null has its default."""
+
+    jitter: Annotated[
+        Span, Meta(description="Each occurrence is due later by a part of it, always by the same. Default: 0.")
+    ] = UNSET
+    catch_up: Annotated[
+        CatchUpName | UnsetType | None,
+        Meta(description="Missed occurrences that are produced late. Default: latest."),
+    ] = UNSET
+    window: Annotated[Span, Meta(description="Occurrences missed by more are left out. Default: 1h.")] = UNSET
+    overlap: Annotated[
+        OverlapName | UnsetType | None,
+        Meta(description="What to do while the occurrence before is not done. Default: allow."),
+    ] = UNSET
+    payload: Annotated[
+        Raw | UnsetType,
+        Meta(description="Any JSON value. Texts in it may have {occurrence} and {sequence}, which are filled in."),
+    ] = UNSET
+    payload_text: str | None = None
+    payload_base64: str | None = None
+    headers: Headers = UNSET
+    tag: Annotated[str | UnsetType | None, Meta(description="At most 64 bytes. Bulk calls select by it.")] = UNSET
+    group: Annotated[
+        str | UnsetType | None, Meta(description="Producer group that owns the occurrences. Default: default.")
+    ] = UNSET
+    expires: Annotated[
+        Span, Meta(description="How long after its time an occurrence is worth delivering. Default: for ever.")
+    ] = UNSET
+    paused: Annotated[bool | UnsetType | None, Meta(description="Whether it produces nothing. Default: false.")] = UNSET
+
+
+class NewSchedule(ScheduleFields, kw_only=True):
+    """A schedule to create."""
+
+    name: Annotated[str, Meta(description="1 to 100 letters, digits and . _ -, unique in its topic.")]
+
+
+class ReplaceSchedule(ScheduleFields):
+    """A whole schedule. Fields that are left out have their defaults."""
+
+
+class ChangeSchedule(ScheduleFields):
+    """Fields of a schedule to change. Those that are left out stay."""
+
+
+class ScheduleProgress(Struct, kw_only=True):
+    """How far a schedule has come. Counts are of occurrences. `sequence`: decided ones, of which `produced` were
+    produced; `caught_up` of these late, after an outage. `missed`: left out for an outage. `skipped`: left out because
+    the one before was not done. `failed`: refused by the topic. `position`: the first time that is not decided yet.
+    `last`: the time of the last one that was produced, with `last_id`, at `last_put`."""
+
+    created: str
+    edited: str
+    position: str | None
+    sequence: int
+    produced: int
+    caught_up: int
+    missed: int
+    skipped: int
+    failed: int
+    last: str | None
+    last_id: str | None
+    last_put: str | None
+
+
+class StoredSchedule(Struct, kw_only=True, omit_defaults=True):
+    """A schedule as it stands. `words`: its rules in English. `status`: `waiting` for the occurrence before to be done.
+    `next`: the next time. `warnings`: what is wrong with it. The payload is there for those who may see it."""
+
+    topic: str
+    name: str
+    words: str
+    cron: list[str]
+    every: str | None
+    rrule: list[str]
+    exclude: list[str]
+    start: str | None
+    end: str | None
+    count: int | None
+    zone: str
+    gap: str | None
+    fold: str | None
+    jitter: str
+    catch_up: CatchUpName
+    window: str
+    overlap: OverlapName
+    headers: dict[str, str]
+    tag: str | None
+    group: str
+    expires: str | None
+    paused: bool
+    revision: int
+    status: Annotated[str, Meta(extra_json_schema={"enum": ["active", "paused", "waiting", "ended"]})]
+    state: ScheduleProgress
+    next: str | None
+    warnings: list[str]
+    payload: Raw | UnsetType = UNSET
+    payload_text: str | None = None
+    payload_base64: str | None = None
+
+
+class StoredSchedules(Struct):
+    """One page of a list. `cursor` gets the next one; null at the end."""
+
+    schedules: list[StoredSchedule]
+    cursor: str | None
+
+
+class NextTimes(Struct):
+    """The next times of a schedule. None: it has ended."""
+
+    times: list[RecurringTime]
+
+
+class TriggerTime(Asked):
+    """`at`: the time that stands in the message's id and for `{occurrence}`, within a day of now. Default: now."""
+
+    at: When = None
+
+
+class BackfillRange(Asked, kw_only=True):
+    """The range whose occurrences are produced: from `from`, and before `to`. Those ahead are left out."""
+
+    from_: Annotated[str | int, Meta(description="A time: RFC 3339 with an offset, or milliseconds.")] = field(
+        name="from"
+    )
+    to: Annotated[str | int, Meta(description="A later time.")]
+
+
+class BackfillAnswer(Struct, kw_only=True):
+    """How many occurrences of the range were produced, or would be. `present`: produced before. `failed`: refused by
+    the topic."""
+
+    produced: int
+    present: int
+    failed: int
+    dry_run: bool

@@ -17,7 +17,7 @@ from timeline.driver.consume.pull import PulledDelivery
 from timeline.driver.message import of_message
 from timeline.driver.times import Duration, When, as_datetime, duration_ms, instant_ms, shown
 from timeline.errors import FIXED_LIMIT, Invalid, TooLarge
-from timeline.gateway.shapes import LeasedMessage, NewMessage
+from timeline.gateway.shapes import LeasedMessage, NewMessage, ScheduleFields
 from timeline.model import DEFAULT_GROUP, MAX_HEADERS_BYTES
 
 T = TypeVar("T")
@@ -128,7 +128,7 @@ def to_put(asked: NewMessage, id: str | None = None, trace: Mapping[str, str] = 
     same message. Raise Invalid or TooLarge.
     """
     try:
-        payload, headers = _payload_of(asked)
+        payload, headers = payload_of(asked)
         if trace and asked.id is None:
             headers = {**trace, **(headers or {})}
         when = due_of(asked.at, asked.in_)
@@ -146,13 +146,13 @@ def to_put(asked: NewMessage, id: str | None = None, trace: Mapping[str, str] = 
     return ToPut(fields, asked.group, asked.if_exists)
 
 
-def _payload_of(asked: NewMessage) -> tuple[bytes, dict[str, str] | None]:
+def payload_of(asked: NewMessage | ScheduleFields) -> tuple[bytes, dict[str, str] | None]:
     """Return the payload and the headers. A JSON value is marked by its content type."""
     raw = b"" if isinstance(asked.payload, UnsetType) else bytes(asked.payload)
     given = (bool(raw), asked.payload_text is not None, asked.payload_base64 is not None).count(True)
     if given != 1:
         raise Invalid("give one of payload (any JSON value), payload_text and payload_base64")
-    headers = _headers_of(asked)
+    headers = headers_of(asked)
     if raw:
         headers = headers or {}
         if not any(name.lower() == CONTENT_TYPE for name in headers):
@@ -166,7 +166,7 @@ def _payload_of(asked: NewMessage) -> tuple[bytes, dict[str, str] | None]:
         raise Invalid(f"payload_base64 must be base64 with padding, not {shown(asked.payload_base64)}") from None
 
 
-def _headers_of(asked: NewMessage) -> dict[str, str] | None:
+def headers_of(asked: NewMessage | ScheduleFields) -> dict[str, str] | None:
     """Return the headers. Raise Invalid or TooLarge."""
     if isinstance(asked.headers, UnsetType):
         return None
@@ -180,9 +180,9 @@ def _headers_of(asked: NewMessage) -> dict[str, str] | None:
         raise Invalid(f"headers: {bad.reason}") from None
 
 
-def payload_fields(payload: bytes, headers: dict[str, str] | None) -> dict[str, Any]:
+def payload_fields(payload: bytes, headers: Mapping[str, str] | None) -> dict[str, Any]:
     """Return a payload for an answer: what was put as JSON as JSON, other UTF-8 as text, the rest in base64."""
-    if _is_json(headers):
+    if is_json(headers):
         try:
             payload.decode()
             return {"payload": msgspec.json.decode(payload, type=Raw)}
@@ -194,7 +194,8 @@ def payload_fields(payload: bytes, headers: dict[str, str] | None) -> dict[str, 
         return {"payload_base64": base64.b64encode(payload).decode()}
 
 
-def _is_json(headers: dict[str, str] | None) -> bool:
+def is_json(headers: Mapping[str, str] | None) -> bool:
+    """Return whether these headers mark a payload as JSON."""
     kinds = (value for name, value in (headers or {}).items() if name.lower() == CONTENT_TYPE)
     return any(kind.partition(";")[0].strip().lower() == JSON for kind in kinds)
 

@@ -13,30 +13,39 @@ from timeline_client.api.default import (
     ack_leases,
     bury_leases,
     cancel_message,
+    create_schedule,
     create_topic,
+    delete_schedule,
     lease_messages,
     list_dead_letters,
     move_message,
+    next_occurrences,
+    pause_schedule,
     put_messages,
     revive_dead_letters,
     show_message,
+    update_schedule,
 )
 from timeline_client.models import (
     AckLeases,
     BuryLeases,
+    ChangeSchedule,
     LeasedMessage,
     Leases,
     Leasing,
     LettersAnswer,
     MoveMessage,
     NewMessage,
+    NewSchedule,
     NewTopic,
+    NextTimes,
     Problem,
     PutAnswer,
     PutAnswers,
     ReviveLetters,
     SettleAnswers,
     StoredMessages,
+    StoredSchedule,
     TopicAnswer,
 )
 
@@ -83,3 +92,13 @@ print("revive", letters.counts["OK"])
 again = leased()
 print("lease", again.id, again.payload_text, again.deliveries)
 print("ack", ack(again.receipt))
+daily = NewSchedule(name="daily", cron="0 9 * * *", payload={"of": "{occurrence}"}, paused=False)
+schedule = told(StoredSchedule, create_schedule.sync(topic, client=client, body=daily))
+print("schedule", schedule.name, schedule.revision, *schedule.cron, schedule.payload["of"])
+change = ChangeSchedule(cron=["0 9 * * *", "0 18 * * *"], zone="Europe/Berlin")
+changed = told(StoredSchedule, update_schedule.sync(topic, "daily", client=client, body=change, if_revision=1))
+print("change", changed.revision, len(changed.cron), changed.zone)
+times = told(NextTimes, next_occurrences.sync(topic, "daily", client=client, limit=4)).times
+print("next", len(times), times[0].at < times[3].at)
+print("pause", told(StoredSchedule, pause_schedule.sync(topic, "daily", client=client)).status.value)
+print("delete", delete_schedule.sync_detailed(topic, "daily", client=client).status_code.value)

@@ -29,6 +29,11 @@ dead letter no such gate
 revive 1
 lease letter hi 1
 ack OK
+schedule daily 1 0 9 * * * {occurrence}
+change 2 2 Europe/Berlin
+next 4 true
+pause paused
+delete 204
 """
 """Every client prints this."""
 

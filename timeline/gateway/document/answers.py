@@ -31,6 +31,21 @@ _TOPIC: Example = {
     "name": "departures", "settings": {name: getattr(TopicSettings(), name) for name in TopicSettings.__slots__},
     "revision": 1, "created": "2026-11-26T20:40:01.646Z", "uid": "7848322859610833890",
 }  # fmt: skip
+_TIME: Example = {"at": "2026-11-27T08:00:00.000Z", "local": "2026-11-27T09:00:00+01:00", "clocks": ""}
+_PROGRESS: Example = {
+    "created": "2026-11-26T20:40:01.646Z", "edited": "2026-11-26T20:40:01.646Z", "position": "2026-11-27T08:00:00.000Z",
+    "sequence": 12, "produced": 11, "caught_up": 1, "missed": 1, "skipped": 0, "failed": 0,
+    "last": "2026-11-26T08:00:00.000Z", "last_id": "daily-report@2026-11-26T08:00:00Z",
+    "last_put": "2026-11-26T07:58:00.105Z",
+}  # fmt: skip
+_SCHEDULE: Example = {
+    "topic": "departures", "name": "daily-report", "words": "At 09:00 on Monday through Friday, in Europe/Berlin",
+    "cron": ["0 9 * * 1-5"], "every": None, "rrule": [], "exclude": [], "start": None, "end": None, "count": None,
+    "zone": "Europe/Berlin", "gap": None, "fold": None, "jitter": "0", "catch_up": "latest", "window": "1h",
+    "overlap": "allow", "headers": {"content-type": "application/json"}, "tag": None, "group": "default",
+    "expires": None, "paused": False, "revision": 1, "status": "active", "state": _PROGRESS,
+    "next": "2026-11-27T08:00:00.000Z", "warnings": [], "payload": {"report": "{occurrence}"},
+}  # fmt: skip
 _COUNTED: Example = {"counts": {"OK": 1, "INVALID": 1}, "failed": [_FAILED], "failed_omitted": 0}
 
 ANSWERS: dict[str, Example] = {
@@ -67,11 +82,13 @@ ANSWERS: dict[str, Example] = {
     "TopicAnswer": _TOPIC,
     "TopicAnswers": {"topics": [_TOPIC]},
     "ClusterAnswer": {"brokers": [], "unreachable": {"broker-2:9000": "no answer within 2 s"}},
-    "RecurringTime": {"at": "2026-11-27T08:00:00.000Z", "local": "2026-11-27T09:00:00+01:00", "clocks": ""},
-    "PreviewAnswer": {
-        "words": "At 09:00 on Monday through Friday, in Europe/Berlin",
-        "times": [{"at": "2026-11-27T08:00:00.000Z", "local": "2026-11-27T09:00:00+01:00", "clocks": ""}],
-    },
+    "RecurringTime": _TIME,
+    "PreviewAnswer": {"words": "At 09:00 on Monday through Friday, in Europe/Berlin", "times": [_TIME]},
+    "ScheduleProgress": _PROGRESS,
+    "StoredSchedule": _SCHEDULE,
+    "StoredSchedules": {"schedules": [_SCHEDULE], "cursor": None},
+    "NextTimes": {"times": [_TIME]},
+    "BackfillAnswer": {"produced": 6, "present": 1, "failed": 0, "dry_run": False},
 }  # fmt: skip
 """By shape."""
 PUT_LINES = '{"id": "UA1545", "payload": {"gate": "A7"}, "in": "10m"}\n{"payload_text": "gate closes", "in": "15m"}\n'

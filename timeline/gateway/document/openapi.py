@@ -12,6 +12,7 @@ from timeline.gateway import shapes as module
 from timeline.gateway.document import answers, rules
 from timeline.gateway.keys import KEYED
 from timeline.gateway.problems import PROBLEM
+from timeline.gateway.routes.verbs import as_called
 
 ABOUT = """Put a message on a timeline. At its time, never before, it is leased to one consumer.
 
@@ -23,6 +24,7 @@ message remembers its last move, release or revival alone: a repeat that comes a
 REF = "#/components/schemas/{name}"
 _JSON, _LINES = "application/json", "application/x-ndjson"
 _RECEIPTS = ["AQdkZXBhcnR1cmVz"]
+_SCHEDULE = {"cron": "0 9 * * 1-5", "zone": "Europe/Berlin", "payload": {"report": "{occurrence}"}, "catch_up": "all"}
 EXAMPLES: dict[str, dict[str, Any]] = {
     "NewMessage": {"id": "UA1545", "payload": {"gate": "A7"}, "in": "10m", "tag": "ops"},
     "MoveMessage": {"in": "1h"},
@@ -34,6 +36,11 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "BuryLeases": {"receipts": _RECEIPTS, "reason": "no such customer"},
     "ReviveLetters": {"tag": "spring", "in": "1h"},
     "DeadLetters": {"ids": ["UA1545"]},
+    "NewSchedule": _SCHEDULE | {"name": "daily-report"},
+    "ReplaceSchedule": _SCHEDULE,
+    "ChangeSchedule": {"cron": "30 9 * * 1-5"},
+    "TriggerTime": {"at": "2026-11-26T20:40:00Z"},
+    "BackfillRange": {"from": "2026-11-01T00:00:00Z", "to": "2026-11-02T00:00:00Z"},
     "PreviewRules": {"cron": "0 9 * * 1-5", "zone": "Europe/Berlin", "limit": 5},
     "NewTopic": {"lease": "30s", "max_deliveries": 10},
 }
@@ -106,6 +113,7 @@ class _NoPages(Controller):
 def document_of(app: Litestar) -> dict[str, Any]:
     """Return the document. The framework knows the calls, msgspec the shapes, and `rules` what values they take."""
     document = app.openapi_schema.to_schema()
+    document["paths"] = {as_called(path): calls for path, calls in document["paths"].items()}
     document["components"] = {
         "schemas": _shapes() | NAMED,
         "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
@@ -132,7 +140,7 @@ def _shapes() -> dict[str, Any]:
         if name in bodies:
             rules.describe_body(name, schema)
         else:
-            rules.describe_answer(schema, whole=name not in partial)
+            rules.describe_answer(name, schema, whole=name not in partial)
         if shown := EXAMPLES.get(name, answers.ANSWERS.get(name)):
             schema["examples"] = [shown]
     return schemas
@@ -144,10 +152,13 @@ def _complete(calls: dict[str, Any]) -> None:
     put["parameters"] += rules.PUT_HEADERS
     put["requestBody"] = {"required": True, "content": PUT_BODIES}
     put["responses"] |= PUT_ANSWERS
-    create["requestBody"] = {
-        "required": False,
-        "content": {_JSON: {"schema": {"anyOf": [_ref("NewTopic"), {"type": "null"}]}}},
-    }
+    for call, body in ((create, "NewTopic"), (calls["triggerSchedule"], "TriggerTime")):
+        either = {"anyOf": [_ref(body), {"type": "null"}]}
+        call["requestBody"] = {"required": False, "content": {_JSON: {"schema": either}}}
+    for name in ("createSchedule", "replaceSchedule"):
+        made, there = {"description": "The schedule was created"}, {"description": "It is as the body says"}
+        answer = next(iter(each for code, each in calls[name]["responses"].items() if code in ("200", "201")))
+        calls[name]["responses"] |= {"200": answer | there, "201": answer | made}
     create["responses"]["200"] = create["responses"]["201"] | {
         "description": "It is there already, with these settings"
     }

@@ -6,12 +6,13 @@ on the time, on the topic, or on stored messages, such as a due time beyond the 
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from timeline.driver.queries import DURATIONS, NUMBERS
 from timeline.driver.times import LOOKS_LIKE_SECONDS
-from timeline.gateway.recurring import MOST_SHOWN
 from timeline.gateway.requests import MAX_KEY_BYTES
+from timeline.gateway.routes.recurring import MOST_SHOWN
 from timeline.gateway.streams import MAX_CREDIT
 from timeline.model import (
     DEFAULT_GROUP,
@@ -28,6 +29,7 @@ from timeline.model import (
 )
 from timeline.recurrence.recurrence import LEAST_PERIOD_MS, MOST_RULES
 from timeline.recurrence.rules import MOST_COUNT
+from timeline.schedules.specification import MOST_JITTER_MS, MOST_WINDOW_MS
 
 Schema = dict[str, Any]
 
@@ -63,6 +65,7 @@ GROUP = _text(1, MAX_GROUP_BYTES)
 TAG = _text(0, MAX_TAG_BYTES)
 SOME_TAG = TAG | {"minLength": 1}
 TOPIC: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_TOPIC_CHARS, "format": "timeline-topic"}
+SCHEDULE: Schema = {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,100}$", "format": "timeline-schedule"}
 HEADER: Schema = {"type": "string", "minLength": 1}
 IF_EXISTS: Schema = {"type": "string", "enum": ["move", "replace"]}
 BASE64: Schema = {"type": "string", "contentEncoding": "base64"}
@@ -77,6 +80,7 @@ PARAMETERS: dict[str, Schema] = {
     "resume": RESUME, "due_from": TIME, "due_to": TIME, "credit": _whole(1, MAX_CREDIT) | {"default": 10},
     "since": SOME_LENGTH | {"default": "1h"}, "window": SOME_LENGTH | {"default": "1h"},
     "step": SOME_LENGTH | {"default": "1m"}, "lease": SOME_LENGTH,
+    "name": SCHEDULE, "if_revision": _whole(0, MAX_INT) | {"default": 0},
 }  # fmt: skip
 """By name, what a parameter of a path or a query takes."""
 OF_CALLS: dict[tuple[str, str], Schema] = {("moveTag", "tag"): SOME_TAG, ("cancelTag", "tag"): SOME_TAG}
@@ -113,6 +117,9 @@ SETTINGS: dict[str, Schema] = {name: _setting(name) for name in (*DURATIONS, *NU
     },
 }
 
+LAST_BOUND_MS = round(datetime(9999, 1, 1, tzinfo=UTC).timestamp() * 1000)
+BOUND: Schema = {"anyOf": [INSTANT, {"type": "integer", "minimum": LOOKS_LIKE_SECONDS, "maximum": LAST_BOUND_MS}]}
+
 
 def _texts(form: str) -> Schema:
     """Return the schema of one text, or of a list of several."""
@@ -122,22 +129,36 @@ def _texts(form: str) -> Schema:
 
 RULES: dict[str, Schema] = {
     "cron": _texts("timeline-cron"), "rrule": _texts("timeline-rrule"), "exclude": _texts("timeline-exclude"),
-    "every": {"anyOf": [LENGTH_TEXT, SECONDS | {"minimum": LEAST_PERIOD_MS / 1000}]}, "start": TIME, "end": TIME,
+    "every": {"anyOf": [LENGTH_TEXT, SECONDS | {"minimum": LEAST_PERIOD_MS / 1000}]}, "start": BOUND, "end": BOUND,
     "count": _whole(1, MOST_COUNT), "zone": {"type": "string", "minLength": 1, "format": "timeline-zone"},
 }  # fmt: skip
 """What the fields of a body take that says when something recurs."""
+TEMPLATE: dict[str, Schema] = {
+    "jitter": {"anyOf": [LENGTH_TEXT, SECONDS | {"maximum": MOST_JITTER_MS / 1000}]},
+    "window": {"anyOf": [LENGTH_TEXT, SECONDS | {"maximum": MOST_WINDOW_MS / 1000}]},
+    "expires": LENGTH,
+}
+"""What other fields of a schedule take."""
 OF_SHAPES: dict[str, dict[str, Schema]] = {
     "BuryLeases": {"reason": _text(1, MAX_REASON_BYTES)},
     "DeadLetters": {"tag": SOME_TAG},
     "ReviveLetters": {"tag": SOME_TAG},
     "NewTopic": SETTINGS,
     "PreviewRules": RULES | {"from": TIME, "limit": _whole(1, MOST_SHOWN)},
+    "NewSchedule": RULES | TEMPLATE | {"name": SCHEDULE},
+    "ReplaceSchedule": RULES | TEMPLATE,
+    "ChangeSchedule": RULES | TEMPLATE,
+    "BackfillRange": {"from": TIME, "to": TIME},
+    "TriggerTime": {"at": TIME},
 }
 """Where a field of one shape takes others."""
-TIMES = frozenset(
-    ("due", "scheduled", "lease_until", "expires", "died", "created", "start", "end", "delivered", "local")
-)
+TIMES = frozenset((
+    "at", "created", "delivered", "died", "due", "edited", "end", "expires", "last", "last_put", "lease_until", "local",
+    "next", "position", "scheduled", "start",
+))  # fmt: skip
 """Fields of answers that are times."""
+LENGTHS = frozenset((("StoredSchedule", "expires"),))
+"""Fields of shapes that are lengths of time, under such a name."""
 
 
 def _none(name: str) -> Schema:
@@ -165,6 +186,11 @@ PAYLOAD: Schema = {
         "else": _none("payload_base64"),
     },
 }
+AT_MOST_ONE_PAYLOAD: Schema = {
+    "if": {"required": ["payload"]},
+    "then": {"properties": {"payload_text": NULL, "payload_base64": NULL}},
+    "else": {"if": _given("payload_text", {"type": "string"}), "then": _none("payload_base64")},
+}
 LETTERS: Schema = {
     "if": _none("ids"),
     "then": {
@@ -187,6 +213,9 @@ TOGETHER: dict[str, Schema] = {
     "DeadLetters": LETTERS,
     "ReviveLetters": _all(LETTERS, AT_OR_IN_OR_NONE),
     "PreviewRules": _all(SOME_RULE, START_FOR_COUNT),
+    "NewSchedule": _all(SOME_RULE, START_FOR_COUNT, AT_MOST_ONE_PAYLOAD),
+    "ReplaceSchedule": _all(SOME_RULE, START_FOR_COUNT, AT_MOST_ONE_PAYLOAD),
+    "ChangeSchedule": AT_MOST_ONE_PAYLOAD,
 }
 """By shape, which fields go together. Each is an `if`, which generators of clients pass over. From `oneOf` and `allOf`
 they would make types that are hard to use."""
@@ -239,7 +268,7 @@ def describe_body(name: str, schema: Schema) -> None:
         schema |= together
 
 
-def describe_answer(schema: Schema, *, whole: bool) -> None:
+def describe_answer(name: str, schema: Schema, *, whole: bool) -> None:
     """Add to the schema of an answer what its fields are. `whole`: none is left out. A default is no help: what an
     answer leaves out, its reader does not fill in."""
     fields: Schema = schema.get("properties", {})
@@ -247,7 +276,7 @@ def describe_answer(schema: Schema, *, whole: bool) -> None:
         schema["required"] = list(fields)
     for field, given in fields.items():
         given.pop("default", None)
-        if field in TIMES and INTEGER not in (given, *given.get("anyOf", ())):
+        if field in TIMES and (name, field) not in LENGTHS and INTEGER not in (given, *given.get("anyOf", ())):
             _replace(given, INSTANT)
         elif field == "payload_base64":
             _replace(given, BASE64)

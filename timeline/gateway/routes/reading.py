@@ -41,11 +41,21 @@ States = Annotated[
 ]
 
 
-async def _page(client: CallerClient, topic: str, limit: int, cursor: str | None, **asked: Any) -> StoredMessages:
+def read_cursor(shown: str | None) -> bytes:
+    """Return a cursor as the driver has it. Raise Invalid."""
     try:
-        after = base64.urlsafe_b64decode(cursor or "")
+        return base64.urlsafe_b64decode(shown or "")
     except (binascii.Error, ValueError):
         raise Invalid(NO_CURSOR) from None
+
+
+def shown_cursor(cursor: bytes | None) -> str | None:
+    """Return a cursor for an answer. None: the end."""
+    return base64.urlsafe_b64encode(cursor).decode() if cursor else None
+
+
+async def _page(client: CallerClient, topic: str, limit: int, cursor: str | None, **asked: Any) -> StoredMessages:
+    after = read_cursor(cursor)
     found, seen_bytes = StoredMessages([], None), 0
     pages: Any = client.timeline.scan_pages(text_of(topic), limit=limit, cursor=after, **asked)
     async with aclosing(pages):
@@ -53,7 +63,7 @@ async def _page(client: CallerClient, topic: str, limit: int, cursor: str | None
             for entry in messages_of(page):
                 found.messages.append(stored(entry))
                 seen_bytes += len(entry.payload or b"")
-            found.cursor = base64.urlsafe_b64encode(page.cursor).decode() if page.cursor else None
+            found.cursor = shown_cursor(page.cursor)
             if seen_bytes >= PAGE_BYTES:
                 break
     return found

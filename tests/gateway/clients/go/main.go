@@ -76,4 +76,22 @@ func main() {
 	again := leased()
 	fmt.Println("lease", again.Id, *again.PayloadText, again.Deliveries)
 	fmt.Println("ack", ack(again.Receipt))
+
+	var cron NewSchedule_Cron
+	must(0, cron.FromNewScheduleCron0("0 9 * * *"))
+	payload := map[string]any{"of": "{occurrence}"}
+	daily := NewSchedule{Name: "daily", Cron: &cron, Payload: payload}
+	schedule := must(client.CreateScheduleWithResponse(ctx, topic, daily)).JSON201
+	fmt.Println("schedule", schedule.Name, schedule.Revision, schedule.Cron[0], schedule.Payload.(map[string]any)["of"])
+	var crons ChangeSchedule_Cron
+	must(0, crons.FromChangeScheduleCron1([]string{"0 9 * * *", "0 18 * * *"}))
+	one := &UpdateScheduleParams{IfRevision: pointer(1)}
+	change := ChangeSchedule{Cron: &crons, Zone: pointer("Europe/Berlin")}
+	changed := must(client.UpdateScheduleWithResponse(ctx, topic, "daily", one, change)).JSON200
+	fmt.Println("change", changed.Revision, len(changed.Cron), changed.Zone)
+	four := &NextOccurrencesParams{Limit: pointer(4)}
+	times := must(client.NextOccurrencesWithResponse(ctx, topic, "daily", four)).JSON200.Times
+	fmt.Println("next", len(times), times[0].At.Before(times[3].At))
+	fmt.Println("pause", must(client.PauseScheduleWithResponse(ctx, topic, "daily", nil)).JSON200.Status)
+	fmt.Println("delete", must(client.DeleteScheduleWithResponse(ctx, topic, "daily", nil)).StatusCode())
 }

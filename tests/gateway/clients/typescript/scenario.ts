@@ -54,3 +54,20 @@ console.log("revive", told(await client.POST("/v1/topics/{topic}/dead:revive", r
 const again = await leased();
 console.log("lease", again.id, again.payload_text, again.deliveries);
 console.log("ack", await ack(again.receipt));
+
+const daily = { name: "daily", cron: "0 9 * * *", payload: { of: "{occurrence}" }, paused: false };
+const schedule = told(await client.POST("/v1/topics/{topic}/schedules", { ...inTopic, body: daily }));
+const of = (schedule.payload as { of: string }).of;
+console.log("schedule", schedule.name, schedule.revision, ...schedule.cron, of);
+const path = { topic, name: "daily" };
+const change = {
+    params: { path, query: { if_revision: 1 } },
+    body: { cron: ["0 9 * * *", "0 18 * * *"], zone: "Europe/Berlin" },
+};
+const changed = told(await client.PATCH("/v1/topics/{topic}/schedules/{name}", change));
+console.log("change", changed.revision, changed.cron.length, changed.zone);
+const four = { params: { path, query: { limit: 4 } } };
+const { times } = told(await client.GET("/v1/topics/{topic}/schedules/{name}/next", four));
+console.log("next", times.length, times[0]!.at < times[3]!.at);
+console.log("pause", told(await client.POST("/v1/topics/{topic}/schedules/{name}:pause", { params: { path } })).status);
+console.log("delete", (await client.DELETE("/v1/topics/{topic}/schedules/{name}", { params: { path } })).response.status);
