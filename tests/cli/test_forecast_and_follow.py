@@ -207,6 +207,9 @@ def test_the_shell_completes_commands_options_and_topics(tell: Call, address: st
     assert completed("timeline ls boarding --stat", address) == ["--state"]
     assert completed("timeline ls boa", address) == ["boarding"]
     assert completed("timeline topic pause boa", address) == ["boarding"]
+    assert tell("schedule", "create", "boarding", "hourly", "--every", "1h").code == 0
+    assert completed("timeline schedule pause boarding ho", address) == ["hourly"]
+    assert completed("timeline schedule pause boarding x", address) == []
     assert completed("timeline ls boa", "127.0.0.1:1") == []
     assert completed("timeline pro --i", address) == []
 

@@ -24,6 +24,12 @@ async def main():
                 assert d.payload == b"hello"
                 await d.ack()
                 break
+        await tl.schedule("t", "hourly", every="1h", paused=True)
+        hourly = await tl.get_schedule("t", "hourly")
+        await hourly.resume()
+        await hourly.refresh()
+        assert len(hourly.next(3)) == 3
+        await hourly.delete()
 
 asyncio.run(main())
 with timeline.connect_sync(sys.argv[1], timeout="20s") as tl:

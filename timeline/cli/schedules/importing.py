@@ -69,9 +69,9 @@ async def import_(
     """Turn a crontab into schedules of TOPIC. CRONTAB is a file, or - for standard input.
 
     Each line becomes a schedule, named after its command. The payload of its messages is the command, which a consumer
-    of TOPIC runs; what follows a % is the header stdin, and a system crontab's user the header user. CRON_TZ and
-    RANDOM_DELAY count. Other settings, @reboot and what is no time are named, line by line. To run it again creates
-    nothing twice.
+    of TOPIC runs. Text behind a % becomes the header stdin, and the user of a system crontab the header user. CRON_TZ
+    and RANDOM_DELAY count. Lines that cannot be taken, such as @reboot, are named. To run it again creates nothing
+    twice.
 
     \b
     Example:
