@@ -45,19 +45,30 @@ def queued_in(record: ScheduleRecord) -> set[int]:
     return found
 
 
+def _begin(one: Committed, keeps: set[int]) -> int:
+    """When an edit's rules begin to decide: at the edit, if they are others, else where the ones before it had come."""
+    before = one.before
+    goes_on = (
+        before is not None
+        and one.record.begun_ms == before.begun_ms
+        and not (before.specification.paused or one.record.specification.paused)
+    )
+    return one.record.position_ms if goes_on or one.record.number in keeps else one.record.begun_ms
+
+
 def revisions(world: World, keeps: set[int]) -> list[Revision]:
     """The revisions that came to be, in order."""
     edits = [one for one in world.history if one.edit]
     last = max(world.history, key=lambda one: one.record.number).record
     found: list[Revision] = []
     for place, one in enumerate(edits):
-        later = [other.record.position_ms for other in edits[place + 1 :]]
+        later = [_begin(other, keeps) for other in edits[place + 1 :]]
         until_ms = min([*later, last.position_ms])
         number = one.record.number
         cancelled = [when for other, when in world.cancelled_ms.items() if other >= number]
         ended = [world.ended_ms.get(other, NEVER) for other in range(1, number)]
         done_ms = max([min(cancelled, default=NEVER), *ended])
-        from_ms = one.record.position_ms
+        from_ms = _begin(one, keeps)
         keep = number in keeps
         said = one.record.specification
         found.append(Revision(said, one.record, one.before, one.now_ms, from_ms, until_ms, done_ms, keep))
