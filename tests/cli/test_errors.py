@@ -13,6 +13,7 @@ from timeline.errors import (
     STAYS,
     Closed,
     Exists,
+    Fenced,
     Forbidden,
     Invalid,
     Leased,
@@ -49,6 +50,7 @@ def test_an_error_says_its_consequence_on_one_line() -> None:
     lasting = Unavailable(f"it speaks TLS; {STAYS}")
     lasting.lasting = True
     assert explain(lasting) == f"UNAVAILABLE: it speaks TLS; {STAYS}"
+    assert explain(Fenced("it is at revision 2: read it again")) == "FENCED: it is at revision 2: read it again"
     assert explain(Forbidden("token 'web' may not", id="a")) == "FORBIDDEN 'a': token 'web' may not"
     assert explain(Forbidden(id="a")).endswith("another producer group: act for that one (group=…, --group NAME)")
     assert explain(Invalid("give a time")) == "give a time"

@@ -90,6 +90,7 @@ async def test_an_update_changes_what_it_names(tl: timeline.Timeline) -> None:
         ({"every": -1}, "every must not be negative"),
         ({"start": datetime(2026, 1, 1)}, "has no time zone"),
         ({"payload": 7}, "payload must be bytes or text, not int"),
+        ({"payload": "\ud800"}, "payload holds half of a surrogate pair"),
         ({"overlap": "later"}, "overlap must be allow, skip, queue, not 'later'"),
         ({"cron": "@daily", "pending": "drop"}, "pending must be 'cancel' or 'keep'"),
         ({"cron": "@daily", "if_revision": 0}, "if_revision must be a whole number from 1, not 0"),

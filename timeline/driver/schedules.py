@@ -74,7 +74,10 @@ def specification_fields(given: Mapping[str, Any]) -> dict[str, Any]:
 def _value(name: str, value: Any) -> Any:
     if name == "payload":
         if isinstance(value, str):
-            return value.encode()
+            try:
+                return value.encode()
+            except UnicodeEncodeError:
+                raise Invalid("payload holds half of a surrogate pair, which UTF-8 cannot carry") from None
         if isinstance(value, bytes | bytearray | memoryview):
             return bytes(value)
         raise Invalid(f"payload must be bytes or text, not {type(value).__name__}")
@@ -537,11 +540,14 @@ class Scheduling:
     async def schedules(self, topic: str | None = None, *, timeout: Duration | None = None) -> AsyncIterator[Schedule]:
         """Yield the recurring schedules of a topic, or of all topics that this client may see. `timeout`: the longest
         time without an answer."""
-        cursor = b""
+        cursor, seen = b"", set[tuple[str, str]]()
         while True:
             found, cursor = await schedule_page(self._context, topic, PAGE, cursor, timeout)
             for one in found:
-                yield one
+                key = one.topic, one.name
+                if key not in seen:  # one that changes meanwhile may be on two pages
+                    seen.add(key)
+                    yield one
             if not cursor:
                 return
 

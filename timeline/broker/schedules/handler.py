@@ -65,7 +65,7 @@ class ScheduleHandler:
     def __init__(self, runtime: Runtime, topics: TopicAccess, store: ScheduleStore) -> None:
         self._clock, self._off_loop = runtime.clock, runtime.off_loop
         self._topics, self._store = topics, store
-        self._sendings = Sendings()
+        self._sendings, self._edits = Sendings(), Sendings()
         self._answered: OrderedDict[tuple[int, str], ScheduleAnswer] = OrderedDict()
 
     async def answer(self, call: ScheduleCall, caller: Principal) -> ScheduleAnswer:
@@ -106,7 +106,9 @@ class ScheduleHandler:
             case ScheduleAction.BACKFILL:
                 return await self._backfill(call, caller)
             case _:
-                return await self._edit(call, caller)
+                # One after the other: edits at the same time would put the same number, and all but one begin again.
+                async with self._edits.in_order([hash((call.topic, call.name)) or 1]):
+                    return await self._edit(call, caller)
 
     # ── showing ──
 
@@ -140,9 +142,23 @@ class ScheduleHandler:
             found += [one for one in records if _lists(one, call, caller)]
             if not cursor:
                 break
-        following = await self._store.there(internal, [_next_id(one) for one in found])
-        left = [one for one in found if _next_id(one) not in following]
+        left = [one for one in await self._newest(internal, found) if _lists(one, call, caller)]
         return _Made(left, cursor=sealed(internal, Walk.SCAN, cursor))
+
+    async def _newest(self, internal: Topic, found: Sequence[ScheduleRecord]) -> list[ScheduleRecord]:
+        """Return what stands now in the places of the records found. Some have been followed by others since."""
+        newest = {one.id: one for one in found}
+        asked = list(found)
+        for _ in range(TRIES):
+            following = await self._store.by_id(internal, [_next_id(one) for one in asked])
+            for one in asked:
+                if (after := following.get(_next_id(one))) is not None:
+                    del newest[one.id]
+                    newest[after.id] = after
+            asked = [one for one in following.values() if one.id in newest]
+            if not asked:
+                break
+        return list(newest.values())
 
     # ── finding ──
 
