@@ -25,15 +25,16 @@ from timeline.broker.runtime import Runtime, Underway
 from timeline.broker.schedules.records import PutAnswer, ScheduleStore, read_record
 from timeline.model import Operation, State, Status, Topic
 from timeline.schedules.edits import superseded
-from timeline.schedules.looks import Look, plan, watched
+from timeline.schedules.looks import Look, ScheduledMessage, plan, watched
 from timeline.schedules.record import SCHEDULES_TOPIC, ScheduleRecord, record_id
 from timeline.storage_plugins.contract import Settles, StoreError
 
 log = logging.getLogger("timeline.broker")
 
-ROOM_MESSAGES, ROOM_BYTES = 512, 8 * 1024 * 1024
+ROOM_MESSAGES, ROOM_BYTES = 128, 8 * 1024 * 1024
 """Records that this broker looks at, at a time."""
-PART_MESSAGES, PART_BYTES = 2_000, 4 * 1024 * 1024
+READ_AT_ONCE = 16
+PART_MESSAGES, PART_BYTES = 500, 1024 * 1024
 """Occurrences that one call puts, about."""
 FIRST_RETRY_MS, LAST_RETRY_MS = 1_000, 30_000
 """How long a look waits that the store had no time for."""
@@ -60,7 +61,7 @@ class ScheduleConsumer(ConnectedConsumer):
         """Do nothing. A lease that ran out says that the store is slow, and nobody else would look."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Held:
     """A leased record: `operation` and `time_ms` end its lease."""
 
@@ -162,7 +163,7 @@ class ScheduleRunner:
         """Look at the records of one batch, and end their leases."""
         held: list[_Held] = []
         try:
-            held = self._read(batch)
+            held = await self._read(batch)
             until_ms = self._clock.monotonic_ms() + int(batch.rows.due_ms.min()) - self._clock.now_ms()
             await self._look_at(dealer.topic, [one for one in held if one.record is not None], until_ms)
         except StoreError as trouble:
@@ -178,11 +179,11 @@ class ScheduleRunner:
             consumer.add_credit(len(batch), int(batch.sizes.sum()))
             self._looks.end()
 
-    def _read(self, batch: LeasedBatch) -> list[_Held]:
+    async def _read(self, batch: LeasedBatch) -> list[_Held]:
         """Return what is held, to be released a little later unless a look says otherwise."""
         rows, now_ms = batch.rows, self._clock.now_ms()
         assert rows.payloads is not None
-        held = []
+        held: list[_Held] = []
         for id, payload in zip(rows.ids.tolist(), rows.payloads.tolist(), strict=True):
             record = read_record(id, payload)
             if isinstance(record, str):
@@ -191,6 +192,8 @@ class ScheduleRunner:
                 held.append(_Held(None, time_ms=now_ms + MISSING_MS))
             else:
                 held.append(_Held(record, time_ms=now_ms + self._retry_ms.get(record.tag, FIRST_RETRY_MS)))
+            if len(held) % READ_AT_ONCE == 0:
+                await asyncio.sleep(0)  # so that what is due goes out meanwhile
         return held
 
     async def _settle(self, batch: LeasedBatch, held: list[_Held], dealer: Dealer) -> None:
@@ -245,13 +248,13 @@ class ScheduleRunner:
         after = {_neighbour(one.known, 1): one for one in held}
         there = await self._store.there(internal, [*before, *after])
         now_ms = self._clock.now_ms()
-        waiting = [one for id, one in before.items() if id in there]
+        waiting = {one for id, one in before.items() if id in there}
         for one in waiting:
             one.release(now_ms + CHAIN_MS)
         if waiting:
             await self._store.wake([_neighbour(one.known, -1) for one in waiting])
-        over = [one for id, one in after.items() if id in there and one not in waiting]
-        await self._end(internal, over)
+        over = {one for id, one in after.items() if id in there} - waiting
+        await self._end(internal, [one for one in held if one in over])
         return [one for one in held if one not in waiting and one not in over]
 
     async def _end(self, internal: Topic, over: Sequence[_Held]) -> None:
@@ -310,20 +313,18 @@ class ScheduleRunner:
 
     async def _put_occurrences(self, held: Sequence[_Held], until_ms: float) -> None:
         """Put the occurrences of all, topic by topic, and note the answers."""
-        of_topic: dict[str, list[_Held]] = defaultdict(list)
+        of_topic: dict[str, list[tuple[_Held, ScheduledMessage]]] = defaultdict(list)
         for one in held:
-            if one.plan.messages:
-                of_topic[one.known.specification.topic].append(one)
-        for name, ones in of_topic.items():
+            of_topic[one.known.specification.topic] += [(one, message) for message in one.plan.messages]
+        for name, asked in of_topic.items():
             target = await self._store.target(name)
-            for part in _parts(ones):
-                asked = [(one.known, message) for one in part for message in one.plan.messages]
-                answers = [PutAnswer(Status.UNAVAILABLE)] * len(asked)
+            for part in _parts(asked):
+                answers = [PutAnswer(Status.UNAVAILABLE)] * len(part)
                 if target is not None:
-                    answers = await self._store.put_messages(target, asked, until_ms)
-                for one in part:
-                    count = len(one.plan.messages)
-                    one.answers, answers = answers[:count], answers[count:]
+                    puts = [(one.known, message) for one, message in part]
+                    answers = await self._store.put_messages(target, puts, until_ms)
+                for (one, _), answer in zip(part, answers, strict=True):
+                    one.answers.append(answer)
 
     async def _put_successors(self, internal: Topic, held: Sequence[_Held], until_ms: float) -> None:
         """Put the records that follow, and end those before them."""
@@ -401,16 +402,15 @@ def _neighbour(record: ScheduleRecord, by: int) -> str:
     return record_id(record.specification.topic, record.specification.name, record.number + by)
 
 
-def _parts(held: Iterable[_Held]) -> Iterator[list[_Held]]:
-    """Yield records whose occurrences are put together."""
-    part: list[_Held] = []
-    messages = bytes_ = 0
-    for one in held:
-        many, size = len(one.plan.messages), sum(len(message.payload) for message in one.plan.messages)
-        if part and (messages + many > PART_MESSAGES or bytes_ + size > PART_BYTES):
+def _parts(asked: Iterable[tuple[_Held, ScheduledMessage]]) -> Iterator[list[tuple[_Held, ScheduledMessage]]]:
+    """Yield what is put by one call."""
+    part: list[tuple[_Held, ScheduledMessage]] = []
+    bytes_ = 0
+    for one, message in asked:
+        if part and (len(part) >= PART_MESSAGES or bytes_ + len(message.payload) > PART_BYTES):
             yield part
-            part, messages, bytes_ = [], 0, 0
-        part.append(one)
-        messages, bytes_ = messages + many, bytes_ + size
+            part, bytes_ = [], 0
+        part.append((one, message))
+        bytes_ += len(message.payload)
     if part:
         yield part
