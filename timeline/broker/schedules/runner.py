@@ -252,7 +252,10 @@ class ScheduleRunner:
         for one in waiting:
             one.release(now_ms + CHAIN_MS)
         if waiting:
-            await self._store.wake([_neighbour(one.known, -1) for one in waiting])
+            # One that is due already is left alone: moved again and again, it would never count as overdue, which is
+            # how a sweep finds what nobody dispatches.
+            asleep = await self._store.there(internal, [_neighbour(one.known, -1) for one in waiting], {State.WAITING})
+            await self._store.wake(sorted(asleep))
         over = {one for id, one in after.items() if id in there} - waiting
         await self._end(internal, [one for one in held if one in over])
         return [one for one in held if one not in waiting and one not in over]
