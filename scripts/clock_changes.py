@@ -20,14 +20,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.faults.clock_changes import RULES, TIMELINE, ZONE, Firing, across, end_with_input, fires  # noqa: E402
+from tests.faults.clock_changes import READY, RULES, TIMELINE, ZONE, Firing, across, end_with_input, fires  # noqa: E402
 
-LENGTH = timedelta(minutes=230)
+LENGTH = timedelta(minutes=185)
 DAYS = {
-    "clocks go back": datetime(2026, 11, 1, 4, 50, tzinfo=UTC),
-    "clocks go forward": datetime(2026, 3, 8, 5, 50, tzinfo=UTC),
+    "clocks go back": datetime(2026, 11, 1, 5, 27, tzinfo=UTC),
+    "clocks go forward": datetime(2026, 3, 8, 6, 27, tzinfo=UTC),
 }
-"""From 40 minutes before the first of the times on, so that all processes run by then, even on a busy machine."""
+"""From just before the first of the times on. The change is half an hour after it."""
 CRONITER, BEAT, OURS = "croniter", "Celery beat", "Timeline"
 PROGRAMS = {CRONITER: (__file__, CRONITER), BEAT: (__file__, BEAT), OURS: TIMELINE}
 PACKAGES = {CRONITER: "croniter", BEAT: "celery"}
@@ -45,6 +45,7 @@ def with_croniter(rules: Mapping[str, str]) -> None:
                 time.sleep(left_s)
             fires(rule)
 
+    fires(READY)
     for rule, expression in rules.items():
         threading.Thread(target=loop, args=(rule, expression), daemon=True).start()
     end_with_input()
@@ -72,6 +73,7 @@ def with_celery_beat(rules: Mapping[str, str]) -> None:
         fires(sender)
 
     threading.Thread(target=end_with_input, daemon=True).start()
+    fires(READY)
     with tempfile.TemporaryDirectory() as folder:
         app.Beat(schedule=str(Path(folder) / "beat"), loglevel="ERROR", quiet=True).run()
 
@@ -80,7 +82,7 @@ async def fired_on(program: str, begin: datetime, folder: Path) -> list[Firing]:
     """Return what a program fired on a day."""
     place = folder / f"{program}-{begin:%m}"
     place.mkdir()
-    return await across(PROGRAMS[program], begin, LENGTH, place)
+    return await across(PROGRAMS[program], begin, begin + LENGTH, place)
 
 
 async def measured(folder: Path) -> dict[tuple[str, str], list[Firing]]:

@@ -40,9 +40,9 @@ STARTS = 3
 FIRST_DELIVERY_S, ARRIVAL_S = 300.0, 120.0
 CREDIT = 20_000
 PERIOD_MS = 1_000
-LEAD_MS = 10_000
-LEAD_MS_PER_PUT = 0.6
-"""From the broker's start until the first occurrence, so that all are put by then."""
+LEAD_MS, LEAD_STARTS, LEAD_MS_PER_PUT = 8_000, 3.0, 0.6
+"""From the broker's start until the first occurrence, so that all are put by then: some starts of a broker, and time to
+put."""
 MOMENTS = 3
 """Moments of each kind, in turn: of messages due at one time, those go first that were put first. So both kinds at one
 moment would compare when they were put."""
@@ -94,7 +94,7 @@ class SchedulesScenario(Scenario):
                 "broker_resident_mib": max(run["broker_resident_mib"] for run in with_them),
             }
             figures["start_more_s"] = figures["start_s"] - figures["start_bare_s"]
-            late, wrong = await self._lateness(own.name, folder)
+            late, wrong = await self._lateness(own.name, folder, figures["start_s"])
         return self.report(own, {**figures, **late}, wrong)
 
     @asynccontextmanager
@@ -136,12 +136,14 @@ class SchedulesScenario(Scenario):
                 await delivery.ack()
             return {"start_s": start_s, **await _rest(child, self.rest_seconds)}
 
-    async def _lateness(self, topic: str, folder: Path) -> tuple[dict[str, float], list[str]]:
-        """Measure both kinds of message in one run. Return the figures, and what was wrong."""
+    async def _lateness(self, topic: str, folder: Path, start_s: float) -> tuple[dict[str, float], list[str]]:
+        """Measure both kinds of message in one run. `start_s`: about what a broker takes to start. Return the figures,
+        and what was wrong."""
         async with observed() as clock:
             now_ms = clock.now_ms()
             at_once = self.spread * min(self.seconds, 120) + MOMENTS * self.moment
-            due = DuePlan(now_ms + LEAD_MS + int(at_once * LEAD_MS_PER_PUT), self.spread, self.seconds, self.moment)
+            lead_ms = int(LEAD_MS + LEAD_STARTS * start_s * 1000 + at_once * LEAD_MS_PER_PUT)
+            due = DuePlan(now_ms + lead_ms, self.spread, self.seconds, self.moment)
             await self._fill(due.records(topic, self.payload_bytes, now_ms))
             async with (
                 broker(folder, self.store) as (_, address),
