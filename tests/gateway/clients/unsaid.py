@@ -53,7 +53,8 @@ UNSAYABLE = [re.compile(each) for each in (
     f"^({'|'.join(DURATIONS)}) must be .* to .*, not", "must be at most 36600 days", "must be at least 1 ms",
     "must shift by at least 1 ms",
     # Compared with another value: of the call, of a setting, or of what is stored.
-    "^due_from must lie before due_to", "make the step longer$", r"^\w+ \S+ is above ", "^say which settings to change",
+    "^due_from must lie before due_to", "make the step longer$", r"^\w+ \S+ is above ",
+    "^say which (settings|fields) to change",
     "^end must be after start", "^every must be at least", "^a schedule has at most",
     "^to must be after from", "^at is the time in the message's id", "^more than 10000 occurrences lie in",
     "^(jitter|window) must be 0 to",

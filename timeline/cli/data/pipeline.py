@@ -125,11 +125,11 @@ def shown_to_workers(shown: Credentials) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def pair(setting: str) -> tuple[str, str]:
+def pair(setting: str, option: str = "--set") -> tuple[str, str]:
     """Return the two sides of NAME=VALUE. Raises BadParameter."""
     name, equals, value = setting.partition("=")
     if not equals or not name:
-        raise click.BadParameter(f"{setting!r} is no NAME=VALUE", param_hint="--set")
+        raise click.BadParameter(f"{setting!r} is no NAME=VALUE", param_hint=option)
     return name, value
 
 
@@ -263,13 +263,68 @@ def _tell_load(loaded: Any, topic: str, as_json: bool) -> None:
         say(f"nothing was put on {topic}: --dry-run")
 
 
+@pipeline.command(name="load-schedules")
+@click.argument("source")
+@click.argument("topic", shell_complete=topic_names)
+@click.option("--format", "kind", default="parquet", help="How Spark reads SOURCE: parquet, csv, json …")
+@click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Option of that format; repeatable.")
+@text_option("--where", metavar="SQL", help="Only these rows.")
+@click.option("--column", "columns", multiple=True, metavar="FIELD=SQL", help="A field of the schedules; repeatable.")
+@click.option("--if-exists", type=click.Choice(("refuse", "replace")), default="refuse", help="Schedules that differ.")
+@click.option("--max-rejects", default=0, help="Rows that may be rejected.")
+@text_option("--rejects", metavar="URL", help="Folder for rejected rows.")
+@click.option("--dry-run", is_flag=True, help="Check the rows, print what would happen, create nothing.")
+@pipeline_command
+def load_schedules(
+    job: SparkJob, source: str, topic: str, kind: str, options: tuple[str, ...], columns: tuple[str, ...], **asked: Any
+) -> int:
+    """Create a recurring schedule on TOPIC for each row of SOURCE, any table that Spark reads.
+
+    Columns are the fields of a schedule: name; cron, every or rrule; exclude, start, end, count, zone, gap, fold,
+    jitter, catch_up, window, overlap, payload, headers, tag, group, expires and paused. All rows are checked first. The
+    same command again changes nothing.
+
+    \b
+    Example:
+      timeline pipeline load-schedules tenants.parquet invoices --dry-run \\
+        --column "name=concat('tenant-', id)" --column "cron='0 6 1 * *'" \\
+        --column zone=time_zone --column "payload=to_json(struct(*))"
+    """
+    expressions = dict(pair(each, "--column") for each in columns)
+    with job.running("load-schedules") as spark, watched() as watch:
+        from timeline.pipeline.jobs.schedules import ScheduleLoad
+        from timeline.pipeline.jobs.schedules import load_schedules as run
+
+        table = spark.read.format(kind).options(**dict(pair(each) for each in options)).load(source)
+        loaded = run(spark, table, ScheduleLoad(job.address, topic, **asked), expressions, watch)
+    _tell_schedules(loaded, topic, job.as_json)
+    return SOME_FAILED if loaded.rejected else DONE
+
+
+def _tell_schedules(loaded: Any, topic: str, as_json: bool) -> None:
+    if as_json:
+        print_json(dataclasses.asdict(loaded))
+        return
+    counts = ("rows", "created", "there", "replaced", "rejected")
+    print_fields({
+        {"there": "there already"}.get(name, name): f"{getattr(loaded, name):,}" for name in counts
+    })  # fmt: skip
+    if loaded.reasons:
+        rows = [(f"{count:,}", reason) for reason, count in loaded.reasons.items()]
+        print_table(("rows", "why rejected"), rows, ("rows",), empty="")
+    if loaded.ignored:
+        say(f"note: these columns are no field of a schedule: {', '.join(loaded.ignored)}", err=True)
+    if loaded.dry_run:
+        say(f"nothing was created on {topic}: --dry-run")
+
+
 @pipeline.command()
 @click.argument("topic", shell_complete=topic_names)
 @click.argument("url")
 @click.option("--chunks", default=8, help="Parts, written one after the other.")
 @pipeline_command
 def backup(job: SparkJob, topic: str, url: str, chunks: int) -> int:
-    """Write TOPIC, payloads and dead letters included, below URL, with a manifest.
+    """Write TOPIC below URL, with payloads, dead letters, schedules and a manifest.
 
     \b
     Example:
@@ -283,7 +338,12 @@ def backup(job: SparkJob, topic: str, url: str, chunks: int) -> int:
         print_json(manifest.as_json())
     else:
         said = f"{manifest.messages:,}, {manifest.dead:,} of them dead letters"
-        print_fields({"messages": said, "payloads": shown_bytes(manifest.payload_bytes), "in": shown(url)})
+        print_fields({
+            "messages": said,
+            "payloads": shown_bytes(manifest.payload_bytes),
+            "schedules": f"{manifest.schedules:,}",
+            "in": shown(url),
+        })  # fmt: skip
     return DONE
 
 
@@ -292,10 +352,21 @@ def backup(job: SparkJob, topic: str, url: str, chunks: int) -> int:
 @text_option("--topic", metavar="NAME", help="Target topic. Default: the topic of the backup.")
 @click.option("--past", type=click.Choice(("refuse", "now", "skip")), default="refuse", help="Due before now.")
 @click.option("--dead", type=click.Choice(("skip", "revive")), default="skip", help="Dead letters.")
+@click.option(
+    "--schedules",
+    type=click.Choice(("refuse", "replace", "keep", "skip")),
+    default="refuse",
+    help="Schedules that differ from those of the topic. skip: restore none at all.",
+)
+@click.option("--dry-run", is_flag=True, help="Check the backup, print what would happen, put nothing.")
 @click.option("--verify", "verifies", is_flag=True, help="Put nothing; compare the topic with the backup.")
 @pipeline_command
-def restore(job: SparkJob, url: str, topic: str, past: str, dead: str, verifies: bool) -> int:
-    """Put the messages of the backup at URL on a topic, ids and scheduled times kept.
+def restore(
+    job: SparkJob, url: str, topic: str, past: str, dead: str, schedules: str, dry_run: bool, verifies: bool
+) -> int:
+    """Put the messages of the backup at URL on a topic, ids and scheduled times kept. Then create its schedules.
+
+    A restored schedule goes on from now.
 
     \b
     Example:
@@ -307,12 +378,25 @@ def restore(job: SparkJob, url: str, topic: str, past: str, dead: str, verifies:
         from timeline.pipeline.jobs import backup as jobs
 
         if not verifies:
-            done = jobs.restore(spark, job.address, url, topic, past, dead, watch)
-            job.tell(dataclasses.asdict(done))
+            done = jobs.restore(spark, job.address, url, topic, past, dead, watch, schedules, dry_run)
+            _tell_restored(job, done)
             return DONE
-        compared = jobs.verify(spark, job.address, url, topic, past, dead)
+        compared = jobs.verify(spark, job.address, url, topic, past, dead, schedules)
     job.tell(dataclasses.asdict(compared))
     return DONE if compared.well else SOME_FAILED
+
+
+def _tell_restored(job: SparkJob, done: Any) -> None:
+    if job.as_json:
+        print_json(dataclasses.asdict(done))
+        return
+    told = dataclasses.asdict(done) | {f"schedules {what}": count for what, count in done.schedules.counts().items()}
+    del told["schedules"], told["dry_run"]
+    job.tell(told)
+    if done.dry_run:
+        rows = [(name, what) for what, names in dataclasses.asdict(done.schedules).items() for name in names]
+        print_table(("schedule", "would be"), rows, empty="no schedules")
+        say(f"nothing was put on {done.topic}: --dry-run")
 
 
 @pipeline.command()

@@ -114,7 +114,7 @@ def check_there(url: str, purpose: str) -> None:
 @click.option("--no-verify", is_flag=True, help="Do not scan both stores to compare them.")
 @json_option
 def copy(source: str, target: str, topics: tuple[str, ...], no_verify: bool, as_json: bool, **given: bool) -> int:
-    """Copy topics from the store at SRC into the one at DST, with payloads, dead letters and recurring schedules.
+    """Copy topics, messages and recurring schedules, from the store at SRC into the one at DST.
 
     Stop all writers to the source first: pause the topic, wait until nothing is leased, stop the brokers. The topic
     in DST is paused until both sides are compared and equal. Then it delivers if the source's does. A copy that broke

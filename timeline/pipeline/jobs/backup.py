@@ -3,6 +3,7 @@
     URL/manifest.json               what the backup is of, what is in it, and checksums
     URL/chunks/0003.json            what chunk 3 has; there once it is written
     URL/data/chunk=0003/*.parquet   messages of some buckets
+    URL/schedules.json              recurring schedules of the topic: see `saved_schedules`
 
 The backup goes through the topic's buckets in chunks. Written chunks stay, so a backup that died continues with the
 next one. A backup without a manifest was never finished. If the manifest does not fit the files, the backup is damaged
@@ -31,8 +32,18 @@ from timeline.model import TopicSettings
 from timeline.pipeline.connection import SparkConnection, first_line
 from timeline.pipeline.files import joined, read_json, write_json
 from timeline.pipeline.jobs.load import write
+from timeline.pipeline.jobs.saved_schedules import (
+    EXISTING,
+    RestoredSchedules,
+    plan_schedules,
+    restore_schedules,
+    save_schedules,
+    saved_schedules,
+    standing_schedules,
+)
 from timeline.pipeline.session import Progress, quiet, read_topic, watched
 from timeline.pipeline.source.columns import read_schema
+from timeline.schedules import Specification
 from timeline.storage_plugins import shown
 
 VERSION = 1
@@ -42,6 +53,8 @@ KEPT = ("id", "scheduled", "tag", "group", "expires", "died", "dead", "payload_s
 PAST = ("refuse", "now", "skip")
 DEAD = ("skip", "revive")
 EXAMPLES = 10
+OCCURRENCE = r"^([A-Za-z0-9._-]+)@[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z(\.[0-9a-z]+)?$"
+"""The form of the ids of a schedule's messages."""
 
 
 @dataclass
@@ -59,7 +72,8 @@ class Chunk:
 
 @dataclass
 class Manifest:
-    """The content of a backup. `taken_ms`, `until_ms`: when it began and ended."""
+    """The content of a backup. `taken_ms`, `until_ms`: when it began and ended. `schedules`: how many, and
+    `schedules_checksum` of their file; empty: the backup is of a Timeline that knew none."""
 
     topic: str
     uid: str
@@ -67,6 +81,8 @@ class Manifest:
     taken_ms: int
     chunks: list[Chunk] = field(default_factory=list)
     until_ms: int = 0
+    schedules: int = 0
+    schedules_checksum: str = ""
     version: int = VERSION
     complete: bool = False
 
@@ -105,9 +121,10 @@ def read_manifest(url: str) -> Manifest:
     if not isinstance(told, dict) or told.get("version") != VERSION or not told.get("complete"):
         raise Invalid(f"the manifest of {shown(url)} is not one of version {VERSION} of a finished backup")
     names = ("topic", "uid", "settings", "taken_ms", "until_ms")
+    later = {name: told[name] for name in ("schedules", "schedules_checksum") if name in told}
     try:
         chunks = [chunk for told_of in told["chunks"] if (chunk := chunk_of(told_of, url))]
-        read = Manifest(**{name: told[name] for name in names}, chunks=chunks, complete=True)
+        read = Manifest(**{name: told[name] for name in names}, **later, chunks=chunks, complete=True)
         read.topic_settings()
     except (KeyError, TypeError, TimelineError) as bad:
         raise Invalid(f"the manifest of {shown(url)} was changed or is damaged: {bad}") from bad
@@ -186,6 +203,8 @@ def backup(
     manifest.taken_ms = _check_place(url, manifest)
     begun = {"topic": manifest.topic, "uid": manifest.uid, "taken_ms": manifest.taken_ms}
     write_json(joined(url, "topic.json"), begun)
+    with SparkConnection(addresses) as connection:
+        manifest.schedules, manifest.schedules_checksum = save_schedules(connection, topic, url)
     buckets = record.settings.buckets
     count = min(chunks, buckets)
     edges = [buckets * part // count for part in range(count + 1)]
@@ -228,7 +247,8 @@ def _write(spark: SparkSession, addresses: str, topic: str, url: str, chunk: Chu
 @dataclass
 class Restored:
     """The result of a restore. `skipped`: messages that were due by then. `dead`: dead letters that were left out.
-    `expired`: messages whose expiry was over. `made`: whether it created the topic."""
+    `expired`: messages whose expiry was over. `made`: whether it created the topic. With `dry_run`, nothing was put:
+    `put` messages and `schedules` would be."""
 
     topic: str
     messages: int
@@ -238,23 +258,32 @@ class Restored:
     dead: int = 0
     expired: int = 0
     made: bool = False
+    schedules: RestoredSchedules = field(default_factory=RestoredSchedules)
+    dry_run: bool = False
 
 
 @dataclass
 class BackupComparison:
     """The topic compared with the backup: messages that are the same, `missing` in the topic, `extra` there, or
-    `differing`. `examples`: the difference by id, for some."""
+    `differing`. `produced`: extra ones that the backup's schedules have produced since. Of schedules the same, `same`
+    and so on. `examples`: the difference by id, for some."""
 
     same: int = 0
     missing: int = 0
     extra: int = 0
     differing: int = 0
+    produced: int = 0
+    schedules_same: int = 0
+    schedules_missing: int = 0
+    schedules_extra: int = 0
+    schedules_differing: int = 0
     examples: dict[str, str] = field(default_factory=dict)
 
     @property
     def well(self) -> bool:
         """Whether both sides are the same."""
-        return not (self.missing or self.extra or self.differing)
+        schedules = self.schedules_missing or self.schedules_extra or self.schedules_differing
+        return not (self.missing or self.extra or self.differing or schedules)
 
 
 def restore(
@@ -265,18 +294,22 @@ def restore(
     past: str = "refuse",
     dead: str = "skip",
     progress: Progress = quiet,
+    schedules: str = "refuse",
+    dry_run: bool = False,
 ) -> Restored:
-    """Put the messages of the backup at `url` on `topic`; empty: the backup's topic. `past`: for messages that are due
-    by now. Raise Invalid if the backup is damaged, if the topic has other messages, or if `past` is "refuse" and some
-    are due."""
-    if past not in PAST or dead not in DEAD:
-        raise Invalid(f"past is one of {', '.join(PAST)}, dead one of {', '.join(DEAD)}")
+    """Put the messages of the backup at `url` on `topic`; empty: the backup's topic. Then create its schedules. `past`:
+    for messages that are due by now. `schedules`: for those that differ from schedules of the topic. Raise Invalid if
+    the backup is damaged, if the topic has other messages or schedules, or if `past` is "refuse" and some are due."""
+    if past not in PAST or dead not in DEAD or schedules not in EXISTING:
+        raise Invalid(
+            f"past is one of {', '.join(PAST)}, dead one of {', '.join(DEAD)}, schedules one of {', '.join(EXISTING)}"
+        )
     manifest = read_manifest(url)
     progress("checking the backup", 0, 0)
     check_files(spark, url, manifest)
+    saved = saved_schedules(url, manifest.schedules, manifest.schedules_checksum)
     rows = data_of(spark, url, manifest.chunks)
-    name = topic or manifest.topic
-    done = Restored(name, manifest.messages)
+    done = Restored(topic or manifest.topic, manifest.messages, dry_run=dry_run)
     now_ms = Clock().now_ms()
     _count(rows, now_ms, dead, done)
     if past == "refuse" and done.skipped:
@@ -284,15 +317,32 @@ def restore(
             f"{done.skipped:,} of {manifest.messages:,} messages are due by now. Restore them as due now (--past now), "
             "or leave them out (--past skip)"
         )
-    done.made = _make_topic(addresses, name, manifest)
+    with SparkConnection(addresses) as connection:
+        done.made = not _is_there(connection, done.topic)
+        done.schedules = plan_schedules(connection, "" if done.made else done.topic, saved, schedules)
+        if done.made and not dry_run:
+            _make_topic(connection, done.topic, manifest)
     if not done.made:
-        _check_others(spark, addresses, name, rows)
+        _check_others(spark, addresses, done.topic, rows, saved)
     due = F.col("scheduled").alias("due")
     chosen = _chosen(rows, now_ms, past, dead).select("id", due, "payload", "tag", "headers", "expires", "group")
     done.skipped = done.skipped if past == "skip" else 0
-    for (group,) in sorted(rows.select("group").distinct().collect()):
+    if dry_run:
+        done.put = chosen.count()
+        return done
+    _put(spark, addresses, manifest, chosen, done, progress)
+    with SparkConnection(addresses) as connection:
+        restore_schedules(connection, done.topic, saved, done.schedules)
+    return done
+
+
+def _put(
+    spark: SparkSession, addresses: str, manifest: Manifest, chosen: DataFrame, done: Restored, progress: Progress
+) -> None:
+    for (group,) in sorted(chosen.select("group").distinct().collect()):
         options = {
-            "addresses": addresses, "topic": name, "group": group, "past": "now", "run": f"restore-{manifest.uid}",
+            "addresses": addresses, "topic": done.topic, "group": group, "past": "now",
+            "run": f"restore-{manifest.uid}",
         }  # fmt: skip
         part = chosen.where(F.col("group") == group).drop("group")
         counts = write(
@@ -303,7 +353,6 @@ def restore(
         )
         done.put += counts["put"]
         done.there += counts["there"]
-    return done
 
 
 def _is_past(now_ms: int) -> Column:
@@ -336,23 +385,27 @@ def _chosen(rows: DataFrame, now_ms: int, past: str, dead: str) -> DataFrame:
     return chosen
 
 
-def _make_topic(addresses: str, name: str, manifest: Manifest) -> bool:
-    """Create the topic as it was. Return False if it is there."""
-    with SparkConnection(addresses) as connection:
-        try:
-            connection.topic(name)
-        except NotFound:
-            plain = asdict(TopicSettings())
-            told = asdict(manifest.topic_settings()).items()
-            others = {setting: value for setting, value in told if value != plain[setting]}
-            connection.run(connection.client.create_topic(name, **others))
-            return True
-    return False
+def _is_there(connection: SparkConnection, name: str) -> bool:
+    try:
+        connection.topic(name)
+    except NotFound:
+        return False
+    return True
 
 
-def _check_others(spark: SparkSession, addresses: str, topic: str, rows: DataFrame) -> None:
-    """Raise Invalid if the topic has messages that the backup does not have."""
-    there = read_topic(spark, addresses, topic, "id string")
+def _make_topic(connection: SparkConnection, name: str, manifest: Manifest) -> None:
+    """Create the topic as it was."""
+    plain = asdict(TopicSettings())
+    told = asdict(manifest.topic_settings()).items()
+    others = {setting: value for setting, value in told if value != plain[setting]}
+    connection.run(connection.client.create_topic(name, **others))
+
+
+def _check_others(
+    spark: SparkSession, addresses: str, topic: str, rows: DataFrame, saved: Sequence[Specification]
+) -> None:
+    """Raise Invalid if the topic has messages that neither the backup has nor its schedules have produced since."""
+    there = read_topic(spark, addresses, topic, "id string").where(~_is_produced("id", saved))
     others = there.join(rows.select("id"), "id", "left_anti").limit(EXAMPLES).collect()
     if others:
         raise Invalid(
@@ -361,12 +414,24 @@ def _check_others(spark: SparkSession, addresses: str, topic: str, rows: DataFra
         )
 
 
+def _is_produced(id: str, saved: Sequence[Specification]) -> Column:
+    """Return whether an id has the form of an occurrence of one of these schedules."""
+    return F.regexp_extract(id, OCCURRENCE, 1).isin([one.name for one in saved]) if saved else F.lit(False)
+
+
 def verify(
-    spark: SparkSession, addresses: str, url: str, topic: str = "", past: str = "refuse", dead: str = "skip"
+    spark: SparkSession,
+    addresses: str,
+    url: str,
+    topic: str = "",
+    past: str = "refuse",
+    dead: str = "skip",
+    schedules: str = "refuse",
 ) -> BackupComparison:
     """Compare the topic with the backup, message by message: scheduled time unless it was past, tag, group, expiry, and
-    the content's checksum."""
+    the content's checksum. Compare the specifications of schedules, unless `schedules` is "skip"."""
     manifest = read_manifest(url)
+    saved = saved_schedules(url, manifest.schedules, manifest.schedules_checksum)
     now_ms = Clock().now_ms()
     ours = _chosen(data_of(spark, url, manifest.chunks), now_ms, past, dead)
     columns = "id string, scheduled timestamp, tag string, `group` string, expires timestamp, payload_sum long"
@@ -379,14 +444,38 @@ def verify(
     moved = ~F.col("a.scheduled").eqNullSafe(F.col("b.scheduled")) & (F.unix_millis("a.scheduled") > manifest.taken_ms)
     why = (
         F.when(F.col("b.id").isNull(), F.lit("missing"))
+        .when(F.col("a.id").isNull() & _is_produced("b.id", saved), F.lit("produced"))
         .when(F.col("a.id").isNull(), F.lit("extra"))
         .otherwise(F.concat_ws(" ", F.when(moved, F.lit("scheduled")), *wrong))
     )
     judged = both.select(F.coalesce("a.id", "b.id").alias("id"), why.alias("why"))
     counts = {row["why"]: row["count"] for row in judged.groupBy("why").count().collect()}
+    produced = counts.pop("produced", 0)
     compared = BackupComparison(
-        counts.pop("", 0), counts.pop("missing", 0), counts.pop("extra", 0), sum(counts.values())
+        counts.pop("", 0), counts.pop("missing", 0), counts.pop("extra", 0), sum(counts.values()), produced
     )
-    for row in judged.where("why != ''").limit(EXAMPLES).collect():
+    if schedules != "skip":
+        _compare_schedules(addresses, topic or manifest.topic, saved, compared)
+    for row in judged.where("why NOT IN ('', 'produced')").limit(EXAMPLES).collect():
         compared.examples[row["id"]] = row["why"]
     return compared
+
+
+def _compare_schedules(addresses: str, topic: str, saved: Sequence[Specification], compared: BackupComparison) -> None:
+    with SparkConnection(addresses) as connection:
+        standing = standing_schedules(connection, topic)
+    for one in saved:
+        other = standing.get(one.name)
+        what = "missing" if other is None else "same"
+        if other is not None and other.specification != replace(one, topic=topic):
+            what = "differing"
+        _note(compared, what, one.name)
+    for name in sorted(standing.keys() - {one.name for one in saved}):
+        _note(compared, "extra", name)
+
+
+def _note(compared: BackupComparison, what: str, name: str) -> None:
+    count = f"schedules_{what}"
+    setattr(compared, count, getattr(compared, count) + 1)
+    if what != "same" and len(compared.examples) < EXAMPLES:
+        compared.examples[f"schedule {name}"] = what
