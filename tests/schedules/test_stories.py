@@ -128,8 +128,8 @@ def _no_spans(*_: object) -> list[RenamedSpan]:
     return []
 
 
-def _nothing(*_: object) -> edits.Superseded:
-    return edits.Superseded((), ())
+def _nothing(*_: object) -> edits.Remainder:
+    return edits.Remainder((), ())
 
 
 def _never_replaces(*arguments: Any) -> looks.ScheduledMessage:

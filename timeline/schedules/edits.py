@@ -82,7 +82,7 @@ def deleted(record: ScheduleRecord, now_ms: int, keep: bool = False) -> Edit:
 
 
 @dataclass(frozen=True)
-class Superseded:
+class Remainder:
     """What a look must still do if a later record came before its own: `cancel` what that one had cancelled, and `put`
     again, in their places, what it had replaced."""
 
@@ -90,7 +90,7 @@ class Superseded:
     put: tuple[ScheduledMessage, ...]
 
 
-def superseded(record: ScheduleRecord, newest: ScheduleRecord) -> Superseded:
+def superseded(record: ScheduleRecord, newest: ScheduleRecord) -> Remainder:
     """Return what a look at `record` must still do, since the record `newest` came before its own."""
     cancel, put = [], []
     if newest.revised != record.revised:
@@ -100,7 +100,7 @@ def superseded(record: ScheduleRecord, newest: ScheduleRecord) -> Superseded:
                 cancel.append(CancelledOccurrence(id, record.specification.group))
             elif record.replacing and one.at_ms < record.standing_until_ms:
                 put.append(dataclasses.replace(message_of(newest, id, one), replace=True, stands=True))
-    return Superseded(tuple(cancel), tuple(put))
+    return Remainder(tuple(cancel), tuple(put))
 
 
 def triggered(record: ScheduleRecord, now_ms: int) -> ScheduledMessage:

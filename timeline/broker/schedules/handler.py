@@ -17,7 +17,7 @@ from timeline.broker.api.access import Deed, Principal
 from timeline.broker.api.mutate import Sendings
 from timeline.broker.api.topics import TopicAccess, Walk, opened, sealed
 from timeline.broker.runtime import Runtime
-from timeline.broker.schedules.records import PutAnswer, ScheduleStore
+from timeline.broker.schedules.records import OccurrenceAnswer, ScheduleStore
 from timeline.errors import Invalid, TooLarge
 from timeline.model import Status, Topic
 from timeline.schedules.edits import Edit, backfill, created, deleted, edited, shown, triggered, upcoming
@@ -312,7 +312,7 @@ class ScheduleHandler:
             return await self._off_loop(lambda: deleted(record, now_ms, call.keep))
         return await self._off_loop(lambda: edited(record, now_ms, said, call.keep))
 
-    async def _put(self, edit: Edit) -> PutAnswer:
+    async def _put(self, edit: Edit) -> OccurrenceAnswer:
         """Put the record of an edit. Refuse the call if the store gives no answer."""
         (answer,) = await self._store.put_records([(edit.record, edit.due_ms)])
         _check_sure(answer)
@@ -385,7 +385,7 @@ class ScheduleHandler:
                 counts["failed"] += 1
 
 
-def _check_sure(answer: PutAnswer) -> None:
+def _check_sure(answer: OccurrenceAnswer) -> None:
     """Raise StoreError for an answer after which the call is repeated."""
     if answer.status is Status.UNKNOWN:
         raise StoreUnknown(answer.detail)

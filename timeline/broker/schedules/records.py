@@ -38,7 +38,7 @@ PART_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class PutAnswer:
+class OccurrenceAnswer:
     """The answer to a put or a mutation of one message. `settled`: the id is remembered. `foreign`: the DUPLICATE is of
     another put's message, which is there."""
 
@@ -140,7 +140,7 @@ class ScheduleStore:
 
     async def put_records(
         self, asked: Sequence[tuple[ScheduleRecord, int]], until_ms: float = math.inf
-    ) -> list[PutAnswer]:
+    ) -> list[OccurrenceAnswer]:
         """Put records, each with its due time, if their numbers are free.
 
         Return an answer for each: OK, or DUPLICATE if the same record is there; EXISTS if another has the number, or
@@ -157,12 +157,12 @@ class ScheduleStore:
                 payloads=payloads,
             )
             answers += _listed(await self._put(internal, puts, until_ms))
-        gone = PutAnswer(Status.EXISTS)
+        gone = OccurrenceAnswer(Status.EXISTS)
         return [gone if one.status is Status.DUPLICATE and one.settled else one for one in answers]
 
     async def put_messages(
         self, topic: Topic, asked: Sequence[tuple[ScheduleRecord, ScheduledMessage]], until_ms: float = math.inf
-    ) -> list[PutAnswer]:
+    ) -> list[OccurrenceAnswer]:
         """Put the messages of occurrences, and return an answer for each. DUPLICATE: it was put before. `until_ms`: as
         of `put_records`."""
         messages = [message for _, message in asked]
@@ -210,7 +210,9 @@ class ScheduleStore:
         """Move records to now, so that brokers look at them. Those that are leased are being looked at."""
         await self._mutated(await self.make_topic(), Operation.MOVE, ids, SCHEDULES_GROUP)
 
-    async def _mutated(self, topic: Topic, operation: Operation, ids: Sequence[str], group: str) -> list[PutAnswer]:
+    async def _mutated(
+        self, topic: Topic, operation: Operation, ids: Sequence[str], group: str
+    ) -> list[OccurrenceAnswer]:
         if not ids:
             return []
         count = len(ids)
@@ -307,11 +309,11 @@ def _parts(
         yield part
 
 
-def _listed(answers: Answers) -> list[PutAnswer]:
+def _listed(answers: Answers) -> list[OccurrenceAnswer]:
     foreign = (answers.status == Status.DUPLICATE.code) & (answers.settled == 0) & (answers.repeat == 0)
     columns = (answers.status, answers.settled, foreign, answers.version, answers.due_ms)
     return [
-        PutAnswer(Status.of(status), answers.details.get(at, ""), bool(settled), other, version, due_ms)
+        OccurrenceAnswer(Status.of(status), answers.details.get(at, ""), bool(settled), other, version, due_ms)
         for at, (status, settled, other, version, due_ms) in enumerate(
             zip(*(one.tolist() for one in columns), strict=True)
         )

@@ -22,7 +22,7 @@ from timeline.broker.dispatch.dealer import Dealer, Dealers
 from timeline.broker.dispatch.leased_batch import LeasedBatch
 from timeline.broker.dispatch.roster import ConnectedConsumer, ConsumerHealth
 from timeline.broker.runtime import Runtime, Underway
-from timeline.broker.schedules.records import PutAnswer, ScheduleStore, read_record
+from timeline.broker.schedules.records import OccurrenceAnswer, ScheduleStore, read_record
 from timeline.model import Operation, State, Status, Topic
 from timeline.schedules.edits import superseded
 from timeline.schedules.looks import Look, ScheduledMessage, plan, watched
@@ -69,7 +69,7 @@ class _Held:
     operation: Operation = Operation.RELEASE
     time_ms: int = 0
     look: Look | None = None
-    answers: list[PutAnswer] = field(default_factory=list)
+    answers: list[OccurrenceAnswer] = field(default_factory=list)
 
     @property
     def known(self) -> ScheduleRecord:
@@ -322,7 +322,7 @@ class ScheduleRunner:
         for name, asked in of_topic.items():
             target = await self._store.target(name)
             for part in _parts(asked):
-                answers = [PutAnswer(Status.UNAVAILABLE)] * len(part)
+                answers = [OccurrenceAnswer(Status.UNAVAILABLE)] * len(part)
                 if target is not None:
                     puts = [(one.known, message) for one, message in part]
                     answers = await self._store.put_messages(target, puts, until_ms)
