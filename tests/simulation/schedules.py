@@ -37,8 +37,9 @@ QUIET_S = 25.0
 OUTCOMES = (
     "occurrence OK", "occurrence DUPLICATE", "occurrence UNKNOWN", "occurrence UNAVAILABLE", "record OK",
     "record EXISTS", "record UNKNOWN", "record UNAVAILABLE", "occurrences cancelled", "record waits for the one before",
-    "record is over", "look repeated", "schedule created", "schedule updated", "schedule paused", "schedule resumed",
-    "schedule deleted", "schedule triggered", "edit of unknown outcome", "edit fenced", "edit beside another one",
+    "look came too late", "look repeated", "schedule created", "schedule updated", "schedule paused",
+    "schedule resumed",    "schedule deleted", "schedule triggered", "edit of unknown outcome", "edit fenced",
+    "edit beside another one",
 )  # fmt: skip
 """What a run of seeds must have met."""
 
@@ -319,7 +320,7 @@ def watched(occurred: Counter[str]) -> Iterator[None]:
     """Counts what looks and edits meet."""
     messages, records, cancel = ScheduleStore.put_messages, ScheduleStore.put_records, ScheduleStore.cancel
     repeat, wake = ScheduleRunner._repeat_later, ScheduleStore.wake
-    end = ScheduleRunner._end
+    clean = ScheduleRunner._clean
 
     async def put_messages(self: Any, *given: Any) -> Any:
         answers = await messages(self, *given)
@@ -340,9 +341,9 @@ def watched(occurred: Counter[str]) -> Iterator[None]:
         occurred["record waits for the one before"] += 1
         return await wake(self, *given)
 
-    async def ended(self: Any, internal: Any, over: Any) -> Any:
-        occurred["record is over"] += len(over)
-        return await end(self, internal, over)
+    async def cleaned(self: Any, one: Any) -> Any:
+        occurred["look came too late"] += 1
+        return await clean(self, one)
 
     def repeated(self: Any, one: Any) -> None:
         occurred["look repeated"] += 1
@@ -350,13 +351,13 @@ def watched(occurred: Counter[str]) -> Iterator[None]:
 
     ScheduleStore.put_messages, ScheduleStore.put_records = put_messages, put_records  # type: ignore[method-assign]
     ScheduleStore.cancel, ScheduleStore.wake = cancelling, woken  # type: ignore[method-assign]
-    ScheduleRunner._repeat_later, ScheduleRunner._end = repeated, ended  # type: ignore[method-assign]
+    ScheduleRunner._repeat_later, ScheduleRunner._clean = repeated, cleaned  # type: ignore[method-assign]
     try:
         yield
     finally:
         ScheduleStore.put_messages, ScheduleStore.put_records = messages, records  # type: ignore[method-assign]
         ScheduleStore.cancel, ScheduleStore.wake = cancel, wake  # type: ignore[method-assign]
-        ScheduleRunner._repeat_later, ScheduleRunner._end = repeat, end  # type: ignore[method-assign]
+        ScheduleRunner._repeat_later, ScheduleRunner._clean = repeat, clean  # type: ignore[method-assign]
 
 
 def never(occurred: Counter[str]) -> list[str]:

@@ -239,7 +239,7 @@ class ScheduleRunner:
         planned_ones = [one for one in ready if one.look is not None]
         await self._cancel(planned_ones)
         await self._put_occurrences(planned_ones, until_ms)
-        await self._put_successors(internal, planned_ones, until_ms)
+        await self._put_successors(planned_ones, until_ms)
         self._told.pop(("", "store"), None)
 
     async def _sort_out(self, internal: Topic, held: list[_Held]) -> list[_Held]:
@@ -257,22 +257,30 @@ class ScheduleRunner:
             asleep = await self._store.there(internal, [_neighbour(one.known, -1) for one in waiting], {State.WAITING})
             await self._store.wake(sorted(asleep))
         over = {one for id, one in after.items() if id in there} - waiting
-        await self._end(internal, [one for one in held if one in over])
+        for one in over:
+            one.end()
         return [one for one in held if one not in waiting and one not in over]
 
-    async def _end(self, internal: Topic, over: Sequence[_Held]) -> None:
-        """End records that another one has followed. Cancel what they put and the other one does not keep. Put again
-        what they put in the place of the other one's."""
-        following = await self._store.by_id(internal, [_neighbour(one.known, 1) for one in over])
-        for one in over:
-            newest = following.get(_neighbour(one.known, 1))
-            target = await self._store.target(one.known.specification.topic) if newest is not None else None
-            if newest is not None and target is not None:
-                still = superseded(one.known, newest)
-                await self._store.cancel(target, [id for id, _ in still.cancel], one.known.specification.group)
-                if still.put:
-                    await self._store.put_messages(target, [(newest, message) for message in still.put])
-            one.end()
+    async def _clean(self, one: _Held) -> None:
+        """Undo what this look put, and a record that came before its own does not have. Put again what it put in the
+        place of what later looks had put."""
+        put = {
+            message.id
+            for message, answer in zip(one.plan.messages, one.answers, strict=True)
+            if answer.status is Status.OK
+        }
+        target = await self._store.target(one.known.specification.topic) if put else None
+        if target is None:
+            return
+        standing = await self._store.of(one.known.specification.topic, one.known.specification.name)
+        if not standing:  # it was deleted meanwhile
+            await self._store.cancel(target, sorted(put), one.known.specification.group)
+            return
+        newest = standing[-1]
+        still = superseded(one.known, newest)
+        await self._store.cancel(target, [id for id, _ in still.cancel if id in put], one.known.specification.group)
+        if again := [(newest, message) for message in still.put if message.id in put]:
+            await self._store.put_messages(target, again)
 
     async def _with_topics(self, held: Sequence[_Held]) -> list[_Held]:
         """Return those whose topics are there. The others are looked at again later."""
@@ -329,7 +337,7 @@ class ScheduleRunner:
                 for (one, _), answer in zip(part, answers, strict=True):
                     one.answers.append(answer)
 
-    async def _put_successors(self, internal: Topic, held: Sequence[_Held], until_ms: float) -> None:
+    async def _put_successors(self, held: Sequence[_Held], until_ms: float) -> None:
         """Put the records that follow, and end those before them."""
         asked: list[tuple[_Held, ScheduleRecord]] = []
         for one in held:
@@ -346,16 +354,15 @@ class ScheduleRunner:
             return
         records = [(completed, one.plan.due_ms) for one, completed in asked]
         answers = await self._store.put_records(records, until_ms)
-        lost = []
         for (one, completed), answer in zip(asked, answers, strict=True):
             if answer.status in (Status.OK, Status.DUPLICATE):
                 one.end()
                 self._count(one, completed)
             elif answer.status is Status.EXISTS:
-                lost.append(one)
+                await self._clean(one)
+                one.end()
             else:
                 self._repeat_later(one)
-        await self._end(internal, lost)
 
     def _count(self, one: _Held, completed: ScheduleRecord) -> None:
         """Count what one look did, and log what the topic refused."""
