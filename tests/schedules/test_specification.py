@@ -50,6 +50,7 @@ def test_json_says_all_of_it_and_reads_it_again() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
+        ({"name": ".."}, "a schedule's name is 1 to 100 letters, digits, '.', '_' and '-', not '..'"),
         ({"name": "a/b"}, "a schedule's name is 1 to 100 letters, digits, '.', '_' and '-', not 'a/b'"),
         ({"name": ""}, "a schedule's name is"),
         ({"name": "n" * 101}, "a schedule's name is"),

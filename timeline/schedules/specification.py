@@ -218,7 +218,7 @@ def fields_of_json(shown: object) -> dict[str, Any]:
 
 def check_schedule_name(name: object) -> str:
     """Return `name` if a schedule may be called so, else raise Invalid."""
-    if not isinstance(name, str) or not SCHEDULE_NAME.fullmatch(name):
+    if not isinstance(name, str) or not SCHEDULE_NAME.fullmatch(name) or name in (".", ".."):
         raise Invalid(f"a schedule's name is 1 to 100 letters, digits, '.', '_' and '-', not {name!r:.120}")
     return name
 
