@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -273,3 +275,38 @@ def test_a_backup_of_before_has_no_schedules(spark: Any, broker: Serving, recurr
     file.write_text(json.dumps(told))
     (tmp_path / "backup" / "schedules.json").unlink()
     assert restore(spark, broker.address, url, f"{recurring}-before").schedules.counts()["created"] == 0
+
+
+def test_the_commands(broker: Serving, recurring: str, tmp_path: Path, require_service: Callable[[str], None]) -> None:
+    require_service("spark")
+    tenants, backed_up = tmp_path / "tenants.csv", f"file://{tmp_path}/backup"
+    tenants.write_text("id,zone,plan\n7,Asia/Tokyo,a\n8,Atlantis,b\n")
+    table = (str(tenants), recurring, "--format", "csv", "--option", "header=true")
+    columns = ("--column", "name=concat('tenant-', id)", "--column", "cron='@monthly'", "--column", "zone=zone")
+    dry = called(broker, "load-schedules", *table, *columns, "--dry-run")
+    assert dry.returncode == 1 and "no time zone 'Atlantis' is known here" in dry.stdout, dry.stdout + dry.stderr
+    assert f"nothing was created on {recurring}: --dry-run" in dry.stdout
+    done = called(broker, "load-schedules", *table, *columns, "--where", "id = 7", "--json")
+    assert done.returncode == 0, done.stderr
+    assert {name: json.loads(done.stdout)[name] for name in ("created", "rejected")} == {"created": 1, "rejected": 0}
+    assert list(schedules(broker.address, recurring)) == ["tenant-7"]
+
+    assert json.loads(called(broker, "backup", recurring, backed_up, "--json").stdout)["schedules"] == 1
+    dry = called(broker, "restore", backed_up, "--topic", f"{recurring}-other", "--dry-run")
+    assert dry.returncode == 0 and "tenant-7  created" in dry.stdout, dry.stdout + dry.stderr
+    assert f"nothing was put on {recurring}-other: --dry-run" in dry.stdout
+
+
+def called(broker: Serving, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "timeline",
+        "pipeline",
+        *words,
+        "--address",
+        broker.address,
+        "--master",
+        "local[1]",
+    ]
+    return subprocess.run(command, capture_output=True, text=True, timeout=800)

@@ -15,7 +15,7 @@ from timeline.gateway.problems import documented
 from timeline.gateway.putting import answer_of_receipt
 from timeline.gateway.requests import ApiRequest, while_connected
 from timeline.gateway.routes.many import DryRun
-from timeline.gateway.routes.reading import Cursor, Limit, read_cursor, shown_cursor
+from timeline.gateway.routes.reading import PAGE_BYTES, Cursor, Limit, read_cursor, shown_cursor
 from timeline.gateway.routes.recurring import (
     changed_headers,
     previewed,
@@ -53,6 +53,8 @@ PendingNow = Annotated[
     Parameter(description="Occurrences that lie ahead on the timeline: cancelled, or kept. Default: cancel."),
 ]
 TRIES = 5
+AT_ONCE = 50
+"""Schedules that are read at a time. Reading rules takes a while, and other calls go on in between."""
 SEE_ALL = "GET /v1/topics/{topic}/schedules lists those that there are"
 WithPayload = Annotated[bool, Parameter(description="With payloads.")]
 
@@ -81,7 +83,8 @@ async def _created(client: CallerClient, topic: str, name: str, fields: dict[str
 async def list_(
     client: CallerClient, topic: str, payload: WithPayload = False, limit: Limit = 100, cursor: Cursor = None
 ) -> StoredSchedules:
-    """Return a page of schedules, in no order. Only a null cursor is the end."""
+    """Return a page of schedules, in no order. With large payloads, a page has fewer than `limit`. Only a null cursor
+    is the end."""
     name = check_topic_name(text_of(topic))
     page = await _page(client, name, payload, limit, cursor)
     if not page.schedules and name not in {each.name for each in await client.timeline.topics()}:
@@ -101,8 +104,15 @@ async def list_all(
 async def _page(
     client: CallerClient, topic: str | None, payload: bool, limit: int, cursor: str | None
 ) -> StoredSchedules:
-    found, after = await schedule_page(client.timeline._context, topic, limit, read_cursor(cursor))
-    return StoredSchedules([stored_schedule(one, payload) for one in found], shown_cursor(after))
+    found: list[StoredSchedule] = []
+    after, left_bytes = read_cursor(cursor), PAGE_BYTES
+    while True:
+        count = min(AT_ONCE, limit - len(found))
+        some, after = await schedule_page(client.timeline._context, topic, count, after)
+        found += [stored_schedule(one, payload) for one in some]
+        left_bytes -= sum(len(one.specification.payload) for one in some) if payload else 0
+        if not after or len(found) >= limit or left_bytes <= 0:
+            return StoredSchedules(found, shown_cursor(after))
 
 
 @get(ONE, operation_id="showSchedule", summary="Show a schedule", responses=documented(Status.NOT_FOUND))
