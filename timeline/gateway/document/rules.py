@@ -65,7 +65,12 @@ GROUP = _text(1, MAX_GROUP_BYTES)
 TAG = _text(0, MAX_TAG_BYTES)
 SOME_TAG = TAG | {"minLength": 1}
 TOPIC: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_TOPIC_CHARS, "format": "timeline-topic"}
-SCHEDULE: Schema = {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,100}$", "format": "timeline-schedule"}
+SCHEDULE: Schema = {
+    "type": "string",
+    "pattern": r"^(?!\.{1,2}$)[A-Za-z0-9._-]{1,100}$",
+    "format": "timeline-schedule",
+}
+"""A name that a path can carry: no `.` and no `..`."""
 HEADER: Schema = {"type": "string", "minLength": 1}
 IF_EXISTS: Schema = {"type": "string", "enum": ["move", "replace"]}
 BASE64: Schema = {"type": "string", "contentEncoding": "base64"}
