@@ -8,6 +8,7 @@ import pytest
 
 from tests.broker.machines import Town, town
 from tests.broker.schedules.villages import START_MS, get, late_ms, schedule, times
+from timeline.clock import CRITICAL_MS, SLEW
 
 pytestmark = pytest.mark.slow
 
@@ -62,6 +63,34 @@ def test_another_broker_takes_over(fault: str) -> None:
         there.run(story())
         for number in range(20):
             each_once(there, 7, 9, 600, f"s{number}")
+
+
+def test_a_broker_in_quarantine_looks_at_nothing_and_goes_on_afterwards() -> None:
+    with town() as there:
+
+        async def story() -> None:
+            fast, *others = [await there.broker(name) for name in ("b1", "b2", "b3")]
+            await there.create_topic()
+            there.consume("c", others[0].address)
+            for number in range(6):
+                await schedule(there, f"s{number}", every="7s")
+            fast.pace = SLEW * 0.8
+            await there.until(lambda: bool(fast.node.readiness.quarantined), CRITICAL_MS / (fast.pace * 1_000) + 15)
+            await there.timer.wait(150)
+            fast.pace = 0.0
+            await there.until(lambda: not fast.node.readiness.quarantined, 120)
+            await there.timer.wait(5)
+            for other in others:
+                there.kill(other)
+            there.consume("d", fast.address)
+            await there.timer.wait(200)
+
+        there.run(story())
+        for number in range(6):
+            found = times(there, f"s{number}")
+            assert set(found.values()) == {1}
+            assert sorted(found) == list(range(min(found), max(found) + 1, 7))
+            assert max(found) > there.gone_s - 10
 
 
 def outage(catch_up: str, down_s: int, **said: object) -> tuple[Town, object]:
