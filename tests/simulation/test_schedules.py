@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.simulation.schedules import OUTCOMES, ScheduleWorld, never
-from timeline.broker.schedules.records import PutAnswer, ScheduleStore
+from timeline.broker.schedules.records import OccurrenceAnswer, ScheduleStore
 from timeline.broker.schedules.runner import ScheduleRunner
 from timeline.model import Status
 
@@ -69,7 +69,7 @@ def any_record_will_do() -> AbstractContextManager[None]:
     """A number that another record has counts as one's own: an edit is lost."""
 
     def other(put_records: Any) -> Any:
-        async def put(self: Any, *given: Any) -> list[PutAnswer]:
+        async def put(self: Any, *given: Any) -> list[OccurrenceAnswer]:
             answers = await put_records(self, *given)
             return [replace(one, status=Status.OK) if one.status is Status.EXISTS else one for one in answers]
 
@@ -94,7 +94,7 @@ def names_by_chance() -> AbstractContextManager[None]:
     """A repeated look puts another message."""
 
     def other(put_messages: Any) -> Any:
-        async def put(self: Any, topic: Any, asked: Any, *given: Any) -> list[PutAnswer]:
+        async def put(self: Any, topic: Any, asked: Any, *given: Any) -> list[OccurrenceAnswer]:
             named = [(one, replace(message, id=f"{message.id}.{self._random_bits(40)}")) for one, message in asked]
             return list(await put_messages(self, topic, named, *given))
 
@@ -107,7 +107,7 @@ def puts_early() -> AbstractContextManager[None]:
     """Occurrences are due half a second before their time."""
 
     def other(put_messages: Any) -> Any:
-        async def put(self: Any, topic: Any, asked: Any, *given: Any) -> list[PutAnswer]:
+        async def put(self: Any, topic: Any, asked: Any, *given: Any) -> list[OccurrenceAnswer]:
             early = [(one, replace(message, due_ms=message.due_ms - 2_500)) for one, message in asked]
             return list(await put_messages(self, topic, early, *given))
 

@@ -1,7 +1,7 @@
 """Calls about schedules: they create, show, change, trigger and delete them.
 
-Whatever a call changes, it puts the next record of the schedule. If another edit or look put one first, the call reads
-again and repeats. What the edit leaves over, the look at its record cancels; the call does so at once where it can.
+Each change is a put of the schedule's next record. If another edit or look put one first, the call reads again and
+repeats. The look at the new record cancels the occurrences that the edit drops. The call does so at once if it can.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Each record that it is dealt is due for a look. The look puts the occurrences that the record names, then the next
 record, and then ends this one. A crash anywhere repeats the look: what was put answers DUPLICATE.
 
-A record is ended only when the one before it is gone. So as long as a record is there, the next one is there too if it
-was ever put, and one scan tells whether a look still counts.
+A record is ended only when the one before it is gone. So while a record is there, the next one is there too if it was
+ever put. One scan then tells whether a look still counts.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ScheduleConsumer(ConnectedConsumer):
         return ConsumerHealth.GONE if self.gone else ConsumerHealth.HEALTHY
 
     def lapsed(self, ended_ms: int, wall_ms: int, now_ms: float) -> None:
-        """Do nothing. A lease that ran out says that the store is slow, and nobody else would look."""
+        """Do nothing. A lease that ran out says that the store is slow, not that this consumer is ill."""
 
 
 @dataclass(slots=True, eq=False)

@@ -1,5 +1,5 @@
-"""What schedules there are, for metrics: by topic, how many are in which state, and when the last and the next
-occurrence are put. A slow walk over all records, which costs a hundredth of this broker's time."""
+"""Counts of schedules for metrics, by topic and state, with the times of the last and the next occurrence. They come
+from a slow walk over all records, which costs a hundredth of this broker's time."""
 
 from __future__ import annotations
 
