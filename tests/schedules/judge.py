@@ -66,7 +66,7 @@ def revisions(world: World, keeps: set[int]) -> list[Revision]:
         until_ms = min([*later, last.position_ms])
         number = one.record.number
         cancelled = [when for other, when in world.cancelled_ms.items() if other >= number]
-        ended = [world.ended_ms.get(other, NEVER) for other in range(1, number)]
+        ended = [world.ended_ms.get(other, NEVER) for other in range(1, number + 1)]
         done_ms = max([min(cancelled, default=NEVER), *ended])
         from_ms = _begin(one, keeps)
         keep = number in keeps
@@ -113,6 +113,7 @@ def judge(world: World, keeps: set[int]) -> Counter[str]:
     final = world.newest()
     assert final is not None
     decided_by: dict[int, Revision] = {}
+    places = {one.specification.payload.split(b" ")[0]: place for place, one in enumerate(all_revisions)}
     for revision in all_revisions:
         if not revision.specification.paused:
             for at_ms in walked(revision.specification, revision.from_ms, revision.until_ms):
@@ -131,12 +132,13 @@ def judge(world: World, keeps: set[int]) -> Counter[str]:
         seen["raced"] += raced
         if not (raced or kept):
             assert owner is not None, f"phantom at {at_ms}"
-            jittered = any(
-                later.made_ms >= at_ms and later.made_ms < due_of(owner.specification, at_ms) for later in all_revisions
-            )
-            template = owner.specification.payload.split(b" ")[0]
-            later = any(at_ms <= one.made_ms + 120_000 and one.from_ms >= at_ms for one in all_revisions)
-            assert payload.split(b" ")[0] == template or jittered or later, f"payload of another revision at {at_ms}"
+            told = [
+                place
+                for place, one in enumerate(all_revisions)
+                if one.made_ms < at_ms and one.done_ms < when_ms and not one.keep
+            ]
+            by = places.get(payload.split(b" ")[0], -1)
+            assert by >= max(told, default=-1), f"payload of an older revision at {at_ms}"
             assert times[at_ms] == 1, f"twice at {at_ms}"
         seen["delivered"] += 1
     judge_what_is_not_there(world, all_revisions, decided_by, set(times), final, seen)
