@@ -34,7 +34,9 @@ MARKUP = "[bold]b[/bold][link=file:///x]c[/link]:skull:"
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 OWN_DATA = {"demo", "completion", "help", "version", "pipeline measure", "pipeline year"}
 """Commands that show data of their own alone; so do those of `bench`."""
-WITH_SPARK = {f"pipeline {name}" for name in ("audit", "backup", "compact", "forecast", "load", "restore")}
+WITH_SPARK = {
+    f"pipeline {name}" for name in ("audit", "backup", "compact", "forecast", "load", "load-schedules", "restore")
+}
 
 
 @dataclass
