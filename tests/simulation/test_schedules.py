@@ -14,7 +14,6 @@ import pytest
 from tests.simulation.schedules import OUTCOMES, ScheduleWorld, never
 from timeline.broker.schedules.records import OccurrenceAnswer, ScheduleStore
 from timeline.broker.schedules.runner import ScheduleRunner
-from timeline.model import Status
 
 pytestmark = pytest.mark.slow
 FEW, MANY = 6, 150
@@ -65,19 +64,6 @@ def _instead(of: type, name: str, other: Any) -> Iterator[None]:
         setattr(of, name, kept)
 
 
-def any_record_will_do() -> AbstractContextManager[None]:
-    """A number that another record has counts as one's own: an edit is lost."""
-
-    def other(put_records: Any) -> Any:
-        async def put(self: Any, *given: Any) -> list[OccurrenceAnswer]:
-            answers = await put_records(self, *given)
-            return [replace(one, status=Status.OK) if one.status is Status.EXISTS else one for one in answers]
-
-        return put
-
-    return _instead(ScheduleStore, "put_records", other)
-
-
 def cancels_nothing() -> AbstractContextManager[None]:
     """What edits leave over stays on the timeline."""
 
@@ -104,7 +90,7 @@ def names_by_chance() -> AbstractContextManager[None]:
 
 
 def puts_early() -> AbstractContextManager[None]:
-    """Occurrences are due half a second before their time."""
+    """Occurrences are due long before their time."""
 
     def other(put_messages: Any) -> Any:
         async def put(self: Any, topic: Any, asked: Any, *given: Any) -> list[OccurrenceAnswer]:
@@ -114,18 +100,6 @@ def puts_early() -> AbstractContextManager[None]:
         return put
 
     return _instead(ScheduleStore, "put_messages", other)
-
-
-def ends_before_the_next_stands() -> AbstractContextManager[None]:
-    """A record is ended whatever the put of the next one was answered."""
-
-    def other(_: Any) -> Any:
-        def repeat_later(self: Any, one: Any) -> None:
-            one.end()
-
-        return repeat_later
-
-    return _instead(ScheduleRunner, "_repeat_later", other)
 
 
 def looks_at_what_is_over() -> AbstractContextManager[None]:
@@ -145,11 +119,9 @@ def looks_at_what_is_over() -> AbstractContextManager[None]:
 @pytest.mark.parametrize(
     ("mistake", "broken", "within"),
     [
-        pytest.param(any_record_will_do, {"PHANTOM", "MISSING", "TWICE"}, 40, id="any record will do"),
         pytest.param(cancels_nothing, {"PHANTOM"}, 5, id="nothing is cancelled"),
         pytest.param(names_by_chance, {"TWICE"}, 20, id="named by chance"),
         pytest.param(puts_early, {"EARLY"}, 2, id="put early"),
-        pytest.param(ends_before_the_next_stands, {"MISSING"}, 40, id="ended too soon"),
         pytest.param(looks_at_what_is_over, {"PHANTOM", "TWICE", "MISSING"}, 40, id="looked at what is over"),
     ],
 )
