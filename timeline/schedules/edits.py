@@ -83,8 +83,8 @@ def deleted(record: ScheduleRecord, now_ms: int, keep: bool = False) -> Edit:
 
 @dataclass(frozen=True)
 class Remainder:
-    """What a look must still do if a later record came before its own: `cancel` what that one had cancelled, and `put`
-    again, in their places, what it had replaced."""
+    """The work left for a look when a later record came before its own. `cancel`: ids that the later record had
+    cancelled. `put`: messages that it had replaced. They go back to their places."""
 
     cancel: tuple[CancelledOccurrence, ...]
     put: tuple[ScheduledMessage, ...]
