@@ -20,6 +20,7 @@ class Running:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._servers: dict[type[Server], Server] = {}
+        self._tries = 0
 
     def url(self, kind: type[S]) -> str:
         """Where a server of this kind runs: the one that TIMELINE_TEST_<NAME>_URL names, else our own. Skips the test,
@@ -32,8 +33,19 @@ class Running:
         server = self._servers.get(kind)
         if server is None:
             require_service(kind.name)
-            server = self._servers[kind] = kind(self._folder / kind.name).start()
+            server = self._started(kind)
         assert isinstance(server, kind)
+        return server
+
+    def _started(self, kind: type[S]) -> S:
+        """A new server in a folder of its own. One that fails to start leaves nothing behind for the next try."""
+        self._tries += 1
+        server = kind(self._folder / f"{kind.name}-{self._tries}")
+        try:
+            self._servers[kind] = server.start()
+        except BaseException:
+            server.kill()
+            raise
         return server
 
     def end(self) -> None:

@@ -21,15 +21,21 @@ STOP_S = 30.0
 LOOK_S = 0.02
 LOG_SHOWN_LINES = 15
 
-
 LEAST_PORT, MOST_PORT = 12_000, 32_767
+MOST_WORKERS = 16
+_given: set[int] = set()
 
 
 def free_port() -> int:
     """A port that nobody uses now, below those that the kernel gives to connections: what is to listen there in a
-    while, or again after a kill, does not find somebody's connection on it."""
+    while, or again after a kill, does not find somebody's connection on it. No port is given twice, and each test
+    worker has a share of its own: between this look and the listening nobody else takes it."""
+    share = (MOST_PORT + 1 - LEAST_PORT) // MOST_WORKERS
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % MOST_WORKERS
     while True:
-        port = LEAST_PORT + secrets.randbelow(MOST_PORT - LEAST_PORT + 1)
+        port = LEAST_PORT + worker * share + secrets.randbelow(share)
+        if port in _given:
+            continue
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
@@ -37,6 +43,7 @@ def free_port() -> int:
                 if taken.errno != errno.EADDRINUSE:
                     raise
             else:
+                _given.add(port)
                 return port
 
 

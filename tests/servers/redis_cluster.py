@@ -1,4 +1,4 @@
-"""A Redis Cluster of three masters, three processes on free ports, made by `redis-cli --cluster create`."""
+"""A Redis Cluster of three masters: three processes on free ports, each told its slots and then of the first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from tests.servers.process import Server, free_port
 from tests.servers.redis import RedisServer
 
 NODES = 3
-FORM_S = 60.0
+SLOTS = 16_384
+FORM_S = 90.0
+MEET_AGAIN_S = 2.0
+LOOK_S = 0.05
 
 
 class _Node(RedisServer):
@@ -19,8 +22,9 @@ class _Node(RedisServer):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
+        self.bus_port = free_port()
         self.settings = (
-            *("--cluster-enabled", "yes", "--cluster-port", str(free_port())),
+            *("--cluster-enabled", "yes", "--cluster-port", str(self.bus_port)),
             *("--cluster-node-timeout", "2000"),
         )
 
@@ -44,22 +48,36 @@ class RedisClusterServer(Server):
         return self.nodes[0].command
 
     def ready(self) -> bool:
-        return all(_asked(node.port, b"CLUSTER INFO", b"cluster_state:ok") for node in self.nodes)
+        return all("cluster_state:ok" in _asked(node, "CLUSTER INFO") for node in self.nodes)
 
     def start(self) -> Self:
         for node in self.nodes:
-            if node.process is None or node.process.poll() is not None:
-                node.start()
+            node.start()
         self.process = self.nodes[0].process
         if not self._formed:
-            addresses = [f"127.0.0.1:{node.port}" for node in self.nodes]
-            self.run("redis-cli", "--cluster", "create", *addresses, "--cluster-yes")
-            self._formed = True
-        for _ in range(int(FORM_S / 0.05)):
+            self._give_slots()
+        for look in range(int(FORM_S / LOOK_S)):
+            if not self._formed and look % int(MEET_AGAIN_S / LOOK_S) == 0:
+                self._meet()
             if self.ready():
+                self._formed = True
                 return self
-            self._ended(0.05)
-        raise RuntimeError(f"{self.name} did not form: {self.nodes[0].last_words()}")
+            self._ended(LOOK_S)
+        raise RuntimeError(f"{self.name} did not form: {_asked(self.nodes[0], 'CLUSTER NODES')}")
+
+    def _give_slots(self) -> None:
+        """Gives each node its share of the slots and a number of its own, as long as it knows no other."""
+        for number, node in enumerate(self.nodes):
+            first, end = number * SLOTS // NODES, (number + 1) * SLOTS // NODES
+            for command in (f"CLUSTER ADDSLOTSRANGE {first} {end - 1}", f"CLUSTER SET-CONFIG-EPOCH {number + 1}"):
+                answer = _asked(node, command)
+                if not answer.startswith("+OK"):
+                    raise RuntimeError(f"{self.name}: {command}: {answer}")
+
+    def _meet(self) -> None:
+        """Tells the first node of the others. A greeting that was lost is repeated; one too many does no harm."""
+        for node in self.nodes[1:]:
+            _asked(self.nodes[0], f"CLUSTER MEET 127.0.0.1 {node.port} {node.bus_port}")
 
     def stop(self) -> None:
         for node in self.nodes:
@@ -70,14 +88,14 @@ class RedisClusterServer(Server):
             node.kill()
 
 
-def _asked(port: int, command: bytes, wanted: bytes) -> bool:
-    """Whether the answer to a command has `wanted` in it."""
+def _asked(node: _Node, command: str) -> str:
+    """What a node answers; nothing where it does not."""
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1.0) as asked:
-            asked.sendall(command + b"\r\n")
-            return wanted in asked.recv(4096)
+        with socket.create_connection(("127.0.0.1", node.port), timeout=1.0) as asked:
+            asked.sendall(command.encode() + b"\r\n")
+            return asked.recv(4096).decode()
     except OSError:
-        return False
+        return ""
 
 
 __all__ = ["RedisClusterServer"]
