@@ -234,6 +234,41 @@ BOARD: dict[str, tuple[Panel, ...]] = {
             ((f"timeline_gateway_circuits_open{{{OF}}}", "{{instance}}"),),
         ),
     ),
+    "Recurring schedules": (
+        Panel(
+            "Occurrences, by outcome",
+            "short",
+            "Per minute. missed and failed were not produced. caught_up came late, after an outage.",
+            (
+                (
+                    f"60 * sum by (topic, outcome) "
+                    f"(rate(timeline_schedule_occurrences_total{{{ON}}}[$__rate_interval]))",
+                    "{{topic}} {{outcome}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Schedules, by state",
+            "short",
+            "waiting: the occurrence before is not finished yet. ended: none follows.",
+            ((f"max by (topic, state) (timeline_schedules{{{ON}}})", "{{topic}} {{state}}"),),
+        ),
+        Panel(
+            "Time since the last and until the next occurrence",
+            "s",
+            "since: an occurrence was put. until: the next one is due that is not put yet; below 0 it is overdue.",
+            (
+                (
+                    f"time() - (max by (topic) (timeline_schedule_last_timestamp_seconds{{{ON}}}) > 0)",
+                    "since {{topic}}",
+                ),
+                (
+                    f"(max by (topic) (timeline_schedule_next_timestamp_seconds{{{ON}}}) > 0) - time()",
+                    "until {{topic}}",
+                ),
+            ),
+        ),
+    ),
     "Store": (
         Panel(
             "Store calls, p99",

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from timeline.bench.scenario import Scenario
-from timeline.bench.scenarios import cluster, holding, http, lateness, throughput
+from timeline.bench.scenarios import cluster, holding, http, lateness, schedules, throughput
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "design-docs" / "performance.md"
@@ -78,6 +78,12 @@ LABELS = {
     "webhook_p99_ms": "p99 {} ms",
     "webhook_min_ms": "minimum {} ms",
     "backlog_per_s": "{} requests/s",
+    "start_more_s": "start {} s longer",
+    "at_rest_percent": "{} % of a core at rest",
+    "spread_p50_ratio": "spread p50 {} times",
+    "spread_p99_ratio": "p99 {} times",
+    "moment_p50_ratio": "at one moment p50 {} times",
+    "moment_p99_ratio": "p99 {} times",
     "gateway_resident_mib": "gateway {} MiB",
 }
 """The figures that the page shows, in order, and their words. The JSON has all others."""
@@ -88,7 +94,7 @@ HIDDEN = {"burst": LATE[:3], "cancel-tag": LATE, "lateness": ("broker_cpu_us_per
 
 def scenarios() -> dict[str, type[Scenario]]:
     """Return the scenarios by the names of their commands."""
-    found = [value for module in (throughput, lateness, holding, cluster, http) for value in vars(module).values()]
+    found = [value for module in (throughput, lateness, holding, cluster, http, schedules) for value in vars(module).values()]
     return {
         kind.name: kind for kind in found if isinstance(kind, type) and issubclass(kind, Scenario) and kind != Scenario
     }

@@ -134,8 +134,8 @@ async def test_a_name_that_the_target_has_used_is_a_failure_of_its_own() -> None
 async def test_a_record_that_is_damaged_is_named() -> None:
     async with Trial(MemoryStore) as trial, Trial(MemoryStore) as other:
         topic, schedules = await trial.topic(), await internal(trial)
-        await trial.stored(schedules, [f"{topic.name}/mine#1".encode()], T0, payload=b"{}", group=b"~schedules")
-        says = rf"record '{topic.name}/mine#1' of a schedule cannot be read: a schedule's record must have the fields"
+        await trial.stored(schedules, [f"{topic.name}/mine#1.0".encode()], T0, payload=b"{}", group=b"~schedules")
+        says = rf"record '{topic.name}/mine#1.0' of a schedule cannot be read: a schedule's record must have the fields"
         with pytest.raises(StoreRefused, match=says):
             await TopicCopy(trial.store, other.store, topic, lambda: T0).prepare()
 

@@ -16,11 +16,12 @@ def test_closing_while_it_winds_down_waits_for_it(monkeypatch: pytest.MonkeyPatc
     """A handler that raised SystemExit ended the loop; to be told to stop in the midst of that broke it off."""
     background = Background()
     begun, cancelled, go_on = threading.Event(), threading.Event(), threading.Event()
+    never = asyncio.Event()  # held here: a loop holds its tasks weakly
 
     async def lingers() -> None:
         try:
             begun.set()
-            await asyncio.Event().wait()
+            await never.wait()
         finally:
             cancelled.set()
             while not go_on.is_set():

@@ -10,13 +10,16 @@ import pytest
 
 from tests.schedules.samples import FULL, spec
 from timeline.errors import Invalid
+from timeline.model import bucket_of
 from timeline.schedules.record import (
+    BUCKETS,
     CancelledOccurrence,
     DecidedOccurrence,
     QueuedSpan,
     RenamedSpan,
     ScheduleRecord,
     birth_of,
+    number_of,
     occurrence_id,
     record_id,
     schedule_of,
@@ -50,7 +53,7 @@ def test_a_record_is_read_as_it_was_written() -> None:
     for one in (RECORD, ScheduleRecord(spec())):
         assert ScheduleRecord.decode(one.encode()) == one
         assert ScheduleRecord.decode(memoryview(one.encode())) == one
-    assert RECORD.id == "invoices/monthly#17"
+    assert RECORD.id.startswith("invoices/monthly#17.")
     assert RECORD.tag == "invoices/monthly"
 
 
@@ -109,6 +112,16 @@ def test_ids_of_occurrences_name_schedule_and_time() -> None:
 )
 def test_other_ids_are_of_no_schedule(id: str) -> None:
     assert schedule_of(id) is None
+
+
+def test_records_of_a_schedule_are_in_one_bucket_by_number() -> None:
+    for name in ("monthly", "n" * 100, "s.1"):
+        ids = [record_id("invoices", name, 1_790_000_000_000 + number) for number in range(200)]
+        assert len({bucket_of(id.encode(), BUCKETS) for id in ids}) == 1
+        assert sorted(ids) == ids
+        assert [number_of(id, "invoices", name) for id in ids] == [1_790_000_000_000 + n for n in range(200)]
+        assert {number_of(id, "invoice", name) for id in ids} == {0}
+    assert number_of("invoices/monthly#17", "invoices", "monthly") == 0
 
 
 def test_ids_and_tags_of_records_fit() -> None:

@@ -347,8 +347,14 @@ def _run(listed: list[str], debug: bool) -> int:
     except (TimelineError, OSError) as error:
         if debug or isinstance(error, Unwritten):
             raise
-        complain(explain(error) if isinstance(error, TimelineError) else str(error) or type(error).__name__)
+        complain(explain(error) if isinstance(error, TimelineError) else _explain_system(error))
         return exit_code_of(error)
+
+
+def _explain_system(error: OSError) -> str:
+    """Return what the system refused, and for which file."""
+    said = error.strerror or str(error) or type(error).__name__
+    return f"{error.filename}: {said}" if error.filename else said
 
 
 def _explain_usage(bad: click.ClickException) -> str:

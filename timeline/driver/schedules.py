@@ -97,9 +97,9 @@ class ScheduleState:
     """How far a schedule has come, in times of ms UTC (0: none) and counts of occurrences.
 
     `position_ms`: the first time that is not decided yet. `sequence`: how many occurrences were decided before it.
-    `produced`: in time; `caught_up`: after an outage; `missed`: not produced for an outage; `skipped`: the message
-    before was unfinished; `failed`: the topic refused it. `last_ms`, `last_id`: what was put last, at `last_put_ms`.
-    `waiting`: occurrences wait until the message before them is finished. `ended`: none follows.
+    `produced`: in time; `caught_up`: after an outage, and not in `produced`; `missed`: not produced for an outage;
+    `skipped`: the message before was unfinished; `failed`: the topic refused it. `last_ms`, `last_id`: what was put
+    last, at `last_put_ms`. `waiting`: occurrences wait for the end of the message before. `ended`: none follows.
     """
 
     position_ms: int = 0
@@ -160,6 +160,7 @@ class ScheduleView:
         self._take(shown)
 
     def _take(self, shown: Mapping[str, Any]) -> None:
+        self._deleted = False
         plain = {name: value for name, value in shown.items() if name in FIELDS and value is not None}
         self.payload_shown: bool = "payload" in plain
         self.specification = Specification.from_json(plain)
@@ -172,7 +173,9 @@ class ScheduleView:
 
     @property
     def status(self) -> str:
-        """In a word: active, paused, waiting (for the occurrence before to be finished) or ended."""
+        """In a word: active, paused, waiting (for the occurrence before to be finished), ended or deleted."""
+        if self._deleted:
+            return "deleted"
         if self.specification.paused:
             return "paused"
         if self.state.ended:
@@ -200,7 +203,7 @@ class ScheduleView:
     def occurrences(self) -> Iterator[Occurrence]:
         """Yield what `next` returns, with the wall time of each, and whether clocks change there. It gives up where too
         many times in a row are excluded."""
-        if self.state.ended:
+        if self.state.ended or self._deleted:
             return
         now_ms, position_ms = self._context.clock.now_ms(), self.state.position_ms
         recurrence = self.specification.recurrence
@@ -301,6 +304,7 @@ class Schedule(ScheduleView):
     async def delete(self, *, pending: str = "cancel", timeout: Duration | None = None) -> None:
         """Delete it. `pending`: see `update`. Raise NotFound if it is not there."""
         await self._ask(ScheduleAction.DELETE, timeout, keep=keeps(pending))
+        self._deleted = True
 
     async def _edit(
         self, action: ScheduleAction, pending: str, timeout: Duration | None, body: str = "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
@@ -16,6 +17,10 @@ from timeline.wording import shown_duration
 
 LEAST_PERIOD_MS = 1_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EXCLUDED = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+    r"(?:[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6})?)?(?:Z|[+-][0-9]{2}:[0-9]{2})?)?"
+)
 _MS = timedelta(milliseconds=1)
 _MOST_CHANGE = timedelta(hours=26)
 """No clock was ever set by more."""
@@ -162,6 +167,8 @@ class _Compiled:
 
     def _exclude(self, text: str) -> None:
         try:
+            if _EXCLUDED.fullmatch(text) is None:
+                raise ValueError
             if len(text) == len("2026-12-25"):
                 self._dates.add(date.fromisoformat(text))
                 return

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 from timeline.errors import Invalid, Throttled
@@ -22,6 +21,7 @@ from timeline.schedules.record import (
     RenamedSpan,
     ScheduleRecord,
     occurrence_id,
+    shown_time,
 )
 from timeline.schedules.specification import TIMING, Overlap, Specification
 
@@ -119,7 +119,7 @@ def backfill(record: ScheduleRecord, from_ms: int, to_ms: int, now_ms: int) -> t
     said = record.specification
     before = _counted(said, from_ms) if said.count else None
     found: list[int] = []
-    for at_ms in _times(said, from_ms, min(to_ms, now_ms), before):
+    for at_ms in _times(said, from_ms, min(to_ms, now_ms), before, whole=True):
         if len(found) == MOST_BACKFILLED:
             raise Invalid(f"more than {MOST_BACKFILLED} occurrences lie in this range: backfill it in parts")
         found.append(at_ms)
@@ -355,27 +355,37 @@ def _same_rules(old: Specification, new: Specification) -> bool:
 
 
 def _counted(said: Specification, at_ms: int) -> int:
-    """Return how many occurrences lie between the start and `at_ms`, if they are counted."""
+    """Return how many occurrences lie between the start and `at_ms`, if they are counted. Raise Invalid if that takes
+    too long."""
     if not said.count or at_ms <= said.start_ms:
         return 0
-    return sum(1 for _ in _times(said, said.start_ms, at_ms, 0))
+    return sum(1 for _ in _times(said, said.start_ms, at_ms, 0, whole=True))
 
 
 def _times(
-    said: Specification, from_ms: int, before_ms: int, before: int | None, slices: int = MOST_SLICES
+    said: Specification,
+    from_ms: int,
+    before_ms: int,
+    before: int | None,
+    slices: int = MOST_SLICES,
+    whole: bool = False,
 ) -> Iterator[int]:
     """Yield the times of occurrences from `from_ms` to before `before_ms` (0: for ever). It gives up where too many in
-    a row are excluded."""
+    a row are excluded. `whole`: then it raises Invalid."""
     excluded = 0
-
-    def goes_on(one: Occurrence | int) -> bool:
-        nonlocal excluded
-        excluded = 0 if isinstance(one, Occurrence) else excluded + 1
+    for one in said.recurrence.walk(from_ms, before):
+        found = isinstance(one, Occurrence)
         at_ms = one.at_ms if isinstance(one, Occurrence) else one
-        if excluded and slices < MOST_SLICES and at_ms - from_ms > MOST_AHEAD_MS:
-            return False
-        return excluded < slices and not (before_ms and at_ms >= before_ms)
-
-    for one in takewhile(goes_on, said.recurrence.walk(from_ms, before)):
-        if isinstance(one, Occurrence):
-            yield one.at_ms
+        excluded = 0 if found else excluded + 1
+        far = excluded and slices < MOST_SLICES and at_ms - from_ms > MOST_AHEAD_MS
+        if far or (before_ms and at_ms >= before_ms):
+            return
+        if excluded >= slices:
+            if whole:
+                raise Invalid(
+                    f"{excluded:,} thousand times in a row are excluded before {shown_time(at_ms)}: exclude fewer, "
+                    "or give a later start or from"
+                )
+            return
+        if found:
+            yield at_ms

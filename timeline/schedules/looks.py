@@ -32,7 +32,8 @@ LEAD_MS = 60_000
 """A look comes so long before the first occurrence that is not put: an outage shorter than this makes nothing late."""
 LATE_MS = 15_000
 """An occurrence is missed if its due time is over for longer than this when it is decided."""
-MOST_PUTS = 1_000
+MOST_PUTS, MOST_PUT_BYTES = 1_000, 16 * 1024 * 1024
+"""What one look puts, at most."""
 MOST_STEPS = 5_000
 """Times that one look walks through, at most: some 0.3 s."""
 DAY_MS, YEAR_MS = 86_400_000, 366 * 86_400_000
@@ -40,7 +41,9 @@ DAY_MS, YEAR_MS = 86_400_000, 366 * 86_400_000
 OVERLAP_LEAD_MS = 1_000
 """Where occurrences may not overlap, each one is decided so long before its time, or a tenth of the time until the next
 one."""
-LEAST_WAIT_MS, MOST_WAIT_MS = 250, 5_000
+LEAST_WAIT_MS, MOST_WAIT_MS = 50, 5_000
+"""How long a queue waits until it asks again whether the message before is finished: a quarter of how long it has
+waited."""
 REMEMBER_MARGIN_MS = 600_000
 """A topic remembers ids for the catch-up window and this, so that nothing is put again after it was settled."""
 _AGAIN = (Status.THROTTLED, Status.UNAVAILABLE, Status.UNKNOWN)
@@ -148,6 +151,7 @@ class _Decision:
         said = record.specification
         self._record, self._said, self._now_ms, self._busy = record, said, now_ms, busy
         self._alone = said.overlap is not Overlap.ALLOW
+        self._most = max(1, min(MOST_PUTS, MOST_PUT_BYTES // max(1, len(said.payload))))
         self._position_ms, self._sequence = record.position_ms, record.sequence
         self._missed = self._skipped = 0
         self._decided: list[DecidedOccurrence] = []
@@ -162,7 +166,7 @@ class _Decision:
         self._walk()
         if self._latest is not None:
             self._settle_latest()
-        most = 1 if self._alone else MOST_PUTS
+        most = 1 if self._alone else self._most
         while self._queue and len(self._decided) < most and not (self._alone and self._busy):
             self._take_from_queue()
 
@@ -202,7 +206,7 @@ class _Decision:
         steps = 0
         coming = _Coming(self._said, self._position_ms, self._sequence)
         while (one := coming.take()) is not None:
-            full = steps >= MOST_STEPS or len(self._decided) >= MOST_PUTS
+            full = steps >= MOST_STEPS or len(self._decided) >= self._most
             if isinstance(one, int):
                 if full:
                     self._stop(one)

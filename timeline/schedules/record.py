@@ -10,22 +10,27 @@ import dataclasses
 import hashlib
 import json
 import re
+import zlib
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import Any, NamedTuple
 
 from timeline.errors import Invalid
-from timeline.model import MAX_TAG_BYTES, MAX_TIME_MS
+from timeline.model import MAX_TAG_BYTES, MAX_TIME_MS, bucket_of
 from timeline.schedules.specification import Specification
 
 SCHEDULES_TOPIC = "~schedules"
 SCHEDULES_GROUP = "~schedules"
+BUCKETS = 16
+"""Of the internal topic. All records of a schedule are in one of them."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 _OCCURRENCE = re.compile(
     r"([A-Za-z0-9._-]{1,100})@([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{3})?)Z"
     r"(?:\.(?:[0-9]{1,19}|trigger))?"
 )
+_RECORD = re.compile(r"(.+)#([0-9]{1,19})\.[0-9]{1,9}")
 TRIGGER = "trigger"
 _MOST = 2**63 - 1
 
@@ -197,8 +202,22 @@ def _row(name: str, kind: Any, said: object) -> Any:
 
 
 def record_id(topic: str, name: str, number: int) -> str:
-    """Return the id of a schedule's record."""
-    return f"{topic}/{name}#{number}"
+    """Return the id of a schedule's record: `TOPIC/NAME#NUMBER.K`.
+
+    The least `K` is taken that puts it in the bucket of the schedule. So one broker has all records of a schedule. And
+    as a walk goes by bucket and id, it meets at least one of them, whatever changes meanwhile.
+    """
+    key = f"{topic}/{name}"
+    bucket = bucket_of(key.encode(), BUCKETS)
+    numbered = f"{key}#{number}."
+    begun = zlib.crc32(numbered.encode())
+    return next(f"{numbered}{k}" for k in count() if zlib.crc32(str(k).encode(), begun) % BUCKETS == bucket)
+
+
+def number_of(id: str, topic: str, name: str) -> int:
+    """Return the number of the schedule's record that has this id. 0: it is no record of this schedule."""
+    match = _RECORD.fullmatch(id)
+    return int(match[2]) if match and match[1] == f"{topic}/{name}" else 0
 
 
 def tag_of(topic: str, name: str) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from timeline.columns import Ragged
 from timeline.errors import Invalid
 from timeline.model import Rows, Status, Topic, payload_sums
-from timeline.schedules.record import SCHEDULES_TOPIC, ScheduleRecord, record_id, tag_of
+from timeline.schedules.record import SCHEDULES_TOPIC, ScheduleRecord, number_of, record_id, tag_of
 from timeline.schedules.specification import SCHEDULE_NAME
 from timeline.storage_plugins.asks import LIVING, pages
 from timeline.storage_plugins.contract import Puts, ScanFilter, Store, StoreRefused
@@ -147,10 +147,10 @@ def _scan(store: Store, topic: Topic, now_ms: int, where: ScanFilter, payload: b
 
 def _schedule_of(id: bytes, topic: str) -> tuple[str, int]:
     """Return the schedule and the number of a record. The number is 0 if it is of another topic."""
-    key, _, number = id.decode(errors="replace").rpartition("#")
+    key = id.decode(errors="replace").rpartition("#")[0]
     name = key.removeprefix(f"{topic}/")
-    ours = key == f"{topic}/{name}" and SCHEDULE_NAME.fullmatch(name) is not None and number.isdecimal()
-    return (name, int(number)) if ours else ("", 0)
+    number = number_of(id.decode(errors="replace"), topic, name) if SCHEDULE_NAME.fullmatch(name) else 0
+    return (name, number) if number else ("", 0)
 
 
 def _records(rows: Rows) -> Iterable[StoredRecord]:

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 
 from tests.broker.machines import TOPIC, Lasting, Machine, Town, town
-from tests.broker.schedules.villages import change, get, pending, schedule, times
+from tests.broker.schedules.villages import change, get, pending, records, schedule, times
 from tests.simulation.loop import Timer
+from timeline.broker.schedules.records import ragged
 from timeline.columns import Ragged
 from timeline.model import payload_sums
-from timeline.schedules.record import SCHEDULES_GROUP, SCHEDULES_TOPIC
-from timeline.storage_plugins.contract import Puts, StoreUnavailable, StoreUnknown
+from timeline.schedules.edits import edited
+from timeline.schedules.record import SCHEDULES_GROUP, SCHEDULES_TOPIC, ScheduleRecord, record_id
+from timeline.storage_plugins.contract import Puts, ScanFilter, StoreUnavailable, StoreUnknown
 
 pytestmark = pytest.mark.slow
 CALLS = ("put", "settle", "mutate", "scan", "lease_due")
@@ -152,7 +154,8 @@ def test_a_record_that_cannot_be_read_stops_no_other() -> None:
                 b"[" * 100_000,
                 b'{"specification": 1, "number": 1, "revision": 1, "state": {}}',
             ]
-            await there.store.put(topic, int(there.true_ms()), _puts(bad, int(there.true_ms())))
+            ids = [record_id(TOPIC, f"bad{number}", 1) for number in range(len(bad))]
+            await there.store.put(topic, int(there.true_ms()), _puts(ids, bad, int(there.true_ms())))
             for number in range(5):
                 await schedule(there, f"s{number}", every="10s")
             await there.timer.wait(200)
@@ -165,6 +168,38 @@ def test_a_record_that_cannot_be_read_stops_no_other() -> None:
             assert len(times(there, f"s{number}")) >= 19
 
 
+def test_a_broker_that_finds_a_hundred_edits_in_a_row_carries_them_out_at_once() -> None:
+    with town() as there:
+
+        async def story() -> None:
+            machine = await there.broker("b1")
+            await there.create_topic()
+            there.consume("c")
+            await schedule(there, every="10s")
+            await there.timer.wait(30)
+            topic = machine.node.catalog.known(SCHEDULES_TOPIC)
+            assert topic is not None
+            rows = (await there.store.scan(topic, int(there.true_ms()), ScanFilter(), b"", 10, True)).rows
+            assert len(rows) == 1 and rows.payloads is not None
+            there.kill(machine)
+            now_ms, record = int(there.true_ms()), ScheduleRecord.decode(rows.payloads[0])
+            chain: list[ScheduleRecord] = []
+            for number in range(100):
+                record = edited(record, now_ms, record.specification.changed(tag=f"edit-{number}")).record
+                chain.append(record)
+            puts = _puts([one.id for one in chain], [one.encode() for one in chain], now_ms)
+            await there.store.put(topic, now_ms, puts)
+            await there.start(machine)
+            await there.timer.wait(3)
+            assert len(await records(there)) == 1
+            assert (await get(there)).specification.tag == "edit-99"
+            await there.timer.wait(60)
+
+        there.run(story())
+        assert set(times(there).values()) == {1}
+        assert len(times(there)) >= 8
+
+
 async def _listed(there: Town) -> Any:
     async def work(client: Any) -> list[Any]:
         return [one async for one in client.schedules()]
@@ -173,11 +208,11 @@ async def _listed(there: Town) -> Any:
         yield one
 
 
-def _puts(payloads: list[bytes], due_ms: int) -> Puts:
+def _puts(ids: list[str], payloads: list[bytes], due_ms: int) -> Puts:
     count = len(payloads)
     content = Ragged.of(payloads)
     return Puts(
-        ids=Ragged.of([f"{TOPIC}/bad{number}#1".encode() for number in range(count)]),
+        ids=ragged(ids),
         birth=np.arange(1, count + 1, dtype=np.uint64),
         due_ms=np.full(count, due_ms, dtype=np.int64),
         expires_ms=np.zeros(count, dtype=np.int64),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 from tests.broker.link import broker
 from tests.broker.schedules.calls import ask, create, shown
@@ -28,3 +29,21 @@ async def test_a_list_names_schedules_that_change_meanwhile() -> None:
             # The first look at the newest one is under way: it puts the next record.
             answer = await ask(link, ScheduleAction.LIST, "", "", limit=10)
             assert sorted(one["name"] for one in json.loads(answer.body)) == [f"s{n}" for n in range(number + 1)]
+
+
+async def test_each_page_of_a_list_is_right_while_all_schedules_change(tmp_path: Path) -> None:
+    async with broker(f"sqlite:///{tmp_path / 'store.db'}") as link:
+        names = [f"s{number}" for number in range(12)]
+        for name in names:
+            await create(link, name, every_ms=86_400_000, start_ms=4_000_000_000_000)
+        for turn in range(2):
+            found, cursor = list[str](), b""
+            while True:
+                page = await ask(link, ScheduleAction.LIST, "", "", limit=3, cursor=cursor)
+                found += [one["name"] for one in json.loads(page.body)]
+                cursor = page.cursor
+                if not cursor:
+                    break
+                tag = f"{turn}-{len(found)}"
+                await asyncio.gather(*(ask(link, ScheduleAction.UPDATE, name, body={"tag": tag}) for name in names))
+            assert sorted(set(found)) == sorted(names)

@@ -113,20 +113,31 @@ class ScheduleHandler:
     # ── showing ──
 
     async def _show(self, made: _Made, call: ScheduleCall, caller: Principal) -> ScheduleAnswer:
-        body = made.body
-        if body is None:
-            body = [await self._shown(record, call, caller) for record in made.records]
+        body = await self._shown(made.records, call, caller) if made.body is None else made.body
         return ScheduleAnswer(made.status.code, "", _json(body), made.cursor, made.counts or {})
 
-    async def _shown(self, record: ScheduleRecord, call: ScheduleCall, caller: Principal) -> dict[str, Any]:
-        now_ms, said = self._clock.now_ms(), record.specification
-        template = not (caller.refusal(Deed.READ, said.topic) and caller.refusal(Deed.SCHEDULE, said.topic))
-        body = await self._off_loop(lambda: shown(record, now_ms, template))
-        if call.action is ScheduleAction.GET and call.limit:
-            from_ms = call.from_ms or now_ms
-            body["next"] = await self._off_loop(lambda: upcoming(record, from_ms, call.limit))
-        body["warnings"] = _warnings(said, await self._store.target(said.topic))
-        return body
+    async def _shown(
+        self, records: Sequence[ScheduleRecord], call: ScheduleCall, caller: Principal
+    ) -> list[dict[str, Any]]:
+        now_ms = self._clock.now_ms()
+        most = call.limit if call.action is ScheduleAction.GET else 0
+
+        def bodies() -> list[dict[str, Any]]:
+            found = []
+            for record in records:
+                topic = record.specification.topic
+                template = not (caller.refusal(Deed.READ, topic) and caller.refusal(Deed.SCHEDULE, topic))
+                body = shown(record, now_ms, template)
+                if most:
+                    body["next"] = upcoming(record, call.from_ms or now_ms, most)
+                found.append(body)
+            return found
+
+        found = await self._off_loop(bodies)
+        targets = {topic: await self._store.target(topic) for topic in {one.specification.topic for one in records}}
+        for body, record in zip(found, records, strict=True):
+            body["warnings"] = _warnings(record.specification, targets[record.specification.topic])
+        return found
 
     async def _list(self, call: ScheduleCall, caller: Principal) -> _Made:
         if call.topic and (why := caller.refusal(Deed.SEE, call.topic)):
@@ -163,15 +174,10 @@ class ScheduleHandler:
     # ── finding ──
 
     async def _find(self, topic: str, name: str) -> tuple[ScheduleRecord | None, list[ScheduleRecord]]:
-        """Return the newest record of a schedule that is not deleted, and all records under its name."""
-        records = await self._store.of(topic, name)
-        standing, last = None, None
-        for record in reversed(records):
-            # Records with consecutive numbers are one schedule. Two creations at the same time may have begun two.
-            if (last is None or record.number != last.number - 1) and not record.deleted:
-                standing = record
-            last = record
-        return standing, records
+        """Return the newest record of a schedule that is not deleted, and those of deleted ones of its name, too."""
+        records = await self._store.newest(topic, name)
+        # Two creations at the same time may have begun two: the first one stands.
+        return next((one for one in records if not one.deleted), None), records
 
     async def _standing(self, call: ScheduleCall, caller: Principal, deed: Deed) -> ScheduleRecord:
         """Return the schedule's newest record, if `caller` may do `deed` with it."""
@@ -229,9 +235,9 @@ class ScheduleHandler:
         # Programs create their schedules whenever they start. One that an operator has paused must not stop them.
         if said in (standing.specification, standing.specification.changed(paused=False)):
             return _Made([standing], Status.DUPLICATE)
-        body = await self._shown(standing, call, caller)
+        body = await self._shown([standing], call, caller)
         why = f"topic {said.topic!r} has another schedule {said.name!r}: change that one, or choose another name"
-        raise _Refused(Status.EXISTS, why, [body])
+        raise _Refused(Status.EXISTS, why, body)
 
     async def _new(self, target: Topic, said: Specification, now_ms: int, number: int) -> Edit:
         """Return the first record. Ids of its first minutes may be taken, if there was a schedule of this name."""

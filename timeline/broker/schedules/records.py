@@ -18,7 +18,14 @@ from timeline.columns import Ragged
 from timeline.errors import Invalid
 from timeline.model import Answers, Operation, Rows, State, Status, Topic, TopicSettings, encode_headers, payload_sums
 from timeline.schedules.looks import ScheduledMessage
-from timeline.schedules.record import SCHEDULES_GROUP, SCHEDULES_TOPIC, ScheduleRecord, tag_of
+from timeline.schedules.record import (
+    BUCKETS,
+    SCHEDULES_GROUP,
+    SCHEDULES_TOPIC,
+    ScheduleRecord,
+    number_of,
+    tag_of,
+)
 from timeline.storage_plugins.contract import Mutations, Puts, ScanFilter, StoreError
 
 log = logging.getLogger("timeline.broker")
@@ -28,7 +35,7 @@ NOBODY = "~nobody"
 """A producer group that owns no message."""
 PAGE_ROWS = 500
 SETTINGS = TopicSettings(
-    buckets=16, max_deliveries=0, remember_ms=86_400_000, lease_ahead_ms=0, max_payload_bytes=4 * 1024 * 1024
+    buckets=BUCKETS, max_deliveries=0, remember_ms=86_400_000, lease_ahead_ms=0, max_payload_bytes=4 * 1024 * 1024
 )
 """Of the internal topic. It remembers the numbers of records, so that none is used twice."""
 TRIES = 4
@@ -84,15 +91,21 @@ class ScheduleStore:
 
     # ── reading ──
 
-    async def of(self, topic: str, name: str) -> list[ScheduleRecord]:
-        """Return the records of one schedule, by number. There are two while it changes."""
+    async def newest(self, topic: str, name: str) -> list[ScheduleRecord]:
+        """Return the newest record of each schedule with this name, by number. There are several if one was deleted and
+        made again, or if two calls made it at the same time."""
         internal = await self.find_topic()
         if internal is None:
             return []
-        pages = self._pages(internal, ScanFilter(tag=tag_of(topic, name).encode()), payload=True)
-        found = [one async for rows in pages for one in decoded(rows)]
-        mine = [one for one in found if (one.specification.topic, one.specification.name) == (topic, name)]
-        return sorted(mine, key=lambda one: one.number)
+        payloads: dict[int, tuple[bytes, bytes]] = {}
+        async for rows in self._pages(internal, ScanFilter(tag=tag_of(topic, name).encode()), payload=True):
+            assert rows.payloads is not None
+            for id, payload in zip(rows.ids.tolist(), rows.payloads.tolist(), strict=True):
+                payloads[number_of(id.decode(), topic, name)] = id, payload
+        # Records with consecutive numbers are one schedule: it changes. Only the last of them counts.
+        ends = sorted(number for number in payloads if number and number + 1 not in payloads)
+        found = [read_record(*payloads[number]) for number in ends]
+        return [one for one in found if isinstance(one, ScheduleRecord)]
 
     async def by_id(self, internal: Topic, ids: Collection[str]) -> dict[str, ScheduleRecord]:
         """Return the records with these ids that are there, by id."""

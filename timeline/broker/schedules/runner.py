@@ -39,7 +39,7 @@ PART_MESSAGES, PART_BYTES = 500, 1024 * 1024
 FIRST_RETRY_MS, LAST_RETRY_MS = 1_000, 30_000
 """How long a look waits that the store had no time for."""
 CHAIN_MS = 250
-"""How long a look waits until the record before is ended."""
+"""How long a look waits for the record before, if that is not in its batch."""
 MISSING_MS = 60_000
 """How long a look waits whose topic is not there, or whose record cannot be read."""
 OUTCOMES = ("produced", "caught_up", "missed", "skipped", "failed")
@@ -63,8 +63,9 @@ class ScheduleConsumer(ConnectedConsumer):
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """A leased record: `operation` and `time_ms` end its lease."""
+    """A leased record: `operation` and `time_ms` end its lease. `at`: its place in the batch."""
 
+    at: int
     record: ScheduleRecord | None
     operation: Operation = Operation.RELEASE
     time_ms: int = 0
@@ -160,22 +161,26 @@ class ScheduleRunner:
             dealer.part_with(consumer, consumer.withdraw())
 
     async def _look(self, batch: LeasedBatch, consumer: ScheduleConsumer, dealer: Dealer) -> None:
-        """Look at the records of one batch, and end their leases."""
-        held: list[_Held] = []
+        """Look at the records of one batch, and end their leases. What a round ends may set others of the batch free:
+        then there is another round."""
+        left: list[_Held] = []
         try:
-            held = await self._read(batch)
+            left = await self._read(batch)
             until_ms = self._clock.monotonic_ms() + int(batch.rows.due_ms.min()) - self._clock.now_ms()
-            await self._look_at(dealer.topic, [one for one in held if one.record is not None], until_ms)
+            while left:
+                following = await self._look_at(dealer.topic, left, until_ms)
+                await self._settle(batch, [one for one in left if one not in following], dealer)
+                left = following
         except StoreError as trouble:
             self._tell("", "store", "schedules wait for the store: %s", trouble)
-            for one in held:
+            for one in left:
                 if one.record is not None and one.operation is Operation.RELEASE:
                     self._repeat_later(one)
         except Exception:
             log.exception("a look at schedules failed and is repeated")
             self._metrics.count("timeline_task_crashes_total", "schedules")
         finally:
-            await self._settle(batch, held, dealer)
+            await self._settle(batch, left, dealer)
             consumer.add_credit(len(batch), int(batch.sizes.sum()))
             self._looks.end()
 
@@ -185,24 +190,24 @@ class ScheduleRunner:
         assert rows.payloads is not None
         held: list[_Held] = []
         for id, payload in zip(rows.ids.tolist(), rows.payloads.tolist(), strict=True):
-            record = read_record(id, payload)
+            record, at = read_record(id, payload), len(held)
             if isinstance(record, str):
                 shown = id.decode(errors="replace")
                 self._tell(shown, "record", "the record %r of a schedule cannot be used: %s", shown, record)
-                held.append(_Held(None, time_ms=now_ms + MISSING_MS))
+                held.append(_Held(at, None, time_ms=now_ms + MISSING_MS))
             else:
-                held.append(_Held(record, time_ms=now_ms + self._retry_ms.get(record.tag, FIRST_RETRY_MS)))
+                held.append(_Held(at, record, time_ms=now_ms + self._retry_ms.get(record.tag, FIRST_RETRY_MS)))
             if len(held) % READ_AT_ONCE == 0:
                 await asyncio.sleep(0)  # so that what is due goes out meanwhile
         return held
 
-    async def _settle(self, batch: LeasedBatch, held: list[_Held], dealer: Dealer) -> None:
+    async def _settle(self, batch: LeasedBatch, held: Sequence[_Held], dealer: Dealer) -> None:
         """End the leases, and try again while the outcome is not known. After the last try they run out."""
         if not held:
             return
         op = np.array([self._random_bits(64) | 1 for _ in held], dtype=np.uint64)
         settles = Settles.of(
-            batch.rows,
+            batch.rows.take(np.array([one.at for one in held], dtype=np.intp)),
             operation=np.array([one.operation for one in held], dtype=np.uint8),
             time_ms=np.array([one.time_ms for one in held], dtype=np.int64),
             op=op,
@@ -217,15 +222,16 @@ class ScheduleRunner:
 
     # ── looks ──
 
-    async def _look_at(self, internal: Topic, held: list[_Held], until_ms: float) -> None:
+    async def _look_at(self, internal: Topic, left: list[_Held], until_ms: float) -> list[_Held]:
         """Do the looks. At monotonic `until_ms` the leases end: nothing is begun after that, because another broker may
-        be looking at the same records."""
+        be looking at the same records. Return those that wait only for the end of others among them."""
+        held = [one for one in left if one.record is not None]
         if self._readiness.quarantined or not held:
-            return  # by a wrong clock nothing is decided
-        alone = await self._sort_out(internal, held)
+            return []  # by a wrong clock nothing is decided
+        alone, following = await self._sort_out(internal, held)
         ready = await self._with_topics(alone)
         if not ready:
-            return
+            return following
         unfinished = await self._unfinished(ready)
         now_ms = self._clock.now_ms()
 
@@ -241,9 +247,11 @@ class ScheduleRunner:
         await self._put_occurrences(planned_ones, until_ms)
         await self._put_successors(planned_ones, until_ms)
         self._told.pop(("", "store"), None)
+        return following
 
-    async def _sort_out(self, internal: Topic, held: list[_Held]) -> list[_Held]:
-        """Return the records that are to be looked at: those with no record before them, and none after them."""
+    async def _sort_out(self, internal: Topic, held: list[_Held]) -> tuple[list[_Held], list[_Held]]:
+        """Return the records that are to be looked at: those with no record before them, and none after them. And those
+        whose turn comes once the ones that are over are ended."""
         before = {_neighbour(one.known, -1): one for one in held if one.known.number > 1}
         after = {_neighbour(one.known, 1): one for one in held}
         there = await self._store.there(internal, [*before, *after])
@@ -251,15 +259,21 @@ class ScheduleRunner:
         waiting = {one for id, one in before.items() if id in there}
         for one in waiting:
             one.release(now_ms + CHAIN_MS)
-        if waiting:
-            # One that is due already is left alone: moved again and again, it would never count as overdue, which is
-            # how a sweep finds what nobody dispatches.
-            asleep = await self._store.there(internal, [_neighbour(one.known, -1) for one in waiting], {State.WAITING})
-            await self._store.wake(sorted(asleep))
         over = {one for id, one in after.items() if id in there} - waiting
         for one in over:
             one.end()
-        return [one for one in held if one not in waiting and one not in over]
+        following: list[_Held] = []
+        ending = {one.known.id for one in over}
+        for one in sorted(waiting, key=lambda one: one.known.number):
+            if _neighbour(one.known, -1) in ending:
+                following.append(one)
+                ending.add(one.known.id)
+        if others := waiting.difference(following):
+            # One that is due already is left alone: moved again and again, it would never count as overdue, which is
+            # how a sweep finds what nobody dispatches.
+            asleep = await self._store.there(internal, [_neighbour(one.known, -1) for one in others], {State.WAITING})
+            await self._store.wake(sorted(asleep))
+        return [one for one in held if one not in waiting and one not in over], following
 
     async def _clean(self, one: _Held) -> None:
         """Undo what this look put, and a record that came before its own does not have. Put again what it put in the
@@ -272,15 +286,23 @@ class ScheduleRunner:
         target = await self._store.target(one.known.specification.topic) if put else None
         if target is None:
             return
-        standing = await self._store.of(one.known.specification.topic, one.known.specification.name)
+        standing = await self._store.newest(one.known.specification.topic, one.known.specification.name)
         if not standing:  # it was deleted meanwhile
             await self._store.cancel(target, sorted(put), one.known.specification.group)
             return
         newest = standing[-1]
         still = superseded(one.known, newest)
         await self._store.cancel(target, [id for id, _ in still.cancel if id in put], one.known.specification.group)
-        if again := [(newest, message) for message in still.put if message.id in put]:
-            await self._store.put_messages(target, again)
+        again = [(newest, message) for message in still.put if message.id in put]
+        for attempt in range(TRIES):
+            if not again:
+                break
+            await asyncio.sleep(FIRST_WAIT_S * 3**attempt if attempt else 0.0)
+            answers = await self._store.put_messages(target, again)
+            again = [said for said, answer in zip(again, answers, strict=True) if answer.status in UNSURE]
+        else:
+            names = ", ".join(message.id for _, message in again)
+            log.warning("occurrences that an edit replaced may still be the old ones, as the store is busy: %s", names)
 
     async def _with_topics(self, held: Sequence[_Held]) -> list[_Held]:
         """Return those whose topics are there. The others are looked at again later."""
