@@ -94,7 +94,9 @@ HIDDEN = {"burst": LATE[:3], "cancel-tag": LATE, "lateness": ("broker_cpu_us_per
 
 def scenarios() -> dict[str, type[Scenario]]:
     """Return the scenarios by the names of their commands."""
-    found = [value for module in (throughput, lateness, holding, cluster, http, schedules) for value in vars(module).values()]
+    found = [
+        value for module in (throughput, lateness, holding, cluster, http, schedules) for value in vars(module).values()
+    ]
     return {
         kind.name: kind for kind in found if isinstance(kind, type) and issubclass(kind, Scenario) and kind != Scenario
     }

@@ -142,6 +142,7 @@ async def test_a_store_that_keeps_nothing_cannot_restart(tmp_path: Path) -> None
         await RestartScenario("memory://").run(tmp_path)
 
 
+@pytest.mark.prove
 async def test_schedules_at_rest_and_beside_ordinary_messages(tmp_path: Path) -> None:
     asked = SchedulesScenario(
         f"sqlite:///{tmp_path / 'bench.db'}", schedules=50, spread=20, seconds=2, moment=30, rest_seconds=0.2

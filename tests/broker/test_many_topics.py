@@ -374,6 +374,7 @@ async def test_an_empty_topic_takes_little_memory() -> None:
 # ── nobody is forgotten ──
 
 
+@pytest.mark.prove
 @pytest.mark.slow
 def test_what_is_put_to_an_idle_topic_is_counted_and_swept_again() -> None:
     async def scene() -> None:

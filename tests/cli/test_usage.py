@@ -309,7 +309,7 @@ def test_default_address_is_the_brokers_default_port() -> None:
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
-        (PermissionError(13, "Permission denied", "/x"), 4, "Permission denied: '/x'"),
+        (PermissionError(13, "Permission denied", "/x"), 4, "/x: Permission denied"),
         (OSError(28, "No space left on device"), 4, "No space left"),
         (ConnectionRefusedError(111, "Connection refused"), 3, "Connection refused"),
         (TimeoutError(), 3, "TimeoutError"),

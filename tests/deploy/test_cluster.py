@@ -8,6 +8,7 @@ import json
 import re
 import urllib.request
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
@@ -71,6 +72,12 @@ async def use(cluster: Composed, topic: str, count: int) -> None:
                     break
 
 
+async def use_schedule(cluster: Composed, topic: str) -> None:
+    """Create a schedule whose first occurrence is put at once, and due in a while."""
+    async with timeline.connect(f"{cluster.hosts['broker-1']}:9000", timeout="30s") as tl:
+        await tl.schedule(topic, "daily", every="1d", start=datetime.now(UTC) + timedelta(seconds=110))
+
+
 async def use_http(cluster: Composed, topic: str) -> None:
     """Ask the gateway, and let it try a webhook to a receiver that it must not reach: it is released."""
     async with httpx.AsyncClient(base_url=f"http://{cluster.hosts['gateway']}:9080/v1", timeout=30) as http:
@@ -93,6 +100,7 @@ async def test_every_query_of_the_dashboard_runs_and_finds_something(
     counted = 'timeline_expected_messages{topic="shown",within="10m"} == 1'
     await until(lambda: bool(prometheus.query(counted)), "counts of a topic")
     await use_http(cluster, "shown-pushed")
+    await use_schedule(cluster, "shown")
     filled = {"$__rate_interval": "1m", "$job": "timeline", "$topic": "shown.*"}
 
     def empty() -> list[str]:

@@ -66,7 +66,7 @@ async def test_what_hundreds_of_handlers_hold_is_extended_in_few_frames(
         c.stop_taking()
 
     sent.look = look
-    async with tl.producer("t") as p, tl.consumer("t", lease="2s") as c:
+    async with tl.producer("t") as p, tl.consumer("t", lease="6s") as c:
         if together:
             await p.produce_many(Batch([b""] * HANDLERS, in_=0))
         running = asyncio.ensure_future(c.run(handler, concurrency=HANDLERS))
@@ -81,7 +81,7 @@ async def test_what_hundreds_of_handlers_hold_is_extended_in_few_frames(
 @pytest.mark.slow
 async def test_what_waits_in_hundreds_of_loads_is_extended_in_few_frames(tl: timeline.Timeline, sent: Sent) -> None:
     done = asyncio.Event()
-    async with tl.producer("t") as p, tl.consumer("t", lease="2s", credit=HANDLERS) as c:
+    async with tl.producer("t") as p, tl.consumer("t", lease="6s", credit=HANDLERS) as c:
         sent.look = lambda: done.set() if sent.messages[Operation.EXTEND] >= HANDLERS else None
         c.open()
         for _ in range(HANDLERS):

@@ -152,6 +152,7 @@ def test_what_is_not_known_is_not_called_broken(
     assert told in audit_page(found, "x")
 
 
+@pytest.mark.prove
 def test_nothing_is_called_kept_of_a_topic_that_the_journal_does_not_know(spark: Any, tmp_path: Path) -> None:
     write_events(tmp_path, TOPIC, [put("there")])
     write_events(tmp_path, "", own())
@@ -171,6 +172,7 @@ def test_nothing_is_called_kept_of_a_topic_that_the_journal_does_not_know(spark:
     assert audit(spark, f"file://{tmp_path}", [TOPIC], None, ["r7"]).exit_code == 0
 
 
+@pytest.mark.prove
 def test_what_a_broker_that_runs_has_not_written_yet_is_not_known(spark: Any, tmp_path: Path) -> None:
     now = datetime.now(UTC)
     later = (now - NOON).total_seconds()

@@ -84,6 +84,7 @@ def payloads(address: str) -> list[bytes]:
         return [one for page in tl.scan_pages("t", payload=True) for one in page.rows.payloads or ()]
 
 
+@pytest.mark.prove
 def test_a_write_to_a_broker_that_stays_away_says_so_and_the_same_again_is_exact(broker: Mortal) -> None:
     reached, on = threading.Event(), threading.Event()
     task = WriteTask(WritePlan(SourceOptions(broker.address, "t", timeout_ms=500), "run", 0, True), 0)

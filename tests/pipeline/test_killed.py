@@ -161,6 +161,7 @@ def test_what_cannot_be_done_is_one_line_and_an_exit_code(table: Path, broker: S
     assert (done.returncode, "there is no topic 'nowhere'" in done.stderr) == (4, True)
 
 
+@pytest.mark.prove
 def test_an_audit_ends_with_3_where_events_are_missing_and_with_1_where_a_promise_is_broken(tmp_path: Path) -> None:
     at = datetime(2026, 1, 1, 12, tzinfo=UTC)
     story = {"id": "a", "birth": 7, "broker": "b", "session": "one"}

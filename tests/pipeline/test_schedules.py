@@ -277,6 +277,7 @@ def test_a_backup_of_before_has_no_schedules(spark: Any, broker: Serving, recurr
     assert restore(spark, broker.address, url, f"{recurring}-before").schedules.counts()["created"] == 0
 
 
+@pytest.mark.prove
 def test_the_commands(broker: Serving, recurring: str, tmp_path: Path, require_service: Callable[[str], None]) -> None:
     require_service("spark")
     tenants, backed_up = tmp_path / "tenants.csv", f"file://{tmp_path}/backup"

@@ -64,6 +64,7 @@ async def test_redis_that_syncs_each_write_ends_and_comes_back_with_what_it_answ
             server.stop()
 
 
+@pytest.mark.prove
 async def test_cassandra_comes_back_with_what_it_answered(tmp_path: Path) -> None:
     """The node ends, or takes no more connections, by what it could not write: nobody is told more than that."""
     require_service("cassandra")
