@@ -6,20 +6,18 @@ import asyncio
 import contextvars
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.broker.machines import TOPIC, Lasting, Machine, Town, town
-from tests.broker.schedules.villages import change, get, pending, records, schedule, times
+from tests.broker.schedules.villages import START_MS, change, get, pending, record_puts, records, schedule, times
 from tests.simulation.loop import Timer
-from timeline.broker.schedules.records import ragged
-from timeline.columns import Ragged
-from timeline.model import payload_sums
+from timeline.model import Answers, Operation, Status, Topic
 from timeline.schedules.edits import edited
-from timeline.schedules.record import SCHEDULES_GROUP, SCHEDULES_TOPIC, ScheduleRecord, record_id
-from timeline.storage_plugins.contract import Puts, ScanFilter, StoreUnavailable, StoreUnknown
+from timeline.schedules.record import SCHEDULES_TOPIC, ScheduleRecord, occurrence_id, record_id
+from timeline.storage_plugins.contract import Mutations, ScanFilter, StoreUnavailable, StoreUnknown
 
 pytestmark = pytest.mark.slow
 CALLS = ("put", "settle", "mutate", "scan", "lease_due")
@@ -155,7 +153,7 @@ def test_a_record_that_cannot_be_read_stops_no_other() -> None:
                 b'{"specification": 1, "number": 1, "revision": 1, "state": {}}',
             ]
             ids = [record_id(TOPIC, f"bad{number}", 1) for number in range(len(bad))]
-            await there.store.put(topic, int(there.true_ms()), _puts(ids, bad, int(there.true_ms())))
+            await there.store.put(topic, int(there.true_ms()), record_puts(ids, bad, int(there.true_ms())))
             for number in range(5):
                 await schedule(there, f"s{number}", every="10s")
             await there.timer.wait(200)
@@ -187,7 +185,7 @@ def test_a_broker_that_finds_a_hundred_edits_in_a_row_carries_them_out_at_once()
             for number in range(100):
                 record = edited(record, now_ms, record.specification.changed(tag=f"edit-{number}")).record
                 chain.append(record)
-            puts = _puts([one.id for one in chain], [one.encode() for one in chain], now_ms)
+            puts = record_puts([one.id for one in chain], [one.encode() for one in chain], now_ms)
             await there.store.put(topic, now_ms, puts)
             await there.start(machine)
             await there.timer.wait(3)
@@ -206,24 +204,6 @@ async def _listed(there: Town) -> Any:
 
     for one in await there.ask(work):
         yield one
-
-
-def _puts(ids: list[str], payloads: list[bytes], due_ms: int) -> Puts:
-    count = len(payloads)
-    content = Ragged.of(payloads)
-    return Puts(
-        ids=ragged(ids),
-        birth=np.arange(1, count + 1, dtype=np.uint64),
-        due_ms=np.full(count, due_ms, dtype=np.int64),
-        expires_ms=np.zeros(count, dtype=np.int64),
-        groups=Ragged.repeat(SCHEDULES_GROUP.encode(), count),
-        tags=Ragged.repeat(b"", count),
-        payload_sum=payload_sums(content, None),
-        payloads=content,
-        headers=Ragged.repeat(b"", count),
-        move=np.zeros(count, dtype=np.bool_),
-        replace=np.zeros(count, dtype=np.bool_),
-    )
 
 
 def test_an_occurrence_that_the_topic_refuses_is_counted_and_the_schedule_goes_on() -> None:

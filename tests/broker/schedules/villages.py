@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import numpy as np
+
 from tests.broker.machines import TOPIC, Town
-from timeline.schedules.record import SCHEDULES_TOPIC, schedule_of
+from timeline.broker.schedules.records import ragged
+from timeline.columns import Ragged
+from timeline.model import payload_sums
+from timeline.schedules.record import SCHEDULES_GROUP, SCHEDULES_TOPIC, schedule_of
+from timeline.storage_plugins.contract import Puts
 
 START_MS = 1_700_000_000_000
 """When a town's time begins."""
@@ -61,3 +67,22 @@ async def records(there: Town) -> list[str]:
 
     found: list[str] = await there.ask(work)
     return found
+
+
+def record_puts(ids: list[str], payloads: list[bytes], due_ms: int, tag: str = "") -> Puts:
+    """Puts of records."""
+    count = len(payloads)
+    content = Ragged.of(payloads)
+    return Puts(
+        ids=ragged(ids),
+        birth=np.arange(1, count + 1, dtype=np.uint64),
+        due_ms=np.full(count, due_ms, dtype=np.int64),
+        expires_ms=np.zeros(count, dtype=np.int64),
+        groups=Ragged.repeat(SCHEDULES_GROUP.encode(), count),
+        tags=Ragged.repeat(tag.encode(), count),
+        payload_sum=payload_sums(content, None),
+        payloads=content,
+        headers=Ragged.repeat(b"", count),
+        move=np.zeros(count, dtype=np.bool_),
+        replace=np.zeros(count, dtype=np.bool_),
+    )

@@ -29,8 +29,9 @@ from timeline.wire import ScheduleAction, ScheduleAnswer, ScheduleCall
 from timeline.wording import no_such_topic, shown_duration
 
 TRIES = 8
-NUMBERS_MS = 1_000
-"""A schedule's first record has the number of its second: that of an earlier schedule of its name is never used."""
+NUMBERS = 1_000_000
+"""A schedule's first record has a number for each second. Until numbers are forgotten, an earlier schedule of its name
+may have used those of other seconds. No schedule changes so often that it comes to them."""
 MOST_ANSWERED = 1_000
 """Answers that are kept for calls that are repeated."""
 MOST_TRIGGER_SKEW_MS = 86_400_000
@@ -206,20 +207,31 @@ class ScheduleHandler:
         target = await self._target(said.topic)
         _check_fits(said, target)
         for attempt in range(TRIES):
-            standing, records = await self._find(said.topic, said.name)
+            standing, records = await self._sole(call)
             if standing is not None:
                 return await self._already(standing, said, call, caller)
             await self._remember(target, said, caller)
             now_ms = self._clock.now_ms()
-            number = now_ms // NUMBERS_MS * NUMBERS_MS + attempt * NUMBERS_MS
+            number = (now_ms // 1_000 + attempt) * NUMBERS
             number = max([number, *(one.number + 2 for one in records)])
             edit = await self._new(target, said, now_ms, number)
             answer = await self._put(edit)
             if answer.status is Status.OK:
-                record, _ = await self._find(said.topic, said.name)
+                record, _ = await self._sole(call)
                 if record is None or record.number >= number:
                     return _Made([edit.record])
-                await self._withdraw(edit.record)  # another call created it at the same time
+        _busy(call)
+
+    async def _sole(self, call: ScheduleCall) -> tuple[ScheduleRecord | None, list[ScheduleRecord]]:
+        """Return what `_find` does. Of several schedules that calls created at the same time, end all but the first."""
+        for _ in range(TRIES):
+            standing, records = await self._find(call.topic, call.name)
+            others = [one for one in records if one is not standing and not one.deleted]
+            if not others:
+                return standing, records
+            edits = [deleted(one, self._clock.now_ms(), keep=True) for one in others]
+            await self._store.put_records([(edit.record, edit.due_ms) for edit in edits])
+            await self._store.wake([one.id for one in others])
         _busy(call)
 
     async def _specified(self, call: ScheduleCall) -> Specification:
@@ -261,11 +273,6 @@ class ScheduleHandler:
         if await self._topics.catalog.update(target.name, {"remember_ms": needed_ms}, 0) is None:
             raise _Refused(Status.NOT_FOUND, no_such_topic(target.name))
         self._topics.changed()
-
-    async def _withdraw(self, record: ScheduleRecord) -> None:
-        edit = deleted(record, self._clock.now_ms(), keep=True)
-        await self._store.put_records([(edit.record, edit.due_ms)])
-        await self._store.wake([record.id])
 
     # ── changing ──
 
