@@ -304,11 +304,12 @@ def test_a_look_that_was_too_late_cleans_up() -> None:
 
 def test_trigger_puts_one_now() -> None:
     record = created(spec(payload=b"{sequence} {occurrence}", expires_ms=5_000, jitter_ms=9_000), BEGIN_MS).record
-    message = triggered(record, BEGIN_MS + 7)
+    # The caller's clock is a minute behind.
+    message = triggered(record, BEGIN_MS + 7, BEGIN_MS + 60_000)
     assert message.id == "monthly@2026-11-18T11:06:40.007Z.trigger"
-    assert (message.due_ms, message.expires_ms) == (BEGIN_MS + 7, BEGIN_MS + 5_007)
+    assert (message.due_ms, message.expires_ms) == (BEGIN_MS + 60_000, BEGIN_MS + 65_000)
     assert message.payload == b"0 2026-11-18T11:06:40.007Z"
-    assert triggered(record, BEGIN_MS + 8).birth != message.birth
+    assert triggered(record, BEGIN_MS + 8, BEGIN_MS + 60_000).birth != message.birth
 
 
 def test_backfill_puts_a_range_under_the_ids_that_it_had() -> None:

@@ -103,10 +103,10 @@ def superseded(record: ScheduleRecord, newest: ScheduleRecord) -> Remainder:
     return Remainder(tuple(cancel), tuple(put))
 
 
-def triggered(record: ScheduleRecord, now_ms: int) -> ScheduledMessage:
-    """Return a message to put at once, outside the schedule's times. Its number is 0."""
-    id = occurrence_id(record.specification.name, now_ms, TRIGGER)
-    message = message_of(record, id, DecidedOccurrence(now_ms, 0))
+def triggered(record: ScheduleRecord, at_ms: int, now_ms: int) -> ScheduledMessage:
+    """Return a message to put at once, outside the schedule's times. `at_ms`: the time in its id. Its number is 0."""
+    id = occurrence_id(record.specification.name, at_ms, TRIGGER)
+    message = message_of(record, id, DecidedOccurrence(at_ms, 0))
     expires_ms = message.expires_ms and message.expires_ms - message.due_ms + now_ms
     return dataclasses.replace(message, due_ms=now_ms, expires_ms=expires_ms, replace=False, stands=False)
 

@@ -357,7 +357,7 @@ class ScheduleHandler:
         if abs(at_ms - now_ms) > MOST_TRIGGER_SKEW_MS:
             raise Invalid("from_ms of a trigger names the present time by the caller's clock: it is off by a day")
         for tried in range(TRIES):
-            message = replace(triggered(record, at_ms + tried), due_ms=now_ms)
+            message = triggered(record, at_ms + tried, now_ms)
             if call.op:
                 message = replace(message, birth=call.op)
             (answer,) = await self._store.put_messages(target, [(record, message)])
