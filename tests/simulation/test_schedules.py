@@ -14,6 +14,7 @@ import pytest
 from tests.simulation.schedules import OUTCOMES, ScheduleWorld, never
 from timeline.broker.schedules.records import OccurrenceAnswer, ScheduleStore
 from timeline.broker.schedules.runner import ScheduleRunner
+from timeline.model import Status, Topic
 
 pytestmark = pytest.mark.slow
 FEW, MANY = 6, 150
@@ -68,8 +69,8 @@ def cancels_nothing() -> AbstractContextManager[None]:
     """What edits leave over stays on the timeline."""
 
     def other(_: Any) -> Any:
-        async def cancel(*_: Any) -> int:
-            return 0
+        async def cancel(_: Any, __: Topic, ids: list[str], *___: Any) -> list[OccurrenceAnswer]:
+            return [OccurrenceAnswer(Status.NOT_FOUND)] * len(ids)
 
         return cancel
 
@@ -107,7 +108,7 @@ def looks_at_what_is_over() -> AbstractContextManager[None]:
 
     def other(_: Any) -> Any:
         async def sort_out(self: Any, internal: Any, held: Any) -> Any:
-            return held
+            return held, []
 
         return sort_out
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from timeline.schedules.record import (
     QueuedSpan,
     ScheduleRecord,
     birth_of,
+    schedule_of,
     shown_time,
 )
 from timeline.schedules.specification import CatchUp, Overlap, Specification
@@ -46,7 +47,9 @@ LEAST_WAIT_MS, MOST_WAIT_MS = 50, 5_000
 waited."""
 REMEMBER_MARGIN_MS = 600_000
 """A topic remembers ids for the catch-up window and this, so that nothing is put again after it was settled."""
-_AGAIN = (Status.THROTTLED, Status.UNAVAILABLE, Status.UNKNOWN)
+UNSURE = (Status.THROTTLED, Status.UNAVAILABLE, Status.UNKNOWN)
+_AGAIN = (*UNSURE, Status.NOT_FOUND)
+"""NOT_FOUND: the topic was dropped, and this broker has not read so yet."""
 _STANDS = (Status.EXISTS, Status.LEASED, Status.DEAD, Status.FORBIDDEN)
 _OCCURRENCE, _SEQUENCE = "{occurrence}", "{sequence}"
 
@@ -67,12 +70,16 @@ class ScheduledMessage:
     replace: bool = False
     stands: bool = False
 
+    def is_there(self, status: Status) -> bool:
+        """Return whether it is in its topic, or was, by the answer to its put."""
+        return status in (Status.OK, Status.DUPLICATE) or (self.stands and status in _STANDS)
+
 
 @dataclass(frozen=True)
 class Look:
-    """What a look at a record does. First cancel `cancel`, each as its group, but not what is leased. Put `messages`.
-    If it `must_repeat`, release the record to soon. Else put the record `completed`, due at `due_ms`, if its id is
-    absent. Then end this record.
+    """What a look at a record does. First cancel `cancel`, each as its group, but not what is leased. Put the
+    `messages` of the look `after` that. If it `must_repeat`, release the record to soon. Else put the record
+    `completed`, due at `due_ms`, if its id is absent. Then end this record.
 
     `successor` None: nothing changes. Release the record to `due_ms`, or end it if it is `over`.
     """
@@ -84,8 +91,15 @@ class Look:
     over: bool = False
     cancel: tuple[CancelledOccurrence, ...] = ()
 
+    def after(self, delivered: Collection[str]) -> Look:
+        """Return the rest of the look. `delivered`: ids of `cancel` that consumers have or had. Their occurrences keep
+        them, since under other ids they would be produced twice."""
+        ids = {found[1]: id for id in delivered if (found := schedule_of(id)) is not None}
+        messages = (dataclasses.replace(one, id=ids.get(one.at_ms, one.id)) for one in self.messages)
+        return dataclasses.replace(self, messages=tuple(messages)) if ids else self
+
     def must_repeat(self, statuses: Sequence[Status]) -> bool:
-        """Return whether the look must be repeated, by the answers to `cancel` and `messages`."""
+        """Return whether the look must be repeated, by the answers to `messages`."""
         return any(status in _AGAIN for status in statuses)
 
     def completed(self, statuses: Sequence[Status]) -> ScheduleRecord | None:
@@ -95,7 +109,7 @@ class Look:
         counts = {"produced": 0, "caught_up": 0, "missed": 0, "failed": 0}
         last: ScheduledMessage | None = None
         for message, status in zip(self.messages, statuses, strict=True):
-            if status in (Status.OK, Status.DUPLICATE) or (message.stands and status in _STANDS):
+            if message.is_there(status):
                 counts["caught_up" if message.caught_up else "produced"] += 1
                 last = message
             elif 0 < message.expires_ms <= self.now_ms:

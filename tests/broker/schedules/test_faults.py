@@ -225,3 +225,83 @@ def test_an_occurrence_that_the_topic_refuses_is_counted_and_the_schedule_goes_o
             assert await pending(there)
 
         there.run(story())
+
+
+class Busy(Lasting):
+    """A store that cancels nothing while it is `busy`."""
+
+    busy = False
+
+    async def mutate(self, topic: Topic, now_ms: int, mutations: Mutations) -> Answers:
+        if self.busy and mutations.operation is Operation.CANCEL:
+            return Answers.blank(len(mutations), Status.UNAVAILABLE)
+        return await super().mutate(topic, now_ms, mutations)
+
+
+@pytest.mark.parametrize("change_to", [{"every": "7s"}, {"group": "other"}])
+def test_a_store_that_cannot_cancel_for_a_while_costs_nothing_but_time(change_to: dict[str, str]) -> None:
+    with town() as there:
+        store = there.store = Busy()
+
+        async def story() -> None:
+            await there.broker("b1")
+            await there.create_topic()
+            there.consume("c")
+            await schedule(there, every="10s")
+            await there.timer.wait(65)
+            store.busy = True
+            await change(there, "update", **change_to)
+            await there.timer.wait(12)
+            store.busy = False
+            await there.timer.wait(150)
+
+        there.run(story())
+        found = times(there)
+        assert set(found.values()) == {1}
+        every_s = 7 if "every" in change_to else 10
+        last = sorted(at_s for at_s in found if at_s > 95)
+        assert last == list(range(last[0], last[-1] + 1, every_s))
+
+
+def test_a_topic_that_was_made_again_gets_what_was_decided() -> None:
+    with town() as there:
+
+        async def story() -> None:
+            machine = await there.broker("b1")
+            await there.create_topic(remember="2h")
+            there.consume("c")
+            await schedule(there, every="10s")
+            await there.timer.wait(65)
+            topic = machine.node.catalog.known(TOPIC)
+            assert topic is not None
+            # Another broker does so. This one has not heard of it yet.
+            await there.store.drop_topic(topic)
+            await there.store.create_topic(replace(topic, uid=topic.uid + 1, revision=1))
+            await there.timer.wait(200)
+            state = (await get(there)).state
+            assert (state.failed, state.missed) == (0, 0)
+            assert len(await pending(there)) >= 6
+
+        there.run(story())
+
+
+def test_a_message_of_somebody_else_under_the_id_of_an_occurrence_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    with town() as there:
+
+        async def story() -> None:
+            await there.broker("b1")
+            await there.create_topic()
+            await schedule(there, every="100s")
+            id = occurrence_id("s", START_MS + 400_000)
+
+            async def work(client: Any) -> None:
+                async with client.producer(TOPIC) as producer:
+                    await producer.produce(b"mine", id=id, in_="1h")
+
+            await there.ask(work)
+            await there.timer.wait(450)
+            assert (await get(there)).state.failed == 1
+
+        there.run(story())
+    assert "schedule t/s: topic refused an occurrence: EXISTS" in caplog.text
+    assert "a look at schedules failed" not in caplog.text

@@ -21,7 +21,7 @@ from timeline.broker.schedules.records import OccurrenceAnswer, ScheduleStore
 from timeline.errors import Invalid, TooLarge
 from timeline.model import Status, Topic
 from timeline.schedules.edits import Edit, backfill, created, deleted, edited, shown, triggered, upcoming
-from timeline.schedules.looks import AHEAD_MS, REMEMBER_MARGIN_MS, ScheduledMessage
+from timeline.schedules.looks import AHEAD_MS, REMEMBER_MARGIN_MS, UNSURE, ScheduledMessage
 from timeline.schedules.record import ScheduleRecord, occurrence_id, record_id
 from timeline.schedules.specification import Specification, check_target, fields_of_json
 from timeline.storage_plugins.contract import StoreError, StoreUnavailable, StoreUnknown, TopicConflict
@@ -38,7 +38,6 @@ MOST_TRIGGER_SKEW_MS = 86_400_000
 PART_MESSAGES = 2_000
 WALKED_ROWS = 5_000
 """Records that one LIST looks through, about."""
-UNSURE = (Status.THROTTLED, Status.UNAVAILABLE, Status.UNKNOWN)
 
 
 class _Refused(Exception):
@@ -343,9 +342,10 @@ class ScheduleHandler:
         if target is not None:
             for group, ids in of_group.items():
                 try:
-                    cancelled += await self._store.cancel(target, ids, group)
+                    answers = await self._store.cancel(target, ids, group)
                 except StoreError:
                     break
+                cancelled += sum(one.status is Status.OK for one in answers)
         return cancelled
 
     # ── producing ──

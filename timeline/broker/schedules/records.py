@@ -17,16 +17,17 @@ from timeline.broker.runtime import Runtime
 from timeline.columns import Ragged
 from timeline.errors import Invalid
 from timeline.model import Answers, Operation, Rows, State, Status, Topic, TopicSettings, encode_headers, payload_sums
-from timeline.schedules.looks import ScheduledMessage
+from timeline.schedules.looks import UNSURE, ScheduledMessage
 from timeline.schedules.record import (
     BUCKETS,
     SCHEDULES_GROUP,
     SCHEDULES_TOPIC,
     ScheduleRecord,
+    birth_of,
     number_of,
     tag_of,
 )
-from timeline.storage_plugins.contract import Mutations, Puts, ScanFilter, StoreError
+from timeline.storage_plugins.contract import Mutations, Puts, ScanFilter, StoreError, StoreUnknown
 
 log = logging.getLogger("timeline.broker")
 PEER = "schedules"
@@ -214,18 +215,18 @@ class ScheduleStore:
             answers.assign(unknown, again)
         return answers
 
-    async def cancel(self, topic: Topic, ids: Sequence[str], group: str) -> int:
-        """Cancel messages that no consumer has. Return how many were cancelled."""
-        answers = await self._mutated(topic, Operation.CANCEL, ids, group)
-        return sum(one.status is Status.OK for one in answers)
+    async def cancel(self, topic: Topic, ids: Sequence[str], group: str) -> list[OccurrenceAnswer]:
+        """Cancel messages that no consumer has. Return an answer for each: OK if it was cancelled, now or before."""
+        return await self._mutated(topic, Operation.CANCEL, ids, group, [birth_of(id, 0) for id in ids])
 
     async def wake(self, ids: Sequence[str]) -> None:
         """Move records to now, so that brokers look at them. Those that are leased are being looked at."""
         await self._mutated(await self.make_topic(), Operation.MOVE, ids, SCHEDULES_GROUP)
 
     async def _mutated(
-        self, topic: Topic, operation: Operation, ids: Sequence[str], group: str
+        self, topic: Topic, operation: Operation, ids: Sequence[str], group: str, op: Sequence[int] = ()
     ) -> list[OccurrenceAnswer]:
+        """Change messages, and repeat it until the outcome is known. `op`: operation ids; empty: new ones."""
         if not ids:
             return []
         count = len(ids)
@@ -236,11 +237,13 @@ class ScheduleStore:
             due_ms=np.full(count, self._clock.now_ms(), dtype=np.int64),
             if_version=np.zeros(count, dtype=np.int64),
             leased=np.zeros(count, dtype=np.bool_),
-            op=np.array([self._random_bits(64) | 1 for _ in ids], dtype=np.uint64),
+            op=np.array(op or [self._random_bits(64) | 1 for _ in ids], dtype=np.uint64),
         )
         for attempt in range(TRIES):
             try:
                 answers = await self._store.mutate(topic, self._clock.now_ms(), mutations)
+                if np.isin(answers.status, [status.code for status in UNSURE]).any():
+                    raise StoreUnknown("the store could not change all messages")
                 break
             except StoreError:
                 if attempt == TRIES - 1:

@@ -334,15 +334,20 @@ class ScheduleRunner:
         return tags
 
     async def _cancel(self, held: Sequence[_Held]) -> None:
-        """Cancel what edits left over."""
+        """Cancel what edits left over. What consumers have or had instead keeps its id."""
         left: dict[tuple[str, str], list[str]] = defaultdict(list)
         for one in held:
             for id, group in one.plan.cancel:
                 left[one.known.specification.topic, group].append(id)
+        delivered: set[tuple[str, str]] = set()
         for (name, group), ids in left.items():
             target = await self._store.target(name)
             if target is not None:
-                await self._store.cancel(target, ids, group)
+                answers = await self._store.cancel(target, ids, group)
+                delivered |= {(name, id) for id, answer in zip(ids, answers, strict=True) if _is_delivered(answer)}
+        for one in held:
+            topic = one.known.specification.topic
+            one.look = one.plan.after([id for id, _ in one.plan.cancel if (topic, id) in delivered])
 
     async def _put_occurrences(self, held: Sequence[_Held], until_ms: float) -> None:
         """Put the occurrences of all, topic by topic, and note the answers."""
@@ -395,7 +400,8 @@ class ScheduleRunner:
                 self._metrics.count("timeline_schedule_occurrences_total", topic, outcome, by=many)
         self._retry_ms.pop(record.tag, None)
         if completed.failed > record.failed:
-            refused = next(answer for answer in one.answers if answer.status not in _FINE)
+            answered = zip(one.plan.messages, one.answers, strict=True)
+            refused = next(answer for message, answer in answered if not message.is_there(answer.status))
             why = refused.detail or str(refused.status)
             self._tell(record.tag, "refused", "schedule %s: topic refused an occurrence: %s", said.key, why)
         elif one.answers:
@@ -417,7 +423,11 @@ class ScheduleRunner:
             log.warning(said, *values)
 
 
-_FINE = (Status.OK, Status.DUPLICATE, Status.EXISTS, Status.LEASED, Status.DEAD)
+def _is_delivered(cancelled: OccurrenceAnswer) -> bool:
+    """Return whether a consumer has or had the message, by the answer to its cancel."""
+    return cancelled.status in (Status.LEASED, Status.DEAD) or (
+        cancelled.status is Status.NOT_FOUND and cancelled.settled
+    )
 
 
 def _planned(record: ScheduleRecord, now_ms: int, unfinished: bool) -> Look | None:
