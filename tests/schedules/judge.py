@@ -17,7 +17,7 @@ NEVER = 2**62
 @dataclass
 class Revision:
     """A specification, the times that it decides (`from_ms` to before `until_ms`), and when all that it drops was
-    cancelled (`done_ms`)."""
+    cancelled or replaced (`done_ms`)."""
 
     specification: Specification
     record: ScheduleRecord
@@ -65,9 +65,9 @@ def revisions(world: World, keeps: set[int]) -> list[Revision]:
         later = [_begin(other, keeps) for other in edits[place + 1 :]]
         until_ms = min([*later, last.position_ms])
         number = one.record.number
-        cancelled = [when for other, when in world.cancelled_ms.items() if other >= number]
+        carried_out = [when for other, when in world.carried_out_ms.items() if other >= number]
         ended = [world.ended_ms.get(other, NEVER) for other in range(1, number + 1)]
-        done_ms = max([min(cancelled, default=NEVER), *ended])
+        done_ms = max([min(carried_out, default=NEVER), *ended])
         from_ms = _begin(one, keeps)
         keep = number in keeps
         said = one.record.specification

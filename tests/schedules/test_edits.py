@@ -11,7 +11,7 @@ import pytest
 from tests.schedules.samples import spec
 from tests.schedules.world import BEGIN_MS, World
 from timeline.errors import Invalid, Throttled
-from timeline.schedules.edits import MOST_BACKFILLED, backfill, created, edited, shown, superseded, triggered, upcoming
+from timeline.schedules.edits import MOST_BACKFILLED, backfill, created, edited, shown, triggered, upcoming
 from timeline.schedules.looks import YEAR_MS, due_of
 from timeline.schedules.record import ScheduleRecord, occurrence_id
 
@@ -290,16 +290,6 @@ def test_edits_without_looks_have_bounds() -> None:
     assert record.revision > 30
     assert len(record.renamed) <= 500
     assert len(record.encode()) < 500_000
-
-
-def test_a_look_that_was_too_late_cleans_up() -> None:
-    here = world()
-    record = next(one.record for one in here.history if len(one.record.decided) > 1)
-    assert superseded(record, newest(here)).cancel == ()
-    edit = edited(record, record.decided[0].at_ms - 1, record.specification.changed(paused=True)).record
-    assert [one.id for one in superseded(record, edit).cancel] == [
-        occurrence_id("each", one.at_ms) for one in record.decided
-    ]
 
 
 def test_trigger_puts_one_now() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.schedules import world
 from tests.schedules.judge import judge
 from tests.schedules.samples import spec
 from tests.schedules.world import World
@@ -128,10 +127,6 @@ def _no_spans(*_: object) -> list[RenamedSpan]:
     return []
 
 
-def _nothing(*_: object) -> edits.Remainder:
-    return edits.Remainder((), ())
-
-
 def _never_replaces(*arguments: Any) -> looks.ScheduledMessage:
     return dataclasses.replace(MESSAGE_OF(*arguments), replace=False)
 
@@ -151,7 +146,6 @@ MESSAGE_OF, CHANGES, RENEWED = looks.message_of, looks._Decision.changes, edits.
 PLANTED: dict[str, tuple[Any, str, Any]] = {
     "an edit without new names": (edits, "_spans", _no_spans),
     "an edit that drops what was decided": (edits, "_renewed", _forgets_what_was_decided),
-    "a late look that cleans nothing up": (world, "superseded", _nothing),
     "no replacement": (looks, "message_of", _never_replaces),
     "missed counted twice": (looks._Decision, "changes", _counts_again),
     "what is only late counts as missed": (looks, "LATE_MS", 0),

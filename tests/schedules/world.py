@@ -11,12 +11,12 @@ from typing import Any
 
 from timeline.model import Status
 from timeline.schedules import looks
-from timeline.schedules.edits import Edit, created, deleted, edited, superseded
+from timeline.schedules.edits import Edit, created, deleted, edited
 from timeline.schedules.looks import ScheduledMessage
 from timeline.schedules.record import ScheduleRecord
 from timeline.schedules.specification import Specification
 
-LEASE_MS = 30_000
+LEASE_MS, CHAIN_MS = 30_000, 20
 BEGIN_MS = 1_795_000_000_000
 Steps = Iterator[None]
 
@@ -48,6 +48,7 @@ class Held:
     payload: bytes
     due_ms: int
     writer: int
+    leased: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class World:
     now_ms: int = BEGIN_MS
     topic: dict[str, Stored] = field(default_factory=dict)
     settled: set[str] = field(default_factory=set)
+    cancelled: set[str] = field(default_factory=set)
     delivered: list[Delivered] = field(default_factory=list)
     records: dict[int, Held] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
@@ -79,8 +81,8 @@ class World:
     """When each record ended."""
     kept: list[int] = field(default_factory=list)
     """The numbers of edits that kept what was pending."""
-    cancelled_ms: dict[int, int] = field(default_factory=dict)
-    """When the look at each record had cancelled."""
+    carried_out_ms: dict[int, int] = field(default_factory=dict)
+    """When the look at each record had cancelled and put."""
     writers: int = 0
     busy: bool = False
     """Whether the topic answers THROTTLED."""
@@ -109,6 +111,8 @@ class World:
 
     def cancel(self, id: str, group: str) -> Status:
         """Cancel a message, unless a consumer has it."""
+        if id in self.cancelled:
+            return Status.OK
         stands = self.topic.get(id)
         if stands is None:
             return Status.NOT_FOUND
@@ -118,6 +122,7 @@ class World:
             return Status.LEASED
         del self.topic[id]
         self.settled.add(id)
+        self.cancelled.add(id)
         return Status.OK
 
     def go_to(self, now_ms: int) -> None:
@@ -157,6 +162,16 @@ class World:
         self.history.append(Committed(before, edit.record, made_ms, is_edit))
         return Status.OK
 
+    def release(self, number: int, due_ms: int) -> None:
+        """End the lease of a record."""
+        if (held := self.records.get(number)) is not None:
+            held.due_ms, held.leased = due_ms, False
+
+    def wake(self, number: int) -> None:
+        """Move a record to now. One that is leased is being looked at."""
+        if (held := self.records.get(number)) is not None and not held.leased:
+            held.due_ms = min(held.due_ms, self.now_ms)
+
     def end(self, number: int) -> None:
         """End a record."""
         if self.records.pop(number, None) is not None:
@@ -171,10 +186,12 @@ class World:
         self.writers += 1
         writer, made_ms = self.writers, self.now_ms
         yield
+        if number - 1 in self.records:
+            self.release(number, self.now_ms + CHAIN_MS)
+            self.wake(number - 1)
+            return
         if number + 1 in self.records:
-            newest = self.newest()
-            assert newest is not None
-            yield from self._give_up(record, newest)
+            self.end(number)
             return
         previous = self.topic.get(looks.watched(record))
         made_ms = self.now_ms
@@ -191,10 +208,12 @@ class World:
             self.commit(Edit(made, look.due_ms), record, writer, made_ms, False)
             self.end(number)
             yield
-        statuses: list[Status] = []
+        delivered: list[str] = []
         for gone in look.cancel:
-            statuses.append(self.cancel(gone.id, gone.group))
-        self.cancelled_ms.setdefault(number, self.now_ms)
+            status = self.cancel(gone.id, gone.group)
+            if status is Status.LEASED or (status is Status.NOT_FOUND and gone.id in self.settled):
+                delivered.append(gone.id)
+        look = look.after(delivered)
         yield
         put: list[Status] = []
         for message in look.messages:
@@ -202,41 +221,23 @@ class World:
             if self.random.random() < 0.3:
                 yield
         yield
-        held = self.records.get(number)
-        if look.must_repeat([*statuses, *put]):
-            if held is not None:
-                held.due_ms = self.now_ms + 1_000
+        if look.must_repeat(put):
+            self.release(number, self.now_ms + 1_000)
             return
+        self.carried_out_ms.setdefault(number, self.now_ms)
         if look.successor is None:
             if look.over:
                 self.end(number)
-            elif held is not None:
-                held.due_ms = look.due_ms
+            else:
+                self.release(number, look.due_ms)
             return
         if self.mistake == "successor first":
             return
         made = look.completed(put)
         assert made is not None
-        status = self.commit(Edit(made, look.due_ms), record, writer, made_ms, False)
+        self.commit(Edit(made, look.due_ms), record, writer, made_ms, False)
         yield
-        if status is not Status.OK:
-            newest = self.newest()
-            if newest is None or newest.number <= number:  # it was deleted
-                for message, answer in zip(look.messages, put, strict=True):
-                    if answer is Status.OK:
-                        self.cancel(message.id, record.specification.group)
-            else:
-                yield from self._give_up(record, newest)
         self.end(number)
-
-    def _give_up(self, record: ScheduleRecord, newest: ScheduleRecord) -> Steps:
-        still = superseded(record, newest)
-        for gone in still.cancel:
-            self.cancel(*gone)
-        for message in still.put:
-            self.put(message, newest.specification.group)
-        yield
-        self.end(record.number)
 
     def edit(self, make: Callable[[ScheduleRecord, int], Edit], keep: bool = False) -> Steps:
         """An editor, who tries again if somebody else was faster."""
@@ -255,8 +256,7 @@ class World:
                 for gone in edit.record.cancelling:
                     self.cancel(*gone)
             yield
-            if record.number in self.records:
-                self.records[record.number].due_ms = min(self.records[record.number].due_ms, self.now_ms)
+            self.wake(record.number)
             return
 
     def begin(self, specification: Specification, number: int = 1) -> None:
@@ -272,6 +272,7 @@ class World:
             return False
         number = self.random.choice(due)
         self.records[number].due_ms = self.now_ms + LEASE_MS
+        self.records[number].leased = True
         actor = self.look(number)
         next(actor)  # which reads the record
         self.actors.append(actor)

@@ -38,7 +38,7 @@ QUIET_S = 25.0
 OUTCOMES = (
     "occurrence OK", "occurrence DUPLICATE", "occurrence UNKNOWN", "occurrence UNAVAILABLE", "record OK",
     "record EXISTS", "record UNKNOWN", "record UNAVAILABLE", "occurrences cancelled", "record waits for the one before",
-    "look came too late", "look repeated", "schedule created", "schedule updated", "schedule paused",
+    "look repeated", "schedule created", "schedule updated", "schedule paused",
     "schedule resumed",    "schedule deleted", "schedule triggered", "edit of unknown outcome", "edit fenced",
     "edit beside another one",
 )  # fmt: skip
@@ -321,7 +321,6 @@ def watched(occurred: Counter[str]) -> Iterator[None]:
     """Counts what looks and edits meet."""
     messages, records, cancel = ScheduleStore.put_messages, ScheduleStore.put_records, ScheduleStore.cancel
     repeat, wake = ScheduleRunner._repeat_later, ScheduleStore.wake
-    clean = ScheduleRunner._clean
 
     async def put_messages(self: Any, *given: Any) -> Any:
         answers = await messages(self, *given)
@@ -342,23 +341,19 @@ def watched(occurred: Counter[str]) -> Iterator[None]:
         occurred["record waits for the one before"] += 1
         return await wake(self, *given)
 
-    async def cleaned(self: Any, one: Any) -> Any:
-        occurred["look came too late"] += 1
-        return await clean(self, one)
-
     def repeated(self: Any, one: Any) -> None:
         occurred["look repeated"] += 1
         repeat(self, one)
 
     ScheduleStore.put_messages, ScheduleStore.put_records = put_messages, put_records  # type: ignore[method-assign]
     ScheduleStore.cancel, ScheduleStore.wake = cancelling, woken  # type: ignore[method-assign]
-    ScheduleRunner._repeat_later, ScheduleRunner._clean = repeated, cleaned  # type: ignore[method-assign]
+    ScheduleRunner._repeat_later = repeated  # type: ignore[method-assign]
     try:
         yield
     finally:
         ScheduleStore.put_messages, ScheduleStore.put_records = messages, records  # type: ignore[method-assign]
         ScheduleStore.cancel, ScheduleStore.wake = cancel, wake  # type: ignore[method-assign]
-        ScheduleRunner._repeat_later, ScheduleRunner._clean = repeat, clean  # type: ignore[method-assign]
+        ScheduleRunner._repeat_later = repeat  # type: ignore[method-assign]
 
 
 def never(occurred: Counter[str]) -> list[str]:

@@ -81,28 +81,6 @@ def deleted(record: ScheduleRecord, now_ms: int, keep: bool = False) -> Edit:
     return dataclasses.replace(edit, record=made, due_ms=now_ms)
 
 
-@dataclass(frozen=True)
-class Remainder:
-    """The work left for a look when a later record came before its own. `cancel`: ids that the later record had
-    cancelled. `put`: messages that it had replaced. They go back to their places."""
-
-    cancel: tuple[CancelledOccurrence, ...]
-    put: tuple[ScheduledMessage, ...]
-
-
-def superseded(record: ScheduleRecord, newest: ScheduleRecord) -> Remainder:
-    """Return what a look at `record` must still do, since the record `newest` came before its own."""
-    cancel, put = [], []
-    if newest.revised != record.revised:
-        for one in record.decided:
-            id = record.occurrence_id(one.at_ms)
-            if newest.occurrence_id(one.at_ms) != id:
-                cancel.append(CancelledOccurrence(id, record.specification.group))
-            elif record.replacing and one.at_ms < record.standing_until_ms:
-                put.append(dataclasses.replace(message_of(newest, id, one), replace=True, stands=True))
-    return Remainder(tuple(cancel), tuple(put))
-
-
 def triggered(record: ScheduleRecord, at_ms: int, now_ms: int) -> ScheduledMessage:
     """Return a message to put at once, outside the schedule's times. `at_ms`: the time in its id. Its number is 0."""
     id = occurrence_id(record.specification.name, at_ms, TRIGGER)

@@ -24,8 +24,7 @@ from timeline.broker.dispatch.roster import ConnectedConsumer, ConsumerHealth
 from timeline.broker.runtime import Runtime, Underway
 from timeline.broker.schedules.records import OccurrenceAnswer, ScheduleStore, read_record
 from timeline.model import Operation, State, Status, Topic
-from timeline.schedules.edits import superseded
-from timeline.schedules.looks import Look, ScheduledMessage, plan, watched
+from timeline.schedules.looks import UNSURE, Look, ScheduledMessage, plan, watched
 from timeline.schedules.record import SCHEDULES_TOPIC, ScheduleRecord, record_id
 from timeline.storage_plugins.contract import Settles, StoreError
 
@@ -44,7 +43,6 @@ MISSING_MS = 60_000
 """How long a look waits whose topic is not there, or whose record cannot be read."""
 OUTCOMES = ("produced", "caught_up", "missed", "skipped", "failed")
 LIVING = (State.WAITING, State.AVAILABLE, State.LEASED)
-UNSURE = (Status.THROTTLED, Status.UNAVAILABLE, Status.UNKNOWN)
 TRIES, FIRST_WAIT_S = 5, 0.02
 MOST_TOLD = 10_000
 
@@ -275,35 +273,6 @@ class ScheduleRunner:
             await self._store.wake(sorted(asleep))
         return [one for one in held if one not in waiting and one not in over], following
 
-    async def _clean(self, one: _Held) -> None:
-        """Undo what this look put, and a record that came before its own does not have. Put again what it put in the
-        place of what later looks had put."""
-        put = {
-            message.id
-            for message, answer in zip(one.plan.messages, one.answers, strict=True)
-            if answer.status is Status.OK
-        }
-        target = await self._store.target(one.known.specification.topic) if put else None
-        if target is None:
-            return
-        standing = await self._store.newest(one.known.specification.topic, one.known.specification.name)
-        if not standing:  # it was deleted meanwhile
-            await self._store.cancel(target, sorted(put), one.known.specification.group)
-            return
-        newest = standing[-1]
-        still = superseded(one.known, newest)
-        await self._store.cancel(target, [id for id, _ in still.cancel if id in put], one.known.specification.group)
-        again = [(newest, message) for message in still.put if message.id in put]
-        for attempt in range(TRIES):
-            if not again:
-                break
-            await asyncio.sleep(FIRST_WAIT_S * 3**attempt if attempt else 0.0)
-            answers = await self._store.put_messages(target, again)
-            again = [said for said, answer in zip(again, answers, strict=True) if answer.status in UNSURE]
-        else:
-            names = ", ".join(message.id for _, message in again)
-            log.warning("occurrences that an edit replaced may still be the old ones, as the store is busy: %s", names)
-
     async def _with_topics(self, held: Sequence[_Held]) -> list[_Held]:
         """Return those whose topics are there. The others are looked at again later."""
         topics = {name: await self._store.target(name) for name in {one.known.specification.topic for one in held}}
@@ -385,8 +354,7 @@ class ScheduleRunner:
             if answer.status in (Status.OK, Status.DUPLICATE):
                 one.end()
                 self._count(one, completed)
-            elif answer.status is Status.EXISTS:
-                await self._clean(one)
+            elif answer.status is Status.EXISTS:  # an edit came first: the look at it follows, and decides again
                 one.end()
             else:
                 self._repeat_later(one)
