@@ -62,6 +62,9 @@ class Limits:
     calls_in_flight: int = 256
     calls_bytes: int = 64 * MIB
     """Unary calls under way, in all."""
+    edit_wait_ms: int = 1_500
+    """An edit of a schedule that waits this long for the edits before it is refused: nothing happened. If it waited on,
+    its caller would learn at the deadline that nobody knows."""
     lease_messages: int = 5_000
     lease_bytes: int = 16 * MIB
     consumers_dealt: int = 512

@@ -8,18 +8,32 @@ from pathlib import Path
 
 from tests.broker.link import broker
 from tests.broker.schedules.calls import ask, create, shown
-from timeline.wire import ScheduleAction
+from timeline.broker.limits import Limits
+from timeline.wire import Fault, ScheduleAction, ScheduleAnswer, TransportError
 
 EDITS = 40
 
 
 async def test_edits_at_the_same_time_are_all_made_one_after_the_other() -> None:
-    async with broker("memory://") as link:
+    async with broker("memory://", limits=Limits(edit_wait_ms=600_000)) as link:
         await create(link, every_ms=3_600_000)
         bodies = [{"tag": f"edit-{number}"} for number in range(EDITS)]
         answers = await asyncio.gather(*(ask(link, ScheduleAction.UPDATE, body=body) for body in bodies))
         assert sorted(shown(answer)["revision"] for answer in answers) == list(range(2, EDITS + 2))
         assert shown(await ask(link, ScheduleAction.GET))["revision"] == EDITS + 1
+
+
+async def test_edits_that_wait_too_long_for_others_are_refused_before_they_begin() -> None:
+    async with broker("memory://", limits=Limits(edit_wait_ms=1)) as link:
+        await create(link, every_ms=3_600_000)
+        edits = (ask(link, ScheduleAction.UPDATE, body={"tag": f"edit-{number}"}) for number in range(EDITS))
+        answers = await asyncio.gather(*edits, return_exceptions=True)
+        refused = [one for one in answers if isinstance(one, TransportError)]
+        assert refused and {one.fault for one in refused} == {Fault.OVERLOADED}
+        made = [shown(one)["revision"] for one in answers if isinstance(one, ScheduleAnswer)]
+        assert len(made) + len(refused) == EDITS
+        assert sorted(made) == list(range(2, len(made) + 2))
+        assert shown(await ask(link, ScheduleAction.GET))["revision"] == len(made) + 1
 
 
 async def test_a_list_names_schedules_that_change_meanwhile() -> None:

@@ -166,7 +166,7 @@ class Gateway:
             case Late():
                 answer = await self._reads.late(asked, caller)
             case ScheduleCall():
-                answer = await self._schedules.answer(asked, caller)
+                answer = await self._schedules.answer(asked, caller, call)
         return encode(answer)
 
     def _decoded(self, method: str, data: bytes, *kinds: type[F]) -> F:

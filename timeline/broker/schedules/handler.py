@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from timeline.broker.api.access import Deed, Principal
-from timeline.broker.api.mutate import Sendings
+from timeline.broker.api.mutate import PendingCall, Sendings
 from timeline.broker.api.topics import TopicAccess, Walk, opened, sealed
 from timeline.broker.runtime import Runtime
 from timeline.broker.schedules.records import OccurrenceAnswer, ScheduleStore
@@ -25,7 +25,7 @@ from timeline.schedules.looks import AHEAD_MS, REMEMBER_MARGIN_MS, UNSURE, Sched
 from timeline.schedules.record import ScheduleRecord, occurrence_id, record_id
 from timeline.schedules.specification import Specification, check_target, fields_of_json
 from timeline.storage_plugins.contract import StoreError, StoreUnavailable, StoreUnknown, TopicConflict
-from timeline.wire import ScheduleAction, ScheduleAnswer, ScheduleCall
+from timeline.wire import Fault, ScheduleAction, ScheduleAnswer, ScheduleCall, TransportError
 from timeline.wording import no_such_topic, shown_duration
 
 TRIES = 8
@@ -63,28 +63,28 @@ class ScheduleHandler:
     """Answers calls about schedules at one broker."""
 
     def __init__(self, runtime: Runtime, topics: TopicAccess, store: ScheduleStore) -> None:
-        self._clock, self._off_loop = runtime.clock, runtime.off_loop
+        self._clock, self._off_loop, self._limits = runtime.clock, runtime.off_loop, runtime.limits
         self._topics, self._store = topics, store
         self._sendings, self._edits = Sendings(), Sendings()
         self._answered: OrderedDict[tuple[int, str], ScheduleAnswer] = OrderedDict()
 
-    async def answer(self, call: ScheduleCall, caller: Principal) -> ScheduleAnswer:
+    async def answer(self, call: ScheduleCall, caller: Principal, pending: PendingCall) -> ScheduleAnswer:
         """Answer a call by a status. A repeat of a call that this broker answered gets the same answer. Raise
-        StoreError: then the driver repeats the call."""
+        StoreError or TransportError: then the driver repeats the call."""
         async with self._sendings.in_order([call.op]):
             key = call.op, caller.name
             if (known := self._answered.get(key)) is not None:
                 return known
-            answer = await self._definite(call, caller)
+            answer = await self._definite(call, caller, pending)
             if call.op:
                 self._answered[key] = answer
                 if len(self._answered) > MOST_ANSWERED:
                     self._answered.popitem(last=False)
             return answer
 
-    async def _definite(self, call: ScheduleCall, caller: Principal) -> ScheduleAnswer:
+    async def _definite(self, call: ScheduleCall, caller: Principal, pending: PendingCall) -> ScheduleAnswer:
         try:
-            return await self._show(await self._do(call, caller), call, caller)
+            return await self._show(await self._do(call, caller, pending), call, caller)
         except _Refused as refused:
             return refused.answer
         except TooLarge as bad:
@@ -92,7 +92,7 @@ class ScheduleHandler:
         except (Invalid, TopicConflict) as bad:
             return ScheduleAnswer(Status.INVALID.code, bad.reason)
 
-    async def _do(self, call: ScheduleCall, caller: Principal) -> _Made:
+    async def _do(self, call: ScheduleCall, caller: Principal, pending: PendingCall) -> _Made:
         if call.action is ScheduleAction.LIST:
             return await self._list(call, caller)
         check_target(call.topic, call.name)
@@ -107,7 +107,10 @@ class ScheduleHandler:
                 return await self._backfill(call, caller)
             case _:
                 # One after the other: edits at the same time would put the same number, and all but one begin again.
+                asked_ms = self._clock.monotonic_ms()
                 async with self._edits.in_order([hash((call.topic, call.name)) or 1]):
+                    if pending.gone or self._clock.monotonic_ms() - asked_ms >= self._limits.edit_wait_ms:
+                        raise TransportError(Fault.OVERLOADED, f"too many edits of schedule {call.name!r} at once")
                     return await self._edit(call, caller)
 
     # ── showing ──
