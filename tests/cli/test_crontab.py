@@ -41,9 +41,10 @@ def test_each_line_becomes_an_entry_in_the_zone_that_holds_for_it() -> None:
     ("rest", "command", "stdin"),
     [
         ("date +\\%F", "date +%F", None),
-        ("mail ops%Hello%world", "mail ops", "Hello\nworld"),
+        ("mail ops%Hello%world", "mail ops", "Hello\nworld\n"),
         ("cat%", "cat", ""),
-        ("echo 100\\% %50\\% off", "echo 100%", "50% off"),
+        ("echo 100\\% %50\\% off", "echo 100%", "50% off\n"),
+        ("cat%one%", "cat", "one\n"),
     ],
 )
 def test_a_percent_sign_begins_standard_input(rest: str, command: str, stdin: str | None) -> None:

@@ -175,10 +175,11 @@ def _check_rule(rule: str, zone: str) -> None:
 
 def _command(rest: str) -> tuple[str, str | None]:
     """Return what the shell gets, and standard input. The first `%` without a backslash begins it, and each further one
-    is the end of a line."""
+    is the end of a line. As cron does, end the last line, too."""
     parts = re.split(r"(?<!\\)%", rest)
     command, *given = (part.replace(r"\%", "%") for part in parts)
-    return command.strip(), "\n".join(given) if given else None
+    stdin = "\n".join(given)
+    return command.strip(), (stdin + "\n" * (stdin != "" and not stdin.endswith("\n")) if given else None)
 
 
 def base_name(command: str) -> str:
