@@ -96,6 +96,7 @@ def create(file: Path, as_json: bool, into: Path | None, expires: int | None, **
       consume   take messages, read payloads
       admin     create, change and drop topics
       operator  act on messages of any group, with --as-operator
+      schedule  create, change and delete recurring schedules
       broker    calls between brokers
 
     \b
