@@ -21,7 +21,7 @@ from timeline.errors import Forbidden, Invalid, TimelineError, Unavailable, expl
 from timeline.gateway.clients import UNAUTHENTICATED, no_token
 from timeline.gateway.routes.verbs import as_called
 from timeline.gateway.shapes import Problem
-from timeline.gateway.values import NOT_JSON, TOO_DEEP
+from timeline.gateway.values import NOT_JSON, TOO_DEEP, with_choices
 from timeline.gateway.wording import in_words_of_http
 from timeline.model import Status
 
@@ -137,6 +137,7 @@ def _sentence(error: HTTPException) -> str:
     told = []
     for one in extra:
         place, said = str(one.get("key", "")), str(one.get("message", "")).replace("`", "'")
+        said = with_choices(said, place)
         told.append(f"{place}: {said}" if place and place != "data" else said)
     return "; ".join(told) or f"{NOT_JSON}: {error.detail}"
 

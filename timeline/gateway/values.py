@@ -7,7 +7,7 @@ import binascii
 import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -17,8 +17,17 @@ from timeline.driver.consume.pull import PulledDelivery
 from timeline.driver.message import of_message
 from timeline.driver.times import Duration, When, as_datetime, duration_ms, instant_ms, shown
 from timeline.errors import FIXED_LIMIT, Invalid, TooLarge
-from timeline.gateway.shapes import LeasedMessage, NewMessage, ScheduleFields
+from timeline.gateway.shapes import (
+    CatchUpName,
+    IfExists,
+    LeasedMessage,
+    NewMessage,
+    OverlapName,
+    Pending,
+    ScheduleFields,
+)
 from timeline.model import DEFAULT_GROUP, MAX_HEADERS_BYTES
+from timeline.recurrence import FoldPolicy, GapPolicy
 
 T = TypeVar("T")
 HEADERS = msgspec.json.Decoder(dict[str, str] | None)
@@ -34,6 +43,25 @@ MAX_REREAD_BYTES = 64 * 1024
 WHOLE = re.compile(rb"(-?[0-9]+)\.0+")
 TIMES = "a time is RFC 3339 with its offset (2030-03-29T09:00+02:00, …Z), or milliseconds since 1970 UTC"
 
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "if_exists": get_args(IfExists),
+    "pending": get_args(Pending),
+    "catch_up": get_args(CatchUpName),
+    "overlap": get_args(OverlapName),
+    "gap": tuple(GapPolicy),
+    "fold": tuple(FoldPolicy),
+}
+"""By field: the words that it takes."""
+NO_CHOICE = "Invalid enum value"
+PLACE = re.compile(r" - at '\$[^']*?(\w+)'$")
+
+
+def with_choices(said: str, field: str = "") -> str:
+    """Return what a decoder said, and which words the field takes if the word was none of them."""
+    place = PLACE.search(said)
+    words = CHOICES.get(place[1] if place else field) if said.startswith(NO_CHOICE) else None
+    return f"{said}: it is one of {', '.join(words)}" if words else said
+
 
 def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     """Return what a body says. Raise Invalid."""
@@ -45,7 +73,7 @@ def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
                 raise
             return decoder.decode(_with_whole_numbers(body))
     except msgspec.ValidationError as bad:
-        raise Invalid(str(bad).replace("`", "'")) from None
+        raise Invalid(with_choices(str(bad).replace("`", "'"))) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as bad:
         raise Invalid(f"{NOT_JSON}: {bad}") from None
     except RecursionError:

@@ -44,7 +44,7 @@ States = Annotated[
 def read_cursor(shown: str | None) -> bytes:
     """Return a cursor as the driver has it. Raise Invalid."""
     try:
-        return base64.urlsafe_b64decode(shown or "")
+        return base64.b64decode(shown or "", altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
         raise Invalid(NO_CURSOR) from None
 
