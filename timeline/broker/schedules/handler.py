@@ -148,16 +148,20 @@ class ScheduleHandler:
         internal = await self._store.find_topic()
         if internal is None:
             return _Made()
-        cursor, walked = opened(internal, Walk.SCAN, call.cursor), 0
-        found: list[ScheduleRecord] = []
+        # A cursor begins with the schedule that was listed last. Its records that came meanwhile lie behind the cursor.
+        last, _, cursor = opened(internal, Walk.SCAN, call.cursor).partition(b"\0")
+        found: dict[str, ScheduleRecord] = {}
+        walked = 0
         while len(found) < call.limit and walked < WALKED_ROWS:
             records, cursor = await self._store.page(internal, cursor, max(1, call.limit - len(found)))
             walked += max(1, len(records))
-            found += [one for one in records if _lists(one, call, caller)]
+            found |= {one.specification.key: one for one in records if _lists(one, call, caller)}
+            found.pop(last.decode(), None)
             if not cursor:
                 break
-        left = [one for one in await self._newest(internal, found) if _lists(one, call, caller)]
-        return _Made(left, cursor=sealed(internal, Walk.SCAN, cursor))
+        left = [one for one in await self._newest(internal, list(found.values())) if _lists(one, call, caller)]
+        last = next(reversed(found)).encode() if found else last
+        return _Made(left, cursor=sealed(internal, Walk.SCAN, last + b"\0" + cursor if cursor else b""))
 
     async def _newest(self, internal: Topic, found: Sequence[ScheduleRecord]) -> list[ScheduleRecord]:
         """Return what stands now in the places of the records found. Some have been followed by others since."""
