@@ -46,8 +46,11 @@ def queued_in(record: ScheduleRecord) -> set[int]:
 
 
 def _begin(one: Committed, keeps: set[int]) -> int:
-    """When an edit's rules begin to decide: at the edit, if they are others, else where the ones before it had come."""
+    """When an edit's rules begin to decide: at the edit, if they are others, else where the ones before it had come. If
+    those were to decide only after what they kept, at the edit, too: it drops what they kept."""
     before = one.before
+    if before is not None and one.record.number not in keeps and before.begun_ms > one.now_ms:
+        return one.now_ms
     goes_on = (
         before is not None
         and one.record.begun_ms == before.begun_ms

@@ -23,6 +23,7 @@ from timeline.model import (
     encode_headers,
 )
 from timeline.recurrence import FoldPolicy, GapPolicy, Recurrence, rules_are_readable
+from timeline.recurrence.rules import MOST_COUNT
 from timeline.wording import out_of_range
 
 INTERNAL_PREFIX = "~"
@@ -62,7 +63,7 @@ _RANGES = {
     "every_ms": (0, MAX_DURATION_MS),
     "start_ms": (0, MAX_TIME_MS),
     "end_ms": (0, MAX_TIME_MS),
-    "count": (0, 2**31),
+    "count": (0, MOST_COUNT),
     "jitter_ms": (0, MOST_JITTER_MS),
     "window_ms": (0, MOST_WINDOW_MS),
     "expires_ms": (0, MAX_DURATION_MS),

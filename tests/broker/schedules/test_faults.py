@@ -20,6 +20,10 @@ from timeline.schedules.record import SCHEDULES_TOPIC, ScheduleRecord, occurrenc
 from timeline.storage_plugins.contract import Mutations, ScanFilter, StoreUnavailable, StoreUnknown
 
 pytestmark = pytest.mark.slow
+DROPPED = pytest.mark.filterwarnings(
+    "ignore:coroutine .* was never awaited:RuntimeWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+"""A broker that is killed drops the calls that it was about to make."""
 CALLS = ("put", "settle", "mutate", "scan", "lease_due")
 """What looks and edits ask of a store."""
 
@@ -110,12 +114,14 @@ def _kill(there: Town, machine: Machine) -> None:
         there.kill(machine)
 
 
+@DROPPED
 @pytest.mark.parametrize("fault", ["unavailable", "unknown", "kill"])
 def test_some_calls_that_fail_cost_no_occurrence(fault: str) -> None:
     for at in (3, 18, 44):
         _judge(fault, at)
 
 
+@DROPPED
 @pytest.mark.prove
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("fault", ["unavailable", "unknown", "kill"])

@@ -155,8 +155,13 @@ class ScheduleHandler:
         while len(found) < call.limit and walked < WALKED_ROWS:
             records, cursor = await self._store.page(internal, cursor, max(1, call.limit - len(found)))
             walked += max(1, len(records))
-            found |= {one.specification.key: one for one in records if _lists(one, call, caller)}
-            found.pop(last.decode(), None)
+            for one in records:
+                key = one.specification.key
+                if key == last.decode() or (key in found and one.number != found[key].number + 1):
+                    continue  # listed before, or made by another call at the same time as the first
+                found.pop(key, None)
+                if _lists(one, call, caller):
+                    found[key] = one
             if not cursor:
                 break
         left = [one for one in await self._newest(internal, list(found.values())) if _lists(one, call, caller)]

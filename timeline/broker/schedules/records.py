@@ -94,7 +94,7 @@ class ScheduleStore:
 
     async def newest(self, topic: str, name: str) -> list[ScheduleRecord]:
         """Return the newest record of each schedule with this name, by number. There are several if one was deleted and
-        made again, or if two calls made it at the same time."""
+        made again, or if two calls made it at the same time. Raise Invalid if one cannot be read."""
         internal = await self.find_topic()
         if internal is None:
             return []
@@ -105,8 +105,13 @@ class ScheduleStore:
                 payloads[number_of(id.decode(), topic, name)] = id, payload
         # Records with consecutive numbers are one schedule: it changes. Only the last of them counts.
         ends = sorted(number for number in payloads if number and number + 1 not in payloads)
-        found = [read_record(*payloads[number]) for number in ends]
-        return [one for one in found if isinstance(one, ScheduleRecord)]
+        found = []
+        for number in ends:
+            record = read_record(*payloads[number])
+            if isinstance(record, str):
+                raise Invalid(f"schedule {topic}/{name} cannot be read: {record}")
+            found.append(record)
+        return found
 
     async def by_id(self, internal: Topic, ids: Collection[str]) -> dict[str, ScheduleRecord]:
         """Return the records with these ids that are there, by id."""

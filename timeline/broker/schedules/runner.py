@@ -37,7 +37,7 @@ PART_MESSAGES, PART_BYTES = 500, 1024 * 1024
 """Occurrences that one call puts, about."""
 FIRST_RETRY_MS, LAST_RETRY_MS = 1_000, 30_000
 """How long a look waits that the store had no time for."""
-CHAIN_MS = 250
+CHAIN_MS = 50
 """How long a look waits for the record before, if that is not in its batch."""
 MISSING_MS = 60_000
 """How long a look waits whose topic is not there, or whose record cannot be read."""

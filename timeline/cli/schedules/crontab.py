@@ -92,6 +92,7 @@ def read_crontab(text: str, zone: str, style: CrontabStyle | None = None, users:
     `users`, the names of this machine's users."""
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     lines = [(number, line) for number, line in lines if not line.lstrip().startswith("#")]
+    usual = zone
     read = Crontab(style or _style_of([line for _, line in lines], users))
     jitter_ms = 0
     for number, line in lines:
@@ -104,7 +105,7 @@ def read_crontab(text: str, zone: str, style: CrontabStyle | None = None, users:
             continue
         name, value = setting[1] or setting[2] or setting[3] or "", _unquoted(setting[4])
         if name == "CRON_TZ":
-            zone = value
+            zone = value or usual
         elif name == "RANDOM_DELAY" and value.isascii() and value.isdigit() and len(value) <= 6:
             jitter_ms = int(value) * _MINUTE_MS
         else:

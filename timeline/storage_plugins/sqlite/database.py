@@ -217,7 +217,8 @@ class Database:
         except (OSError, sqlite3.Error):
             return ""  # the next write fails equally
         return (
-            f"The disk of {path} is nearly full. New messages are refused, and all other calls work. Free some space."
+            f"The disk of {path} is nearly full. New messages and changes of schedules are refused. All other calls "
+            "work. Free some space."
         )
 
     def close(self) -> None:
