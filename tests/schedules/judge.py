@@ -67,13 +67,14 @@ def revisions(world: World, keeps: set[int]) -> list[Revision]:
     for place, one in enumerate(edits):
         later = [_begin(other, keeps) for other in edits[place + 1 :]]
         until_ms = min([*later, last.position_ms])
-        number = one.record.number
-        carried_out = [when for other, when in world.carried_out_ms.items() if other >= number]
+        number, said = one.record.number, one.record.specification
+        # Where occurrences may not overlap, new rules decide at the look at the edit, and the next one replaces.
+        renews = said.overlap is not Overlap.ALLOW and one.before and one.record.begun_ms != one.before.begun_ms
+        carried_out = [when for other, when in world.carried_out_ms.items() if other >= number + bool(renews)]
         ended = [world.ended_ms.get(other, NEVER) for other in range(1, number + 1)]
         done_ms = max([min(carried_out, default=NEVER), *ended])
         from_ms = _begin(one, keeps)
         keep = number in keeps
-        said = one.record.specification
         found.append(Revision(said, one.record, one.before, one.now_ms, from_ms, until_ms, done_ms, keep))
     return found
 
@@ -167,7 +168,6 @@ def judge_what_is_not_there(
         before = revision.before
         if before is None:
             continue
-        dropped |= set(walked(before.specification, before.position_ms, revision.from_ms))
         dropped |= queued_in(before) if revision.record.queue == () else set()
         if revision.specification.paused and before.specification.jitter_ms:
             begin_ms = revision.made_ms - before.specification.jitter_ms

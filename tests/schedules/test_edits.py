@@ -356,3 +356,12 @@ def test_it_is_shown_with_its_state_and_what_comes() -> None:
     said = shown(newest(here), here.now_ms, template=False)
     assert "payload" not in said
     assert "headers" not in said
+
+
+@pytest.mark.parametrize(("change", "missed"), [({"paused": True}, 9), ({"cron": "30 * * * *"}, 9), ({"tag": "x"}, 0)])
+@pytest.mark.parametrize("keep", [False, True])
+def test_what_an_outage_cost_before_an_edit_counts_as_missed(change: dict[str, Any], missed: int, keep: bool) -> None:
+    here = world()
+    here.outage(10 * MINUTE)  # the one of the next minute was put before
+    record = newest(here)
+    assert edited(record, here.now_ms, record.specification.changed(**change), keep).record.missed == missed

@@ -8,10 +8,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from timeline.errors import Invalid, Throttled
 from timeline.recurrence import Occurrence
+from timeline.recurrence.rules import MOST_COUNT
 from timeline.schedules.looks import AHEAD_MS, MOST_PUTS, YEAR_MS, ScheduledMessage, due_of, first_of, message_of
 from timeline.schedules.record import (
     TRIGGER,
@@ -156,7 +158,7 @@ def _next(record: ScheduleRecord, now_ms: int, **changes: Any) -> ScheduleRecord
 def _kept(record: ScheduleRecord, now_ms: int, new: Specification) -> Edit:
     """The next revision, which leaves what is put as it is, and what is decided."""
     old = record.specification
-    goes_on = _same_rules(old, new) and not (old.paused or record.ended)
+    goes_on = _same_rules(old, new) and not (old.paused or new.paused or record.ended)
     position_ms = record.position_ms if goes_on else max(record.position_ms, now_ms)
     made = _next(
         record,
@@ -166,6 +168,7 @@ def _kept(record: ScheduleRecord, now_ms: int, new: Specification) -> Edit:
         begun_ms=record.begun_ms if goes_on else position_ms,
         queue=record.queue if _same_rules(old, new) else tuple(_singly(old, record.queue)),
         standing_until_ms=max(record.standing_until_ms, record.position_ms),
+        missed=record.missed + (0 if goes_on else _left_out(record, now_ms)),
     )
     return Edit(made, now_ms)
 
@@ -256,20 +259,31 @@ class _Renewal:
         return max(self.from_ms, self.reach_ms), self._before + len(self._fit)
 
     def counts(self) -> dict[str, int]:
-        """Return the counts without what is decided again."""
+        """Return the counts without what is decided again, and with what nobody decides."""
         record, undone = self._record, {*self._past, *self._undone} - self._decided
+        missed = record.missed + (0 if self.goes_on else _left_out(record, self.from_ms))
         if self._old.overlap is Overlap.ALLOW:
-            return {"produced": max(0, record.produced - len(undone))}
+            return {"produced": max(0, record.produced - len(undone)), "missed": missed}
         put = len(undone & {record.last_ms})
         skips = self._old.overlap is Overlap.SKIP and not self.goes_on
         skipped = len(undone) - put if skips else 0
-        return {"produced": max(0, record.produced - put), "skipped": max(0, record.skipped - skipped)}
+        produced, skipped = max(0, record.produced - put), max(0, record.skipped - skipped)
+        return {"produced": produced, "skipped": skipped, "missed": missed}
 
     def _stays_past(self, at_ms: int) -> bool:
         """Return whether an occurrence that waits for its jitter alone still occurs."""
         if at_ms not in self._past or self.gone or (self._alone and not self.goes_on):
             return False
         return bool(_between(self._new, at_ms, at_ms + 1))
+
+
+def _left_out(record: ScheduleRecord, before_ms: int) -> int:
+    """Return how many occurrences before a time no look has decided. An outage cost them, if the next revision decides
+    only from that time on."""
+    said = record.specification
+    if said.paused or record.position_ms >= before_ms:
+        return 0
+    return sum(1 for _ in islice(_times(said, record.position_ms, before_ms, record.sequence), MOST_COUNT))
 
 
 def _between(said: Specification, from_ms: int, before_ms: int) -> set[int]:

@@ -64,6 +64,7 @@ class ScheduleHandler:
 
     def __init__(self, runtime: Runtime, topics: TopicAccess, store: ScheduleStore) -> None:
         self._clock, self._off_loop, self._limits = runtime.clock, runtime.off_loop, runtime.limits
+        self._metrics = runtime.metrics
         self._topics, self._store = topics, store
         self._sendings, self._edits = Sendings(), Sendings()
         self._answered: OrderedDict[tuple[int, str], ScheduleAnswer] = OrderedDict()
@@ -303,6 +304,9 @@ class ScheduleHandler:
             edit = await self._edited(record, said, call)
             answer = await self._put(edit)
             if answer.status in (Status.OK, Status.DUPLICATE):
+                if missed := edit.record.missed - record.missed:
+                    topic = self._metrics.topic(call.topic)
+                    self._metrics.count("timeline_schedule_occurrences_total", topic, "missed", by=missed)
                 cancelled = await self._cancel(edit.record)
                 with suppress(StoreError):
                     await self._store.wake([record.id])
