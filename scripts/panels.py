@@ -256,7 +256,7 @@ BOARD: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Time since the last and until the next occurrence",
             "s",
-            "since: an occurrence was put. until: the next one is due that is not put yet; below 0 it is overdue.",
+            "since: an occurrence was put. until: the next one is due. overdue: for how long it should have been put.",
             (
                 (
                     f"time() - (max by (topic) (timeline_schedule_last_timestamp_seconds{{{ON}}}) > 0)",
@@ -266,6 +266,7 @@ BOARD: dict[str, tuple[Panel, ...]] = {
                     f"(max by (topic) (timeline_schedule_next_timestamp_seconds{{{ON}}}) > 0) - time()",
                     "until {{topic}}",
                 ),
+                (f"max by (topic) (timeline_schedule_overdue_seconds{{{ON}}})", "overdue {{topic}}"),
             ),
         ),
     ),

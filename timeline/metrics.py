@@ -95,6 +95,9 @@ CATALOG: dict[str, Declaration] = {
     "timeline_schedule_next_timestamp_seconds": gauge(
         "The time of the next occurrence that is not put yet, Unix time; 0 when none follows", "topic", fold=_sooner
     ),
+    "timeline_schedule_overdue_seconds": gauge(
+        "How long the time of an occurrence is over that is not put", "topic", fold=max
+    ),
     "timeline_messages_depth": gauge(
         "Messages nobody holds, by state: available (due) and waiting (to come)", "topic", "state"
     ),

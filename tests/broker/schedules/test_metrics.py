@@ -41,6 +41,7 @@ def test_metrics_say_what_was_produced_and_which_schedules_there_are() -> None:
             now_s = there.true_s()
             assert last_s is not None and now_s - 101 < last_s <= now_s
             assert next_s is not None and now_s < next_s < now_s + 180
+            assert there.gauge(machine, "timeline_schedule_overdue_seconds", topic=TOPIC) == 0
             await there.ask(lambda client: client.drop_topic(TOPIC))
             await there.timer.wait(100)
 
