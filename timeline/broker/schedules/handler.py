@@ -158,8 +158,9 @@ class ScheduleHandler:
             walked += max(1, len(records))
             for one in records:
                 key = one.specification.key
-                if key == last.decode() or (key in found and one.number != found[key].number + 1):
-                    continue  # listed before, or made by another call at the same time as the first
+                other = key in found and one.number // NUMBERS != found[key].number // NUMBERS
+                if key == last.decode() or other:  # listed before, or created by two calls: the first one stands
+                    continue
                 found.pop(key, None)
                 if _lists(one, call, caller):
                     found[key] = one
