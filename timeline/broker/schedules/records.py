@@ -27,7 +27,7 @@ from timeline.schedules.record import (
     number_of,
     tag_of,
 )
-from timeline.storage_plugins.contract import Mutations, Puts, ScanFilter, StoreError, StoreUnknown
+from timeline.storage_plugins.contract import Mutations, Puts, ScanFilter, StoreError, StoreUnavailable, StoreUnknown
 
 log = logging.getLogger("timeline.broker")
 PEER = "schedules"
@@ -94,10 +94,22 @@ class ScheduleStore:
 
     async def newest(self, topic: str, name: str) -> list[ScheduleRecord]:
         """Return the newest record of each schedule with this name, by number. There are several if one was deleted and
-        made again, or if two calls made it at the same time. Raise Invalid if one cannot be read."""
+        made again, or if two calls made it at the same time. Raise StoreUnavailable if one cannot be read."""
         internal = await self.find_topic()
         if internal is None:
             return []
+        for attempt in range(TRIES):
+            if attempt:  # a record that ends while it is read has no payload any more
+                await asyncio.sleep(FIRST_WAIT_S * 2**attempt)
+            found = await self._newest(internal, topic, name)
+            unreadable = [one for one in found if isinstance(one, str)]
+            if not unreadable:
+                break
+        else:
+            raise StoreUnavailable(f"schedule {topic}/{name} cannot be read: {unreadable[0]}")
+        return [one for one in found if isinstance(one, ScheduleRecord)]
+
+    async def _newest(self, internal: Topic, topic: str, name: str) -> list[ScheduleRecord | str]:
         payloads: dict[int, tuple[bytes, bytes]] = {}
         async for rows in self._pages(internal, ScanFilter(tag=tag_of(topic, name).encode()), payload=True):
             assert rows.payloads is not None
@@ -105,13 +117,7 @@ class ScheduleStore:
                 payloads[number_of(id.decode(), topic, name)] = id, payload
         # Records with consecutive numbers are one schedule: it changes. Only the last of them counts.
         ends = sorted(number for number in payloads if number and number + 1 not in payloads)
-        found = []
-        for number in ends:
-            record = read_record(*payloads[number])
-            if isinstance(record, str):
-                raise Invalid(f"schedule {topic}/{name} cannot be read: {record}")
-            found.append(record)
-        return found
+        return [read_record(*payloads[number]) for number in ends]
 
     async def by_id(self, internal: Topic, ids: Collection[str]) -> dict[str, ScheduleRecord]:
         """Return the records with these ids that are there, by id."""
