@@ -139,3 +139,14 @@ def test_births_differ_by_id_and_revision() -> None:
     assert len(births) == 1_000
     assert all(0 < birth < 2**64 for birth in births)
     assert birth_of("day@1", 1) == birth_of("day@1", 1)
+
+
+def test_an_occurrence_that_was_delivered_keeps_its_id_for_later_edits() -> None:
+    record = replace(RECORD, renamed=(RenamedSpan(10, 40, 7), RenamedSpan(20, 30, 9)))
+    assert [record.keeping(20, "monthly@1970-01-01T00:00:00.020Z").occurrence_id(at) for at in (20, 21, 15)] == [
+        "monthly@1970-01-01T00:00:00.020Z",
+        "monthly@1970-01-01T00:00:00.021Z.9",
+        "monthly@1970-01-01T00:00:00.015Z.7",
+    ]
+    id = "monthly@1970-01-01T00:00:00.020Z.7"
+    assert record.keeping(20, id).occurrence_id(20) == id

@@ -95,8 +95,13 @@ class Look:
         """Return the rest of the look. `delivered`: ids of `cancel` that consumers have or had. Their occurrences keep
         them, since under other ids they would be produced twice."""
         ids = {found[1]: id for id in delivered if (found := schedule_of(id)) is not None}
-        messages = (dataclasses.replace(one, id=ids.get(one.at_ms, one.id)) for one in self.messages)
-        return dataclasses.replace(self, messages=tuple(messages)) if ids else self
+        if not ids:
+            return self
+        messages = tuple(dataclasses.replace(one, id=ids.get(one.at_ms, one.id)) for one in self.messages)
+        successor = self.successor
+        for at_ms, id in ids.items():  # later edits must find them under these ids
+            successor = successor and successor.keeping(at_ms, id)
+        return dataclasses.replace(self, messages=messages, successor=successor)
 
     def must_repeat(self, statuses: Sequence[Status]) -> bool:
         """Return whether the look must be repeated, by the answers to `messages`."""

@@ -175,6 +175,19 @@ class ScheduleRecord:
                 number = max(number, span.number)
         return occurrence_id(self.specification.name, at_ms, str(number) if number else "")
 
+    def keeping(self, at_ms: int, id: str) -> ScheduleRecord:
+        """Return the record in which the occurrence at a time has this id, which it had before it was renamed."""
+        suffix = id.partition("Z.")[2]
+        number = int(suffix) if suffix.isdecimal() else 0
+        spans: list[RenamedSpan] = []
+        for span in self.renamed:
+            if span.from_ms <= at_ms < span.until_ms and span.number > number:
+                parts = span._replace(until_ms=at_ms), span._replace(from_ms=at_ms + 1)
+                spans += [part for part in parts if part.from_ms < part.until_ms]
+            else:
+                spans.append(span)
+        return dataclasses.replace(self, renamed=tuple(spans))
+
 
 _ROWS: dict[str, Any] = {
     "cancelling": CancelledOccurrence,
