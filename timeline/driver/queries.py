@@ -539,8 +539,8 @@ class Queries:
         return PingAnswer(pong.broker, pong.version, address, round_trip_ms, offset_ms, error_ms)
 
     async def standing(self, topic: str = "", *, consumers: int = 1_000, timeout: Duration | None = None) -> Standings:
-        """Return the status of each known broker, ready or not: the load of its topics (or of `topic` alone), lateness,
-        and at most `consumers` of its connected consumers.
+        """Return the status of each known broker, ready or not. It has the load of its topics (or of `topic`),
+        lateness, and at most `consumers` of its connected consumers.
 
         Raise Invalid, Closed, or Unavailable if no broker answered.
         """

@@ -237,8 +237,9 @@ def _walked(found: Iterator[Occurrence | int], from_ms: int) -> Iterator[Occurre
 
 
 class Schedule(ScheduleView):
-    """A recurring schedule: it produces an ordinary message into its topic at each of its times, once. Each method that
-    changes it raises its revision and keeps this object up to date.
+    """A recurring schedule. At each of its times it produces an ordinary message into its topic, once.
+
+    Each method that changes it raises its revision. It also keeps this object up to date. An example:
 
         s = await tl.schedule("invoices", "monthly", cron="0 6 1 * *", zone="Europe/Berlin", payload=b"send them")
         print(s.next(3))
@@ -502,6 +503,7 @@ class Scheduling:
         timeout: Duration | None = None,
     ) -> Schedule:
         """Create a recurring schedule, and return it. At each of its times it produces a message into `topic`, once.
+        An example:
 
             await tl.schedule("invoices", "monthly", cron="0 6 1 * *", zone="Europe/Berlin", payload=b"send them")
 

@@ -141,16 +141,22 @@ def _judge(fault: str, at: int) -> str:
     return what
 
 
+async def begun(there: Town) -> tuple[Machine, Topic]:
+    """A broker with a consumer and a schedule, and the topic of records."""
+    machine = await there.broker("b1")
+    await there.create_topic()
+    there.consume("c")
+    await schedule(there, every="10s")
+    topic = machine.node.catalog.known(SCHEDULES_TOPIC)
+    assert topic is not None
+    return machine, topic
+
+
 def test_a_record_that_cannot_be_read_stops_no_other() -> None:
     with town() as there:
 
         async def story() -> None:
-            machine = await there.broker("b1")
-            await there.create_topic()
-            there.consume("c")
-            await schedule(there, "first", every="10s")
-            topic = machine.node.catalog.known(SCHEDULES_TOPIC)
-            assert topic is not None
+            _, topic = await begun(there)
             bad = [
                 b"",
                 b"{}",
@@ -176,13 +182,8 @@ def test_a_broker_that_finds_a_hundred_edits_in_a_row_carries_them_out_at_once()
     with town() as there:
 
         async def story() -> None:
-            machine = await there.broker("b1")
-            await there.create_topic()
-            there.consume("c")
-            await schedule(there, every="10s")
+            machine, topic = await begun(there)
             await there.timer.wait(30)
-            topic = machine.node.catalog.known(SCHEDULES_TOPIC)
-            assert topic is not None
             rows = (await there.store.scan(topic, int(there.true_ms()), ScanFilter(), b"", 10, True)).rows
             assert len(rows) == 1 and rows.payloads is not None
             there.kill(machine)

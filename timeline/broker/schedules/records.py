@@ -168,8 +168,8 @@ class ScheduleStore:
     ) -> list[OccurrenceAnswer]:
         """Put records, each with its due time, if their numbers are free.
 
-        Return an answer for each: OK, or DUPLICATE if the same record is there; EXISTS if another has the number, or
-        had it; or why the store could not. What does not begin by monotonic `until_ms` is UNAVAILABLE."""
+        Return an answer for each. DUPLICATE: the same record is there. EXISTS: another record has the number, or had
+        it. UNAVAILABLE: the store could not, or it was not begun by monotonic `until_ms`."""
         internal, answers = await self.make_topic(), []
         for part in _parts([(record, due_ms, record.encode()) for record, due_ms in asked]):
             records, dues, payloads = [list(column) for column in zip(*part, strict=True)]
