@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import heapq
+import inspect
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine
+from types import CoroutineType
 from typing import Any
 
 Handle = asyncio.Handle
@@ -165,9 +167,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _close(self, task: asyncio.Task[Any]) -> None:
         """Closes what a task runs. What waits in a `finally` on its way out is closed there in its turn: left half
         closed, it would be so when it is collected, and say then, in the middle of another seed, that it ignored its
-        exit."""
+        exit. A coroutine that a task took and did not begin is closed, too: nobody awaits it any more."""
         work = task.get_coro()
-        assert work is not None
+        assert isinstance(work, CoroutineType)
+        if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+            for taken in work.cr_frame.f_locals.values():
+                if isinstance(taken, CoroutineType):
+                    taken.close()
         for _ in range(MOST_EXITS):
             try:
                 work.close()

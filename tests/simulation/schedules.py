@@ -158,6 +158,7 @@ class ScheduleWorld(World):
             self._work.append(process.run(self._receive(process, number)))
         editors = [self.process(f"editor{number}") for number in range(NAMES)]
         self._work += [one.run(self._edit(one, f"s{number}")) for number, one in enumerate(editors)]
+        self.loop.create_task(self._lose_answers())
         await self.faults.strike()
         await self.faults.heal()
         for task in self._work[2:]:
@@ -168,6 +169,17 @@ class ScheduleWorld(World):
         for broker in self.brokers:
             await broker.drain()
         return end_ms
+
+    async def _lose_answers(self) -> None:
+        """For longer than a broker repeats a put, the store does all puts and answers none."""
+        rng = random.Random(f"{self.seed}-answers")
+        for _ in range(2):
+            await self.timer.wait(rng.uniform(0.5, 3.0))
+            for broker in self.brokers:
+                broker.store.trouble.puts_lost = True
+            await self.timer.wait(rng.uniform(0.3, 1.5))
+            for broker in self.brokers:
+                broker.store.trouble.puts_lost = False
 
     async def _receive(self, process: Any, number: int) -> None:
         """Receives occurrences and acknowledges them, some of them late."""

@@ -40,7 +40,8 @@ OK = Status.OK.code
 
 
 class Trouble:
-    """How bad the store is now. Chances are per call; `down` refuses every call."""
+    """How bad the store is now. Chances are per call; `down` refuses every call. `puts_lost`: puts are done, but not
+    answered."""
 
     def __init__(self) -> None:
         self.mend()
@@ -49,7 +50,7 @@ class Trouble:
         """All is well."""
         self.slowest_s = 0.004
         self.refused = self.lost_before = self.lost_after = 0.0
-        self.down = False
+        self.down = self.puts_lost = False
 
 
 class Lost:
@@ -159,7 +160,12 @@ class TroubledStore(Store):
             answers.commit_seq = self._turn()
             return answers
 
-        return await self._through(work)
+        answers = await self._through(work)
+        if self.trouble.puts_lost:
+            self.occurred["store answer lost"] += 1
+            self.lost.answer_s = self.lost.unknown_s = self._loop.time()
+            raise StoreUnknown("the answer to a put was lost")
+        return answers
 
     def _put_or_moved(self, topic: Topic, now_ms: int, puts: Puts, at: int, values: dict[str, Any]) -> None:
         id = puts.ids[at]
