@@ -151,7 +151,9 @@ def page() -> str:
         "Producer, broker, store and consumer share two cores. Payloads have 100 bytes, ids 16 random bytes. "
         "`timeline bench` measures the same on your machine. *Cycle*: produced, due, leased, pushed, acknowledged. "
         "*Lateness*: from the due time to the consumer's code, at 1,000/s. *Bytes*: of a pending message, beside its "
-        "payload, headers and id.",
+        "payload, headers and id. A quicker machine measured these than those of "
+        "[performance](../design-docs/performance.md): compare the rows with each other. Redis with `everysec` may lose "
+        "its last second.",
         table(
             ("store", "cycle", "with 1 M pending", "lateness p50 / p99", "bytes", "settings", "what bounds it"),
             map(_figures, rows),

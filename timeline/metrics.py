@@ -99,7 +99,7 @@ CATALOG: dict[str, Declaration] = {
         "How long the time of an occurrence is over that is not put", "topic", fold=max
     ),
     "timeline_messages_depth": gauge(
-        "Messages nobody holds, by state: available (due) and waiting (to come)", "topic", "state"
+        "Messages without a live lease, by state: available (due) and waiting (to come)", "topic", "state"
     ),
     "timeline_expected_messages": gauge(
         "Messages that come due within so long from now: 1m, 10m, 1h, 24h", "topic", "within"

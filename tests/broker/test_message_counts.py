@@ -14,7 +14,7 @@ from timeline.broker.limits import Limits
 from timeline.model import Operation, Status, Topic
 from timeline.storage_plugins.contract import StoreError, StoreUnavailable, Swept
 from timeline.storage_plugins.memory import MemoryStore
-from timeline.wire import Deliver, SettleFlag, TopicAction
+from timeline.wire import Deliver, Forecast, Forecasted, SettleFlag, TopicAction, decode_as, encode
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 
@@ -84,6 +84,20 @@ async def test_leases_are_counted_by_how_they_ended():
         assert ended == {"acked": 1, "released": 1, "unseen": 1, "buried": 1, "ran_out": 0}
 
 
+async def test_a_message_is_available_once_its_lease_has_run_out():
+    async with broker() as link:
+        consumer = await link.consume(credit=1, lease_ms=100)
+        await link.put(["a"], in_ms=0)
+        await consumer.down(Deliver)
+        await link.topic(TopicAction.UPDATE, paused=True)  # so nobody leases it again
+        await link.node.counts.near()
+        while not shown(link, "timeline_messages_depth", state="available"):
+            await link.node.counts.near()
+        assert shown(link, "timeline_messages_depth", state="available") == 1
+        frame = encode(Forecast("t", HOUR_MS, HOUR_MS))
+        assert decode_as(await link.node.service.unary("Forecast", frame), Forecasted).overdue == 1
+
+
 async def test_a_lease_that_ran_out_is_counted_when_the_message_is_leased_again():
     async with broker() as link:
         consumer = await link.consume(credit=1, lease_ms=100)
@@ -101,13 +115,13 @@ class Slow(MemoryStore):
         super().__init__("memory://")
         self.spans: list[tuple[float, float]] = []
 
-    async def count_due(self, topic: Topic, edges_ms: np.ndarray) -> np.ndarray:
+    async def count_due(self, topic: Topic, edges_ms: np.ndarray, held: bool = False) -> np.ndarray:
         loop = asyncio.get_running_loop()
         began = loop.time()
         while loop.time() < began + 0.002:
             await asyncio.sleep(0)
         self.spans.append((began, loop.time()))
-        return await super().count_due(topic, edges_ms)
+        return await super().count_due(topic, edges_ms, held)
 
 
 async def test_counting_takes_a_bounded_share_of_the_stores_time():
@@ -130,10 +144,10 @@ class Refusing(MemoryStore):
         self.refused = {"t"}
         self.swept: list[str] = []
 
-    async def count_due(self, topic: Topic, edges_ms: np.ndarray) -> np.ndarray:
+    async def count_due(self, topic: Topic, edges_ms: np.ndarray, held: bool = False) -> np.ndarray:
         if topic.name in self.refused:
             raise StoreUnavailable("too many to be counted within the deadline")
-        return await super().count_due(topic, edges_ms)
+        return await super().count_due(topic, edges_ms, held)
 
     async def sweep(self, topic: Topic, now_ms: int, limit: int) -> Swept:
         if topic.name in self.refused:

@@ -57,12 +57,12 @@ async def test_forecast_of_all_topics_keeps_to_its_timeout() -> None:
         assert broker.store is not None
         count_due, slow = broker.store.count_due, asyncio.Event()
 
-        async def held(topic: timeline.Topic, edges_ms: Int64) -> Int64:
+        async def late(topic: timeline.Topic, edges_ms: Int64, held: bool = False) -> Int64:
             if topic.name != "a":
                 await slow.wait()
-            return await count_due(topic, edges_ms)
+            return await count_due(topic, edges_ms, held)
 
-        broker.store.count_due = held  # type: ignore[method-assign, assignment]
+        broker.store.count_due = late  # type: ignore[method-assign, assignment]
         said = "UNAVAILABLE: only 1 of 3 topics were counted within 1s. Name one topic, or wait longer with --timeout"
         with pytest.raises(Failed, match=said) as failed:
             await load_ahead(tl, None, 7_200_000, 60_000, "1s")

@@ -425,7 +425,7 @@ async def test_no_text_of_grpc_says_how_a_call_ended(broker: Broker, tl: timelin
     assert broker.store is not None
     asked = asyncio.Event()
 
-    async def never(*_: object) -> None:
+    async def never(*_: object, **__: object) -> None:
         asked.set()
         await asyncio.Event().wait()
 

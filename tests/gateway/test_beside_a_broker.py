@@ -181,3 +181,7 @@ def test_a_package_that_the_gateway_lacks_is_named(monkeypatch: pytest.MonkeyPat
     assert missing_package() == ""
     monkeypatch.setattr("timeline.broker.server.gateway_process.PACKAGES", ("not_there_at_all",))
     assert missing_package() == "not_there_at_all: pip install 'timeline-scheduler[gateway]'"
+    asked = ServeConfig(http="127.0.0.1:0").check()
+    with pytest.raises(Invalid, match=r"http 127.0.0.1:0 needs a package that is not installed: not_there_at_all: pip"):
+        gateway_for(asked)
+    assert gateway_for(ServeConfig(http="off").check()) is None

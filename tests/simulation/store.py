@@ -302,8 +302,8 @@ class TroubledStore(Store):
     ) -> Page:
         return await self._through(lambda: self.inner.scan(topic, now_ms, where, cursor, limit, payload))
 
-    async def count_due(self, topic: Topic, edges_ms: Int64) -> Int64:
-        return await self._through(lambda: self.inner.count_due(topic, edges_ms))
+    async def count_due(self, topic: Topic, edges_ms: Int64, held: bool = False) -> Int64:
+        return await self._through(lambda: self.inner.count_due(topic, edges_ms, held))
 
     async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
         return await self._through(lambda: self.inner.next_due(topic, buckets, after_ms))

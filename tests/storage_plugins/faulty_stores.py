@@ -199,8 +199,14 @@ class HoldsForEver(MemoryStore):
 
 @caught_by("count_due")
 class CountsTheUpperEdge(MemoryStore):
-    async def count_due(self, topic: Topic, edges_ms: Int64) -> Int64:
-        return await super().count_due(topic, edges_ms + 1)
+    async def count_due(self, topic: Topic, edges_ms: Int64, held: bool = False) -> Int64:
+        return await super().count_due(topic, edges_ms + 1, held)
+
+
+@caught_by("count_due")
+class CountsOnlyTheFree(MemoryStore):
+    async def count_due(self, topic: Topic, edges_ms: Int64, held: bool = False) -> Int64:
+        return await super().count_due(topic, edges_ms)
 
 
 @caught_by("next_dues")

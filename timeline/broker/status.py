@@ -109,7 +109,7 @@ class TopicRounds:
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """The store's count of a topic at `counted_ms`: messages without a holder, due and to come. `next_due_ms`: 0 if
+    """The store's count of a topic at `counted_ms`: messages without a live lease, due and to come. `next_due_ms`: 0 if
     none is pending."""
 
     available: int = 0
@@ -239,6 +239,8 @@ class MessageCounts:
                 edges = now_ms + 1 + MINUTE_MS * np.arange(-1, NEAR_MINUTES + 1, dtype=np.int64)
                 edges[0] = 0
                 counted.near = await self._store.call("count_due", self._store.store.count_due(topic, edges))
+                if next_due is not None and next_due <= now_ms:
+                    counted.near[0] += await lapsed(self._store, topic, now_ms)
             else:
                 counted = _Counted()
         finally:
@@ -297,6 +299,12 @@ class MessageCounts:
         if room is not None:
             self._metrics.gauge("timeline_store_free_bytes", room.free_bytes)
             self._metrics.gauge("timeline_store_size_bytes", room.size_bytes)
+
+
+async def lapsed(store: MeteredStore, topic: Topic, now_ms: int) -> int:
+    """Return how many messages still have a holder though their lease ran out. They are available, too."""
+    until_now = np.array([0, now_ms + 1], dtype=np.int64)
+    return int((await store.call("count_due", store.store.count_due(topic, until_now, held=True)))[0])
 
 
 def _overdue_ms(topic: Topic, counted: _Counted) -> int:

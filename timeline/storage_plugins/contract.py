@@ -429,8 +429,10 @@ class Store(ABC):
         """
 
     @abstractmethod
-    async def count_due(self, topic: Topic, edges_ms: Int64) -> Int64:
-        """Return for m ascending edges m − 1 counts of living rows without holder with edge[i] ≤ due < edge[i + 1]."""
+    async def count_due(self, topic: Topic, edges_ms: Int64, held: bool = False) -> Int64:
+        """Return for m ascending edges m − 1 counts of living rows without holder with edge[i] ≤ due < edge[i + 1].
+
+        `held`: of those with a holder instead. Their due is the end of their lease."""
 
     @abstractmethod
     async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:

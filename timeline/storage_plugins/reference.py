@@ -349,8 +349,9 @@ class ReferenceStore(Store):
 
     # ── counts and sweeps ──
 
-    async def count_due(self, topic: Topic, edges_ms: Int64) -> Int64:
-        due_ms = [row.message.due_ms for row in self.rows(topic).values() if row.lives and not row.message.holder]
+    async def count_due(self, topic: Topic, edges_ms: Int64, held: bool = False) -> Int64:
+        living = [row.message for row in self.rows(topic).values() if row.lives]
+        due_ms = [message.due_ms for message in living if bool(message.holder) is held]
         places = np.searchsorted(edges_ms, np.array(due_ms, dtype=np.int64), "right")
         return np.bincount(places, minlength=len(edges_ms) + 1)[1 : max(1, len(edges_ms))].astype(np.int64)
 

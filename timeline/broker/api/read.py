@@ -14,6 +14,7 @@ from timeline.broker.dispatch.dealer import Dealers
 from timeline.broker.lanes import MeteredStore
 from timeline.broker.late import LateOne, LateRing
 from timeline.broker.runtime import Runtime
+from timeline.broker.status import lapsed
 from timeline.columns import Ragged
 from timeline.errors import Invalid
 from timeline.model import Rows, State, Topic, buckets_of, payload_sums
@@ -74,7 +75,8 @@ class ReadHandler:
         edges[-1] = min(int(edges[-1]), now_ms + asked.window_ms)
         whole = np.concatenate([np.zeros(1, dtype=np.int64), edges])
         counted = await store.call("count_due", store.store.count_due(topic, whole))
-        return Forecasted(edges, counted[1:], int(counted[0]), store.store.capabilities.exact_counts)
+        overdue = int(counted[0]) + await lapsed(store, topic, now_ms)
+        return Forecasted(edges, counted[1:], overdue, store.store.capabilities.exact_counts)
 
     async def late(self, asked: Late, caller: Principal) -> LateList:
         """Return the late deliveries that this broker remembers. A message by id is added if it is late now."""

@@ -18,6 +18,7 @@ import sys
 from timeline.broker.server.process import RestartDelay, check_free
 from timeline.child import send_signal
 from timeline.config import HTTP, ServeConfig, local_address
+from timeline.errors import Invalid
 from timeline.wording import install_command
 
 log = logging.getLogger("timeline.broker")
@@ -57,15 +58,18 @@ def missing_package() -> str:
 def gateway_for(config: ServeConfig) -> GatewayProcess | None:
     """Return the gateway that `config` wants. None: there is none.
 
-    A broker on its own default address has one without being asked, unless a package or the port is missing.
+    A broker on its own default address has one without being asked, unless a package or the port is missing. Raise
+    Invalid if `config` asks for one and a package is missing.
     """
-    if config.http:
-        return None if config.http == "off" else GatewayProcess(config)
-    if config.listen != ServeConfig().listen:
+    if config.http == "off" or not (config.http or config.listen == ServeConfig().listen):
         return None
     if missing := missing_package():
+        if config.http:
+            raise Invalid(f"http {config.http} needs a package that is not installed: {missing}")
         log.info("no HTTP: it needs %s", missing)
         return None
+    if config.http:
+        return GatewayProcess(config)
     try:
         check_free(HTTP)
     except OSError as taken:

@@ -165,7 +165,7 @@ def _check_rule(rule: str, zone: str) -> None:
         raise Invalid("@reboot is no time. Leave the line in the crontab, or start the command by a systemd unit")
     if "~" in rule:
         raise Invalid(
-            f"a random field like that of {rule!r:.60} is drawn anew by each cron: choose a time, and --jitter"
+            f"a random field like that of {rule!r:.60} is drawn again by each cron: choose a time, and --jitter"
         )
     if re.search(r"(?<![A-Za-z])H(?![A-Za-z])", rule) and not rule.startswith("@"):
         raise Invalid(f"H in {rule!r:.60} is Jenkins' own: choose a time")

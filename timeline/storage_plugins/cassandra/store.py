@@ -198,9 +198,9 @@ class CassandraStore(Store):
         none = Page(Rows.empty(payload), None)
         return await self._of(topic, walks.scan, none, now_ms, where, cursor, limit, payload)
 
-    async def count_due(self, topic: Topic, edges_ms: Int64) -> Int64:
+    async def count_due(self, topic: Topic, edges_ms: Int64, held: bool = False) -> Int64:
         none = np.zeros(max(0, len(edges_ms) - 1), dtype=np.int64)
-        return await self._of(topic, walks.count_due, none, edges_ms)
+        return await self._of(topic, walks.count_due, none, edges_ms, held)
 
     async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
         return await self._of(topic, walks.next_due, None, buckets, after_ms)

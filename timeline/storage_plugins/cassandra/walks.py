@@ -290,20 +290,21 @@ async def _tag_part(
     return counts, moved
 
 
-async def count_due(context: StoreContext, topic: Topic, edges_ms: Int64) -> Int64:
-    """`Store.count_due`: reads the free timelines between the outer edges."""
+async def count_due(context: StoreContext, topic: Topic, edges_ms: Int64, held: bool) -> Int64:
+    """`Store.count_due`: reads the timelines between the outer edges."""
     counts = np.zeros(max(0, len(edges_ms) - 1), dtype=np.int64)
     if not len(counts):
         return counts
+    kind = HELD if held else FREE
     for start in range(0, topic.settings.buckets, MOST_AHEAD):
-        numbers = range(start, min(start + MOST_AHEAD, topic.settings.buckets))
-        counts += sum(await asyncio.gather(*(_count(context, (topic.uid, number), edges_ms) for number in numbers)))
+        keys = [(topic.uid, at) for at in range(start, min(start + MOST_AHEAD, topic.settings.buckets))]
+        counts += sum(await asyncio.gather(*(_count(context, key, kind, edges_ms) for key in keys)))
     return counts
 
 
-async def _count(context: StoreContext, key: tuple[int, int], edges_ms: Int64) -> Int64:
+async def _count(context: StoreContext, key: tuple[int, int], kind: int, edges_ms: Int64) -> Int64:
     counts = np.zeros(len(edges_ms) - 1, dtype=np.int64)
-    async for rows in _timeline(context, key, FREE, int(edges_ms[0])):
+    async for rows in _timeline(context, key, kind, int(edges_ms[0])):
         times = np.array([row.at for row in rows], dtype=np.int64)
         counts += np.maximum(0, np.diff(np.searchsorted(times, edges_ms)))
         if rows and rows[-1].at >= edges_ms[-1]:

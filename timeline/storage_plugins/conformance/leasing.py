@@ -349,6 +349,9 @@ async def check_count_due(trial: Trial) -> None:
     counts = await trial.store.count_due(topic, edges)
     expect_equal(counts.tolist(), [5, 0, 40, 45, 3], "counts by steps")
     expect_equal((await trial.store.count_due(topic, edges[:1])).tolist(), [], "counts of a single edge")
+    ends = np.array([T0, T0 + 30_040, T0 + 30_041, T0 + 30_042], dtype=np.int64)
+    held = await trial.store.count_due(topic, ends, held=True)
+    expect_equal(held.tolist(), [0, 5, 0], "counts of held messages by the ends of their leases")
 
 
 @check(needs=lambda capabilities: not capabilities.exact_counts)

@@ -174,8 +174,9 @@ class MemoryStore(Store):
         going = self._walks.get(topic.uid, _NO_WALKS)
         return walks.scan(self._made(topic) or _NONE, going, now_ms, where, cursor, limit, payload)
 
-    async def count_due(self, topic: Topic, edges_ms: Int64) -> Int64:
-        return (self._made(topic) or _NONE).free.count_between(edges_ms)
+    async def count_due(self, topic: Topic, edges_ms: Int64, held: bool = False) -> Int64:
+        rows = self._made(topic) or _NONE
+        return (rows.held if held else rows.free).count_between(edges_ms)
 
     async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
         return changes.next_due(self._made(topic) or _NONE, buckets, after_ms)

@@ -198,11 +198,11 @@ async def _next_with_leases(keys: BucketKeys, bucket: int, now_ms: int) -> int:
     return next((at for at, count in zip(rest, counts, strict=True) if count), keys.topic.settings.buckets)
 
 
-async def count_due(keys: BucketKeys, edges_ms: Int64) -> Int64:
+async def count_due(keys: BucketKeys, edges_ms: Int64, held: bool) -> Int64:
     """`Store.count_due`."""
     counts = np.zeros(max(0, len(edges_ms) - 1), dtype=np.int64)
     if len(counts):
-        for _, part in await keys.each(scripts.COUNT, None, *edges_ms.tolist()):
+        for _, part in await keys.each(scripts.COUNT, None, b":h" if held else b":f", *edges_ms.tolist()):
             counts += np.array(part, dtype=np.int64)
     return counts
 

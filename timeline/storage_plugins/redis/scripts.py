@@ -549,11 +549,12 @@ return least
 """
 
 COUNT = """
+-- ARGV: ':f' (free) or ':h' (held), then the edges. Answers how many are due between each edge and the next.
 local counts = {}
-for i = 1, #ARGV - 1 do
+for i = 2, #ARGV - 1 do
   local sum = 0
-  for _, base in ipairs(KEYS) do sum = sum + redis.call('ZCOUNT', base .. ':f', ARGV[i], '(' .. ARGV[i + 1]) end
-  counts[i] = sum
+  for _, base in ipairs(KEYS) do sum = sum + redis.call('ZCOUNT', base .. ARGV[1], ARGV[i], '(' .. ARGV[i + 1]) end
+  counts[i - 1] = sum
 end
 return counts
 """

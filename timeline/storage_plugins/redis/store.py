@@ -167,8 +167,8 @@ class RedisStore(Store):
     ) -> Page:
         return await reading.scan(self._keys(topic), now_ms, where, cursor, limit, payload)
 
-    async def count_due(self, topic: Topic, edges_ms: Int64) -> Int64:
-        return await reading.count_due(self._keys(topic), edges_ms)
+    async def count_due(self, topic: Topic, edges_ms: Int64, held: bool = False) -> Int64:
+        return await reading.count_due(self._keys(topic), edges_ms, held)
 
     async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
         return await reading.next_due(self._keys(topic), buckets, after_ms)

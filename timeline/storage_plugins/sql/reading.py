@@ -133,17 +133,18 @@ def held_by(sql: SqlDialect, key: int, now_ms: int, holder: bytes, cursor: bytes
     return Page((yield from _page(sql, batch, True)), onward)
 
 
-def count_due(sql: SqlDialect, key: int, edges_ms: Int64) -> Plan[Int64]:
+def count_due(sql: SqlDialect, key: int, edges_ms: Int64, held: bool) -> Plan[Int64]:
     """Return `Store.count_due`: a range of the index for each step.
 
     A statement counts COUNTS_AT_ONCE steps. More steps take several statements, each of which sees the store as it is
     by then. A message that is moved meanwhile may count twice, or not at all."""
     steps = list(itertools.pairwise(edges_ms.tolist()))
+    index, predicate = ("message_held", sql.held) if held else ("message_free", sql.free)
     counts: list[int] = []
     for start in range(0, len(steps), COUNTS_AT_ONCE):
         query = sql.query(key)
         asked = ", ".join(
-            f"(SELECT COUNT(*) FROM {sql.along('message_free')} WHERE m.topic {query.topic} AND {sql.free} "
+            f"(SELECT COUNT(*) FROM {sql.along(index)} WHERE m.topic {query.topic} AND {predicate} "
             f"AND m.{sql.due} >= {query(low)} AND m.{sql.due} < {query(high)})"
             for low, high in steps[start : start + COUNTS_AT_ONCE]
         )

@@ -114,10 +114,10 @@ class SqlStore(Store):
             lambda: Page(Rows.empty(payload), None),
         )
 
-    async def count_due(self, topic: Topic, edges_ms: Int64) -> Int64:
+    async def count_due(self, topic: Topic, edges_ms: Int64, held: bool = False) -> Int64:
         return await self._read_of(
             topic,
-            lambda key: reading.count_due(self.sql, key, edges_ms),
+            lambda key: reading.count_due(self.sql, key, edges_ms, held),
             lambda: np.zeros(max(0, len(edges_ms) - 1), dtype=np.int64),
         )
 
