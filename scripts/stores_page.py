@@ -152,7 +152,7 @@ def page() -> str:
         "`timeline bench` measures the same on your machine. *Cycle*: produced, due, leased, pushed, acknowledged. "
         "*Lateness*: from the due time to the consumer's code, at 1,000/s. *Bytes*: of a pending message, beside its "
         "payload, headers and id. A quicker machine measured these than those of "
-        "[performance](../design-docs/performance.md): compare the rows with each other. Redis with `everysec` may lose "
+        "[performance](../design-docs/performance.md): compare rows with each other. Redis with `everysec` may lose "
         "its last second.",
         table(
             ("store", "cycle", "with 1 M pending", "lateness p50 / p99", "bytes", "settings", "what bounds it"),

@@ -17,6 +17,7 @@ import timeline
 from tests.gateway.processes import TIMELINE, gateway
 from tests.gateway.processes import broker as served
 from tests.gateway.push.receiver import Receiver, always
+from timeline.child import free_ports
 from timeline.gateway.metrics import GatewayMetrics
 from timeline.gateway.push import pusher as pusher_module
 from timeline.gateway.push.addresses import AddressGuard
@@ -295,6 +296,15 @@ async def test_a_receiver_that_hangs_is_given_up_in_time(tl: timeline.Timeline, 
     async with pushing(tl):
         await produce(tl, "a")
         assert (await state_of(tl, "a", "dead")).dead == "max_deliveries: no answer within 20ms"
+
+
+async def test_a_receiver_that_is_not_there_is_named(tl: timeline.Timeline) -> None:
+    (port,) = free_ports(1)
+    await tl.create_topic("t", push_url=f"http://127.0.0.1:{port}/", max_deliveries=1)
+    async with pushing(tl):
+        await produce(tl, "a")
+        dead = f"max_deliveries: cannot connect to 127.0.0.1:{port}: connection refused"
+        assert (await state_of(tl, "a", "dead")).dead == dead
 
 
 async def test_an_endless_answer_is_cut_off(tl: timeline.Timeline, receiver: Receiver) -> None:

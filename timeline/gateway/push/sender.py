@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
@@ -72,7 +73,7 @@ class Sender:
         except socket.gaierror as unknown:
             raise Unanswered(f"the name {self._host} is not known here: {unknown.strerror}") from unknown
         except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as bad:
-            raise Unanswered(f"{type(bad).__name__}: {bad}") from bad
+            raise Unanswered(_said(bad)) from bad
 
     async def _post(self, headers: Sequence[tuple[str, str]], body: bytes) -> Answer:
         *others, last = (await self._judged())[:TRIED_ADDRESSES]
@@ -107,6 +108,13 @@ class Sender:
             with suppress(aiohttp.ClientError):  # its status came: that decides
                 start = await _start_of(response)
             return Answer(response.status, told, start)
+
+
+def _said(bad: Exception) -> str:
+    """Return a failure as a receiver's owner understands it."""
+    if isinstance(bad, aiohttp.ClientConnectorError) and not isinstance(bad, aiohttp.ClientSSLError) and bad.errno:
+        return f"cannot connect to {bad.host}:{bad.port}: {os.strerror(bad.errno).lower()}"
+    return f"{type(bad).__name__}: {bad}"
 
 
 async def _start_of(response: aiohttp.ClientResponse) -> bytes:
