@@ -73,7 +73,7 @@ CATALOG: dict[str, Declaration] = {
     "timeline_buried_total": counter("Messages that became dead letters, by cause", "topic", "cause"),
     "timeline_expired_total": counter("Messages removed because they passed their expiry", "topic"),
     "timeline_leases_ended_total": counter(
-        "Leases that ended, by cause: acked, released, buried, unseen (handed back), ran_out (leased again since)",
+        "Leases that ended, by cause: acked, released, buried, unseen (returned), ran_out (leased again since)",
         "topic",
         "cause",
     ),

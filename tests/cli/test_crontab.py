@@ -78,7 +78,7 @@ def test_a_system_crontab_has_users() -> None:
         ("@daily", "there is no command after the rule"),
         ("every day", "this is no line of a crontab"),
         ("H H * * * x", "H in 'H H * * *' is Jenkins' own"),
-        ("0~30 4 * * * x", "drawn anew by each cron"),
+        ("0~30 4 * * * x", "drawn again by each cron"),
         ("@600 x", "--every 600s"),
         ("@fortnightly x", "'@fortnightly'"),
         ("0 0 31 2 * x", "a day of the month that none of its months has"),

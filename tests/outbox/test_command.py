@@ -130,7 +130,7 @@ async def test_a_relay_is_measured_and_ends_in_order(sqlite_shop: Shop, tl: time
 
 def test_what_was_set_aside_is_listed_retried_and_purged(sqlite_shop: Shop, call: Call) -> None:
     url = sqlite_shop.url
-    assert call("outbox", "list", url).out == "nothing was set aside\n0 waiting, 0 set aside\n"
+    assert call("outbox", "list", url).out == "nothing was rejected\n0 waiting, 0 rejected\n"
     sqlite_shop.add("a", "b", "c")
     sqlite_shop.run(f"UPDATE {outbox.TABLE} SET refused_ms = 1, refused = 'EXISTS: taken' WHERE id != 'b'")
     assert "EXISTS: taken" in call("outbox", "list", url).out
@@ -177,4 +177,4 @@ def test_a_mistake_gets_one_clear_line(call: Call, arguments: str, code: int, sa
 
 def test_the_url_may_come_from_the_environment(sqlite_shop: Shop, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIMELINE_OUTBOX", sqlite_shop.url)
-    assert call("outbox", "list").out.endswith("0 waiting, 0 set aside\n")
+    assert call("outbox", "list").out.endswith("0 waiting, 0 rejected\n")

@@ -273,7 +273,9 @@ class Schedule(ScheduleView):
         return await self._edit(ScheduleAction.PAUSE, pending, timeout)
 
     async def resume(self, *, timeout: Duration | None = None) -> Schedule:
-        """Go on with the next occurrence after now, and return itself. What lay in the pause is not missed."""
+        """Go on with the next occurrence after now, and return itself.
+
+        Occurrences during the pause are not produced, and not missed."""
         return await self._edit(ScheduleAction.RESUME, "cancel", timeout)
 
     async def trigger(self, *, at: When | None = None, timeout: Duration | None = None) -> Receipt:
@@ -513,9 +515,9 @@ class Scheduling:
         `cron`, `every`, `rrule`: when; several together are put together. `exclude`: dates, times and rules that are
         left out. `start`, `end`, `count`: bounds. `zone`, `gap`, `fold`: the wall clock, and its changes.
 
-        `jitter`: each message is due up to so much later. `catch_up`: what is produced after an outage, "none",
-        "latest" or "all", as far back as `window`. `overlap`: "allow", or while the message before is unfinished
-        "skip" or "queue".
+        `jitter`: longest delay of a message, random for each occurrence. `catch_up`: what is produced after an outage,
+        "none", "latest" or "all", as far back as `window`. `overlap`: "allow", or while the message before is
+        unfinished "skip" or "queue".
 
         `payload headers tag group`: of each message; `{occurrence}` and `{sequence}` in text stand for its time and
         number. `expires`: how long after its due time. `paused`: produce nothing until it is resumed.

@@ -290,9 +290,9 @@ CATALOG: dict[str, Declaration] = {
         "topic",
         "status",
     ),
-    "timeline_relay_refused_total": counter("Messages that were set aside, by status", "topic", "status"),
+    "timeline_relay_refused_total": counter("Messages that were rejected, by status", "topic", "status"),
     "timeline_relay_waiting": gauge("Messages that wait in the outbox"),
-    "timeline_relay_set_aside": gauge("Messages that were set aside and nobody has dealt with"),
+    "timeline_relay_set_aside": gauge("Messages that were rejected and nobody has dealt with"),
     "timeline_relay_oldest_seconds": gauge("How long the message that waits longest has waited"),
     "timeline_relay_trouble": gauge("1 while the database, a broker or a topic keeps messages waiting"),
 }

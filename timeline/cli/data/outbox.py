@@ -1,4 +1,4 @@
-"""`timeline outbox …`: the relay of an outbox, its table, and the rows that were set aside."""
+"""`timeline outbox …`: the relay of an outbox, its table, and the rows that were rejected."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def database_command(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def chosen_command(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what every command takes that changes some or all of the rows that were set aside."""
+    """Add what every command takes that changes some or all of the rows that were rejected."""
     seqs = click.argument("seqs", nargs=-1, type=int, metavar="SEQ…")
-    every = click.option("--all", "everything", is_flag=True, help="All that were set aside.")
+    every = click.option("--all", "everything", is_flag=True, help="All that were rejected.")
     return database_command(seqs(every(function)))
 
 
@@ -95,7 +95,7 @@ def print_ddl(dialect: str, table: str) -> int:
 @database_command
 @every_option(default="200ms", help="Time between two looks when idle.")
 @click.option("--batch", default=1_000, type=click.IntRange(1, 10_000), help="Rows per batch.")
-@click.option("--once", is_flag=True, help="Send what waits now, then end. Exit code 1 when rows were set aside.")
+@click.option("--once", is_flag=True, help="Send what waits now, then end. Exit code 1 when rows were rejected.")
 @click.option("--metrics", default="off", metavar="HOST:PORT|off", help="Address of /metrics.")
 @timeout_option
 @address_option
@@ -146,7 +146,7 @@ def relay(
 @database_command
 @click.option("--limit", default=100, type=click.IntRange(1), help="At most N rows.")
 def list_set_aside(url: str, table: str, as_json: bool, limit: int) -> int:
-    """List the rows that were set aside because they were refused, with the reasons. Count the waiting ones.
+    """List the rows that were rejected, with the reasons. Count the waiting ones.
 
     \b
     Example:
@@ -163,17 +163,17 @@ def list_set_aside(url: str, table: str, as_json: bool, limit: int) -> int:
         ("SEQ", "TOPIC", "ID", "SET ASIDE", "REASON"),
         [(row.seq, row.topic, id_cell(row.id), time_cell(row.refused_ms), row.reason) for row in rows],
         right=("SEQ",),
-        empty="nothing was set aside",
+        empty="nothing was rejected",
         spare=("SET ASIDE", "TOPIC"),
     )
-    say(f"{count.waiting:,} waiting, {count.set_aside:,} set aside")
+    say(f"{count.waiting:,} waiting, {count.set_aside:,} rejected")
     return DONE
 
 
 @outbox.command()
 @chosen_command
 def retry(url: str, table: str, as_json: bool, seqs: tuple[int, ...], everything: bool) -> int:
-    """Let what was set aside wait again, so that the relay sends it.
+    """Let what was rejected wait again, so that the relay sends it.
 
     \b
     Example:
@@ -186,14 +186,14 @@ def retry(url: str, table: str, as_json: bool, seqs: tuple[int, ...], everything
 @yes_option
 @chosen_command
 def purge(url: str, table: str, as_json: bool, seqs: tuple[int, ...], everything: bool, yes: bool) -> int:
-    """Delete what was set aside, for good.
+    """Delete what was rejected, for good.
 
     \b
     Example:
       timeline outbox purge postgresql://shop@localhost/shop 4711 --yes
     """
     if not yes and bool(seqs) != everything:
-        confirm(f"Delete {'all that was set aside' if everything else f'{len(seqs)} messages'} of {table} for good?")
+        confirm(f"Delete {'all that was rejected' if everything else f'{len(seqs)} messages'} of {table} for good?")
     return _changed(url, table, as_json, seqs, everything, "deleted", lambda found: found.purge)
 
 
@@ -268,7 +268,7 @@ class _Teller:
         if self._as_json:
             told = {"topic": row.topic, "id": row.id, "seq": row.seq}
             print_json(told | {"status": str(status), "refused": reason})
-        self._say(f"set aside: {row.topic} {row.id!r} (seq {row.seq}): {status}: {reason}")
+        self._say(f"rejected: {row.topic} {row.id!r} (seq {row.seq}): {status}: {reason}")
 
     def trouble(self, reason: str) -> None:
         self._figures.trouble(bool(reason))
@@ -290,7 +290,7 @@ class _Teller:
             print_json({"done": done, "duplicates": was_there, "set_aside": self.refusals})
             return
         again = f", {was_there:,} of them were there before" if was_there else ""
-        aside = f"; {self.refusals:,} set aside, see 'timeline outbox list'" if self.refusals else ""
+        aside = f"; {self.refusals:,} rejected, see 'timeline outbox list'" if self.refusals else ""
         say(f"{done:,} relayed{again}{aside}")
 
     def _say(self, sentence: str) -> None:

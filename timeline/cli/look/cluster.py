@@ -123,9 +123,9 @@ async def cluster(tl: timeline.Timeline, options: ClientOptions, watch: bool, ev
     """Show the cluster: each broker with its clock, load and lateness, the buckets of each topic that it dispatches,
     and its consumers.
 
-    All brokers are asked that the ones at --address know of. CLOCK is the difference to the median of all brokers'
-    clocks. Lateness is of all deliveries since the broker started, as bounds that were kept. At most 50 topics are
-    shown, those with most consumers first; --json has all.
+    It asks every broker that --address knows. CLOCK is the difference to the median of all brokers' clocks. Lateness
+    is of all deliveries since the broker started, as bounds that were kept. At most 50 topics are shown, those with
+    most consumers first; --json has all.
 
     \b
     Example:

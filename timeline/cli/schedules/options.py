@@ -76,7 +76,7 @@ _TIMING: tuple[Callable[[Any], Any], ...] = (
     click.option("--count", type=click.IntRange(min=0), metavar="N", help="The most occurrences, from --start on."),
 )
 HANDLING: tuple[Callable[[Any], Any], ...] = (
-    click.option("--jitter", type=DURATION, help="Each message is due up to so much later. Default: 0s."),
+    click.option("--jitter", type=DURATION, help="Longest delay of an occurrence, random for each. Default: 0s."),
     click.option(
         "--catch-up",
         type=click.Choice([one.value for one in CatchUp]),

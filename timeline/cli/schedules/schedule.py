@@ -193,7 +193,7 @@ async def update(
     tl: timeline.Timeline, options: ClientOptions, topic: str, name: str, pending: str, if_revision: int | None,
     **given: Any,
 ) -> None:  # fmt: skip
-    """Change schedule NAME of TOPIC. What is not given stays.
+    """Change schedule NAME of TOPIC. Other fields stay as they are.
 
     A rule replaces all former rules, an --exclude all former ones, and a --header all headers. An empty text clears
     --exclude, --start, --end, --tag, --payload and --header; 0 clears --count, 0s --jitter and --expires.
@@ -228,7 +228,7 @@ async def pause(tl: timeline.Timeline, options: ClientOptions, topic: str, name:
 @of_schedule
 @client_command
 async def resume(tl: timeline.Timeline, options: ClientOptions, topic: str, name: str) -> None:
-    """Let schedule NAME of TOPIC go on. What lay in the pause is not produced, and not missed.
+    """Let schedule NAME of TOPIC go on. Occurrences during the pause are not produced, and not missed.
 
     \b
     Example:
