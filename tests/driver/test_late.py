@@ -58,6 +58,12 @@ async def test_why_of_what_is_not_late_tells_how_it_stands(tl: timeline.Timeline
         await p.produce(b"", in_=0, id="d")
         (d,) = await c.take(max=1)
         assert "now  w1 has it until " in str(await tl.why("t", "d"))
+        await d.release(in_="1h")
+        _, waiting, told = (await tl.why("t", "d")).lines(UTC)
+        assert waiting.startswith("now  waiting, after 1 delivery: due in ")
+        assert told == "     the reason of a release is in the log of its consumer or gateway"
+        await tl.producer("t").move("d", in_=0)
+        (d,) = await c.take(max=1)
         await d.bury("no\x1b[2Jsuch recipient")
         assert r"(no\x1b[2Jsuch recipient): 'timeline dead revive t d'" in str(await tl.why("t", "d"))
 

@@ -379,7 +379,8 @@ async def resume(tl: timeline.Timeline, options: ClientOptions, name: str) -> No
 @yes_option
 @client_command
 def drop(options: ClientOptions, name: str, yes: bool) -> int:
-    """Remove topic NAME with all of its messages, for good.
+    """Remove topic NAME with all of its messages, for good. Its recurring schedules stay, and go on with a new topic of
+    this name: delete them first.
 
     \b
     Example:

@@ -203,6 +203,8 @@ class Why:
         else:
             told += [] if told else ["no late delivery of this message is recorded"]
             told.append(f"now  {self._state(self.message, zone)}")
+            if self.message.state is State.WAITING and self.message.deliveries:
+                told.append("     the reason of a release is in the log of its consumer or gateway")
         return [printable(line) for line in [*origin, *told]]
 
     def _state(self, message: StoredMessage, zone: tzinfo | None) -> str:
