@@ -81,7 +81,7 @@ class ServeConfig:
     log_level: str = _setting("info", "debug|info|warning|error", "Least severe level that is logged.")
     log_format: str = _setting("text", "json|text", "Log lines for machines or for people.")
     # Payload bytes; past the first, producers are answered THROTTLED.
-    max_inflight_bytes: int = _setting(64 * MIB, SIZE, "Puts waiting for the store.", least=MIB, most=TIB)
+    max_inflight_bytes: int = _setting(64 * MIB, SIZE, "Messages waiting for the store.", least=MIB, most=TIB)
     max_outbox_bytes: int = _setting(128 * MIB, SIZE, "Deliveries waiting for consumers.", least=MIB, most=TIB)
     # Past these two a new one is refused, RESOURCE_EXHAUSTED.
     max_streams: int = _setting(10_000, COUNT, "Streams of producers and consumers at once.", least=1, most=1_000_000)

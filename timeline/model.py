@@ -397,6 +397,9 @@ SETTING_RANGES = {
 FIXED_SETTINGS = ("buckets", "kind")
 
 
+PUSH_HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
+
+
 def check_push_url(url: object) -> str:
     """Return `url` if webhooks can be sent there, else raise Invalid. Addresses are judged when it is called."""
     if not isinstance(url, str) or not url.isascii() or not url.isprintable() or any(each in url for each in ' \\"<>'):
@@ -412,8 +415,13 @@ def check_push_url(url: object) -> str:
         raise Invalid(f"push_url begins with https:// or http://, not {url!r:.40}. Give one of the two")
     if "@" in parts.netloc:
         raise Invalid("push_url has a user name. Remove it, and check the signature of each request instead")
-    if not host or port == 0:
+    if not host or port == 0 or not host.strip("."):
         raise Invalid("push_url has no host and port to connect to. Give one such as https://example.com/hook")
+    if "%" in host or (":" not in host and not PUSH_HOST.fullmatch(host)):
+        raise Invalid(
+            f"push_url has a host that is no name: {host!r:.60}. A name has letters, digits, '.', '-' and '_', at most "
+            "63 between two dots, and 253 in all"
+        )
     if "#" in url:
         raise Invalid("push_url has a fragment, which no server gets. Remove the '#' and what follows it")
     return url

@@ -251,6 +251,8 @@ async def test_both_secrets_of_a_rotation_are_valid_for_a_day():
         "example.com", "//example.com", "ftp://example.com", "javascript:alert(1)", "http://", "https:///path",
         "https://user@example.com", "https://user:word@example.com", "https://@example.com", "http://a:0/",
         "http://a:x/", "http://[::1", "http://a/#x", "http://a b/", "http://a/\n", "http://ä/", "http://a\\b/",
+        "http://[fe80::1%25lo]/", "http://127.0.0.1%00.example.com/", "http://%31.example.com/", "http://./", "http://a..b/",
+        f"http://{'a' * 64}.example.com/", f"http://{'a.' * 130}com/",
     ],
 )  # fmt: skip
 async def test_a_push_url_is_checked(url: str):

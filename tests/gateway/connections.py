@@ -91,5 +91,5 @@ class Connection:
 
 def posted(path: str, body: bytes, *more: str, kind: str = "application/json") -> bytes:
     """A whole request."""
-    lines = (f"POST {path} HTTP/1.1", "Host: x", f"Content-Type: {kind}", f"Content-Length: {len(body)}", *more)
+    lines = (f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Type: {kind}", f"Content-Length: {len(body)}", *more)
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body

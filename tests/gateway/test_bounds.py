@@ -22,7 +22,14 @@ from tests.gateway.processes import JSON, broker, gateway
 from timeline.errors import Throttled
 from timeline.gateway import requests
 from timeline.gateway.protocol import UNREAD_BYTES, Connections
-from timeline.gateway.requests import MAX_BODY_BYTES, SMALL_ROOM_BYTES, BodyBudget, BodyRoom
+from timeline.gateway.requests import (
+    BODIES_BYTES,
+    CALL_WEIGHT,
+    MAX_BODY_BYTES,
+    SMALL_ROOM_BYTES,
+    BodyBudget,
+    BodyRoom,
+)
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -130,7 +137,7 @@ async def test_idle_connections_cost_little(
         for number in range(count):
             connection = await stack.enter_async_context(Connection(victim.url))
             if number % 3:
-                await connection.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + b"\r\n" * (number % 3 - 1))
+                await connection.send(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + b"\r\n" * (number % 3 - 1))
             if number % 1_000 == 0:
                 await victim.put()
         await victim.put()
@@ -164,7 +171,7 @@ async def test_who_does_not_read_an_answer_holds_up_nobody(victim: Victim) -> No
             deaf = await stack.enter_async_context(Connection(victim.url, room=1))
             deaf.deafen()
             path = f"{MESSAGES}?payload=true&limit=1000" if number % 5 else "/v1/topics/departures/stream?credit=1000"
-            await deaf.send(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            await deaf.send(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             await victim.put()
     assert victim.grown()["gateway"] < 300, victim.grown()
 
@@ -179,11 +186,42 @@ async def test_half_bodies_keep_nobody_out(victim: Victim) -> None:
     assert victim.grown()["gateway"] < 60, victim.grown()
 
 
+REFUSED = {
+    "a wrong type": b'{"receipts": 1, "x": "%s"}',
+    "no JSON": b'{"receipts": ["%s"',
+    "an unknown field": b'{"receipts": [], "x": "%s"}',
+}
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/v1/leases:ack"), ("PATCH", f"{MESSAGES}/m"),
+                                              ("POST", "/v1/schedules:preview"), ("POST", MESSAGES)])  # fmt: skip
+@pytest.mark.parametrize("body", REFUSED.values(), ids=list(REFUSED))
+async def test_refused_bodies_leave_room_for_others(victim: Victim, method: str, path: str, body: bytes) -> None:
+    """Each counts for sixteen times its size, and all of them together for more than there is."""
+    large = body % (b"x" * 900_000)
+    for _ in range(BODIES_BYTES // len(large) // CALL_WEIGHT + 2):
+        answer = await victim.http.request(method, path, content=large, headers=JSON)
+        assert answer.status_code == 400, answer.text
+    answer = await victim.http.post("/v1/leases:ack", json={"receipts": ["x" * 800_000]})
+    assert answer.status_code == 207, answer.text
+
+
+async def test_callers_that_go_before_their_body_ends_leave_room_for_others(victim: Victim) -> None:
+    for path in ("/v1/schedules:preview", "/v1/leases:ack", MESSAGES):
+        for _ in range(BODIES_BYTES // MIB // CALL_WEIGHT + 2):
+            async with Connection(victim.url) as gone:
+                await gone.send(posted(path, b"[" * MIB, kind="application/json")[:-1])
+    body = {"receipts": ["x" * 800_000]}
+    while (answer := await victim.http.post("/v1/leases:ack", json=body)).status_code == 429:
+        await victim.put()  # those that have gone are noticed soon
+    assert answer.status_code == 207, answer.text
+
+
 @pytest.mark.prove
 @pytest.mark.timeout(120)
 async def test_large_bodies_that_do_not_end_give_way_to_others(victim: Victim) -> None:
     """Two callers take all the room there is, and then say nothing. One of them has to go."""
-    head = f"POST {MESSAGES} HTTP/1.1\r\nHost: x\r\nContent-Length: {MAX_BODY_BYTES}\r\n\r\n".encode()
+    head = f"POST {MESSAGES} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {MAX_BODY_BYTES}\r\n\r\n".encode()
     async with Connection(victim.url) as first, Connection(victim.url) as second:
         for connection in (first, second):
             await connection.send(head)
@@ -254,11 +292,11 @@ async def test_a_bomb_in_gzip_is_not_even_opened(victim: Victim) -> None:
 
 
 async def test_heads_trailers_and_waiting_requests_are_bounded(victim: Victim) -> None:
-    chunked = b"POST /v1/topics/departures/messages HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunked = b"POST /v1/topics/departures/messages HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     wait = posted("/v1/topics/departures/leases", b'{"wait":"10s"}')
     floods = {
-        "headers": (b"GET /healthz HTTP/1.1\r\nHost: x\r\n", b"a:\r\n" * 10_000),
-        "one header": (b"GET /healthz HTTP/1.1\r\nHost: x\r\nA: ", b"a" * 100_000),
+        "headers": (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n", b"a:\r\n" * 10_000),
+        "one header": (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nA: ", b"a" * 100_000),
         "path": (b"GET /", b"a" * 100_000),
         "trailers": (chunked + b"0\r\n", b"a: b\r\n" * 10_000),
         "one trailer": (chunked + b"0\r\nA: ", b"a" * 100_000),

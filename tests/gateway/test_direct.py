@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from timeline.gateway.app import OFTEN
-from timeline.gateway.direct import DirectCalls
+from timeline.gateway.direct import DirectCalls, HostNames
+from timeline.gateway.service import GatewaySettings
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -94,7 +95,7 @@ async def test_both_ways_have_the_same_names_in_metrics(http: httpx.AsyncClient)
     ],
 )
 def test_usual_requests_alone_go_past_the_framework(path: str, more: dict[str, Any], direct: bool) -> None:
-    calls = DirectCalls(cast(Any, None), OFTEN)
+    calls = DirectCalls(cast(Any, None), OFTEN, HostNames(GatewaySettings()))
     usual = [(b"host", b"localhost:9080"), (b"content-type", b"application/json")]
     scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": usual, **more}
     call, given = calls._found(scope)

@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 MESSAGES = "/v1/topics/departures/messages"
 BODY = b'{"payload":1,"in":"1h"}'
 NUMBERS = itertools.count()
-ALIVE = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
-HEAD = f"POST {MESSAGES} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n".encode()
+ALIVE = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+HEAD = f"POST {MESSAGES} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 PUT = b"17\r\n" + BODY + b"\r\n0\r\n"
 HTTP2 = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
@@ -49,21 +49,29 @@ AMBIGUOUS = {
     "chunk of letters": CHUNKED + b"zz\r\n" + BODY + b"\r\n0\r\n\r\n",
     "chunk extension with LF": CHUNKED + b"17;a\nb\r\n" + BODY + b"\r\n0\r\n\r\n",
     "chunk with space": CHUNKED + b"17 \r\n" + BODY + b"\r\n0\r\n\r\n",
-    "bare LF": b"GET /healthz HTTP/1.1\nHost: x\n\n",
-    "bare CR": b"GET /healthz HTTP/1.1\rHost: x\r\r",
-    "NUL": b"GET /healthz HTTP/1.1\r\nHost: x\r\nA: b\0c\r\n\r\n",
-    "CR in a value": b"GET /healthz HTTP/1.1\r\nHost: x\r\nA: b\rc\r\n\r\n",
-    "no colon": b"GET /healthz HTTP/1.1\r\nHost: x\r\nAbc\r\n\r\n",
-    "two hosts": b"GET /healthz HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n",
-    "tunnel": b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n",
+    "bare LF": b"GET /healthz HTTP/1.1\nHost: localhost\n\n",
+    "bare CR": b"GET /healthz HTTP/1.1\rHost: localhost\r\r",
+    "NUL": b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nA: b\0c\r\n\r\n",
+    "CR in a value": b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nA: b\rc\r\n\r\n",
+    "no colon": b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nAbc\r\n\r\n",
+    "no host": b"GET /healthz HTTP/1.1\r\nA: b\r\n\r\n",
+    "two hosts": b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: y\r\n\r\n",
+    "tunnel": b"CONNECT x:1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    "control in the path": b"GET /heal\x01thz HTTP/1.1\r\nHost: x\r\n\r\n",
+    "control in the path": b"GET /heal\x01thz HTTP/1.1\r\nHost: localhost\r\n\r\n",
 }
 
 
 async def stored(tl: timeline.Timeline) -> int:
     """How many messages there are."""
     return len([one async for one in tl.scan("departures")])
+
+
+async def test_another_transfer_coding_is_not_read_as_if_it_were_none(site: Site) -> None:
+    async with Connection(site.url) as connection:
+        await connection.send(HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n" + ALIVE)
+        (answer,) = await connection.answers()
+    assert (answer.status, answer.json()["detail"]) == (501, "of transfer codings, only chunked is read")
 
 
 @pytest.mark.parametrize("request_", AMBIGUOUS.values(), ids=list(AMBIGUOUS))
@@ -115,7 +123,7 @@ async def test_an_error_of_http_is_not_the_answer_to_the_request_before(site: Si
 
 async def test_requests_that_follow_one_another_have_their_answers_in_order_and_a_bound(site: Site) -> None:
     waits = posted("/v1/topics/departures/leases", b'{"wait":0}')
-    many = [waits, *(f"GET /v1/topics/{number} HTTP/1.1\r\nHost: x\r\n\r\n".encode() for number in range(100))]
+    many = [waits, *(f"GET /v1/topics/{number} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() for number in range(100))]
     async with Connection(site.url) as connection:
         await connection.send(b"".join(many))
         first, *others = await connection.answers()
@@ -139,8 +147,8 @@ def recorded() -> dict[str, bytes]:
         "raw": posted(MESSAGES, b"payload", "Timeline-In: 1h", f"Timeline-Id: cut-raw-{number}", kind="text/plain"),
         "lease": posted("/v1/topics/departures/leases", b'{"wait":0}'),
         "ack": posted("/v1/leases:ack", b'{"receipts":["none"]}'),
-        "list": f"GET {MESSAGES}?limit=1 HTTP/1.1\r\nHost: x\r\n\r\n".encode(),
-        "topic": b"PUT /v1/topics/departures HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}",
+        "list": f"GET {MESSAGES}?limit=1 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode(),
+        "topic": b"PUT /v1/topics/departures HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}",
     }
 
 
@@ -172,7 +180,9 @@ async def test_lines_that_break_off_say_where(site: Site, tl: timeline.Timeline)
     """In the summary, and in answers per line."""
     for number, accept in enumerate(("*/*", "application/x-ndjson")):
         lines = b"".join(b'{"id":"broken-%d-%d","payload":1,"in":"1h"}\n' % (number, line) for line in range(1_500))
-        head = f"POST {MESSAGES} HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-ndjson\r\nAccept: {accept}\r\n"
+        head = (
+            f"POST {MESSAGES} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\nAccept: {accept}\r\n"
+        )
         async with Connection(site.url) as connection:
             await connection.send(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n")
             await connection.send(b"%x\r\n%s\r\nno chunk\r\n" % (len(lines), lines))

@@ -213,6 +213,6 @@ async def test_the_body_of_a_stranger_is_not_read(guarded: Guarded, call: Any) -
     async with Connection(str(guarded.http.base_url)) as connection:
         request = request_of(call, guarded)
         await connection.send(
-            f"{request['method']} {request['url']} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n".encode()
+            f"{request['method']} {request['url']} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n".encode()
         )
         assert (await connection.answer()).status == 401

@@ -352,7 +352,7 @@ async def _show_secret(tl: timeline.Timeline, options: ClientOptions, name: str,
 @click.argument("name", shell_complete=topic_names)
 @client_command
 async def pause(tl: timeline.Timeline, options: ClientOptions, name: str) -> None:
-    """Stop deliveries of topic NAME; messages can still be put.
+    """Stop deliveries of topic NAME; messages can still be produced.
 
     \b
     Example:

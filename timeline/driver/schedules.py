@@ -257,9 +257,11 @@ class Schedule(ScheduleView):
     ) -> Schedule:
         """Change fields, the arguments of `tl.schedule`, and return itself. None sets a field back to its default.
 
-        `pending`: what becomes of occurrences that are put already and wait for their time: "cancel" takes them off the
-        timeline, "keep" leaves them. The new revision decides from now on, or after those that stay. `if_revision`:
-        change it only if it stands at this revision. Raise Fenced if it does not, NotFound, Forbidden, Invalid.
+        `pending`: what becomes of occurrences that are produced already and wait for their time. "cancel" takes them
+        off the timeline, "keep" leaves them. The new revision decides from now on, or after those that stay.
+        `if_revision`: change it only if it stands at this revision.
+
+        Raise Fenced if it does not, NotFound, Forbidden, Invalid.
         """
         if not fields:
             raise Invalid(f"say which fields to change: {', '.join(_ARGUMENTS)}")

@@ -14,7 +14,7 @@ from litestar.types import ASGIApp
 
 from timeline.gateway import problems
 from timeline.gateway.clients import CallerClient
-from timeline.gateway.direct import DirectCalls
+from timeline.gateway.direct import DirectCalls, HostNames
 from timeline.gateway.document.openapi import openapi_config
 from timeline.gateway.metrics import Observed
 from timeline.gateway.requests import ApiRequest, check_body, check_query
@@ -82,4 +82,4 @@ def application(gateway: HttpGateway) -> ASGIApp:
         request_max_body_size=None,
         logging_config=None,
     )
-    return Observed(DirectCalls(inside, OFTEN), gateway.metrics)
+    return Observed(DirectCalls(inside, OFTEN, HostNames(gateway.settings)), gateway.metrics)

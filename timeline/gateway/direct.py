@@ -8,20 +8,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any, get_type_hints
+from urllib.parse import urlsplit
 
 import msgspec
 from litestar import Litestar, Response
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import Receive, Send
 
+from timeline.config import split_address
+from timeline.errors import Forbidden
 from timeline.gateway.problems import HANDLERS
-from timeline.gateway.requests import ApiRequest, Streamed
-from timeline.gateway.service import serving
+from timeline.gateway.requests import ApiRequest, Streamed, release_body
+from timeline.gateway.service import GatewaySettings, serving
 
 PREFIX = "/v1"
 TOPIC = "{topic:str}"
+HOST_HEADER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:/@\[\]\s]+)(?::[0-9]+)?")
+"""The host's name or address, and perhaps a port."""
+MOST_HOSTS = 100
+"""How many hosts are kept with what was found about them."""
 HOST = re.compile(rb"[A-Za-z0-9.-]+(:[0-9]+)?")
 JSON_TYPE = b"application/json"
 JSON_HEADER = (b"content-type", JSON_TYPE)
@@ -45,16 +54,67 @@ class _Call:
         return cls(handler.fn, PREFIX + path.replace(TOPIC, "{topic}"), handler.status_code or 200, decoder)
 
 
-class DirectCalls:
-    """An ASGI application: POST to `handlers`, and all else to the application `inside`, which has them, too."""
+class HostNames:
+    """The hosts under which a gateway may be asked.
 
-    def __init__(self, inside: Litestar, handlers: Sequence[HTTPRouteHandler]) -> None:
-        self._inside = inside
+    A gateway that only its own machine reaches often asks for no token. A web page can give its own name this machine's
+    address, and then ask it like a page of its own. So such a gateway answers to addresses, `localhost`, the host of
+    `listen` and those of `origins` alone. One that other machines reach answers to all names.
+    """
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        own = [split_address(settings.listen)[0], *(urlsplit(one).hostname or "" for one in settings.origins)]
+        self._own = {"localhost", *(name.lower() for name in own if name)}
+        self._any = settings.exposed
+        self._judged: dict[bytes, bool] = {}
+
+    def refusal(self, headers: Sequence[tuple[bytes, bytes]]) -> Forbidden | None:
+        """Return why a request with these headers is refused. None: it is not."""
+        if self._any:
+            return None
+        host = next((value for name, value in headers if name == b"host"), b"localhost")
+        if host not in self._judged:
+            if len(self._judged) >= MOST_HOSTS:
+                self._judged.clear()
+            self._judged[host] = self._is_own(host)
+        if self._judged[host]:
+            return None
+        return Forbidden(
+            f"this gateway does not answer under the host {host.decode('latin-1')!r:.100}. Ask localhost, or start the "
+            "gateway with --origin and the origin under which it is known"
+        )
+
+    def _is_own(self, host: bytes) -> bool:
+        found = HOST_HEADER.fullmatch(host.decode("latin-1"))
+        name = found[1].strip("[]").lower() if found else ""
+        with suppress(ValueError):
+            return bool(ip_address(name))
+        return name in self._own
+
+
+class DirectCalls:
+    """An ASGI application: POST to `handlers`, and all else to the application `inside`, which has them, too.
+
+    A request under another host than `names` permit is refused. At the end of each request, its body has no room left.
+    """
+
+    def __init__(self, inside: Litestar, handlers: Sequence[HTTPRouteHandler], names: HostNames) -> None:
+        self._inside, self._names = inside, names
         calls = [_Call.of(handler) for handler in handlers]
         self._whole = {call.template: call for call in calls if "{" not in call.template}
         self._of_topic = {call.template.rpartition("/")[2]: call for call in calls if "{" in call.template}
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        try:
+            await self._serve(scope, receive, send)
+        finally:
+            release_body(scope)
+
+    async def _serve(self, scope: Any, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (refused := self._names.refusal(scope["headers"])) is not None:
+            scope["app"] = scope["litestar_app"] = self._inside
+            await self._fail(refused, ApiRequest(scope, receive, send))
+            return
         call, given = self._found(scope)
         if call is None:
             await self._inside(scope, receive, send)
@@ -69,18 +129,23 @@ class DirectCalls:
                 await answer.to_asgi_response()(scope, receive, send)
                 return
         except _Undecoded as undecoded:
+            release_body(scope)
             await self._inside(scope, undecoded.again(receive), send)
             return
         except Exception as error:
             if isinstance(answer, Streamed) and answer.begun:
                 raise
-            handler = next(handler for kind, handler in HANDLERS if isinstance(error, kind))
-            await handler(request, error).to_asgi_response(self._inside, request)(scope, receive, send)
+            await self._fail(error, request)
             return
         if isinstance(answer, Response):
             await _send(send, answer.status_code or call.status, answer.content)
         else:
             await _send(send, call.status, answer)
+
+    async def _fail(self, error: Exception, request: ApiRequest) -> None:
+        handler = next(handler for kind, handler in HANDLERS if isinstance(error, kind))
+        answer = handler(request, error).to_asgi_response(self._inside, request)
+        await answer(request.scope, request.receive, request.send)
 
     def _found(self, scope: Any) -> tuple[_Call | None, dict[str, Any]]:
         """Return the call of a request, and what its path gives to the function. None: the framework gets it."""

@@ -234,8 +234,13 @@ class BoundedHttp(HttpToolsProtocol):
         """Serve the request."""
         if self.muted:
             return
-        if sum(name == b"host" for name, _ in self.headers) > 1:
-            raise ValueError("two hosts")
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
+            self._refusal = 400, "a request has one Host header"
+            raise ValueError("no host, or several")
+        if any(name == b"transfer-encoding" and value.strip().lower() != b"chunked" for name, value in self.headers):
+            self._refusal = 501, "of transfer codings, only chunked is read"
+            raise ValueError("another coding")
         super().on_headers_complete()
         self._wait_no_more()
         self._in_body, self._loose_bytes = True, 0

@@ -39,6 +39,8 @@ SILENT_S = 30.0
 """How long a caller may send nothing while its body is not complete."""
 BROKEN = "timeline.broken_body"
 """Among the extensions of a request's scope: its body broke off in a way that is no HTTP."""
+ROOM = "timeline.body_room"
+"""In a request's scope: the room of its body."""
 BEARER = "bearer "
 AS_OPERATOR = "timeline-as-operator"
 KEY = "idempotency-key"
@@ -126,12 +128,18 @@ class BodyRoom:
             self.timer.reschedule(asyncio.get_running_loop().time())
 
 
+def release_body(scope: Any) -> None:
+    """Give back the room of a request's body, if it took any."""
+    room: BodyRoom | None = scope.get(ROOM)
+    if room is not None:
+        room.give_back()
+
+
 class ApiRequest(Request[Any, Any, Any]):
     """A request whose body is bounded in size, in time, and together with all others."""
 
     _whole: bytes | None = None
     _read_headers: Headers | None = None
-    _room: BodyRoom | None = None
     _shaped: Any = None
 
     @property
@@ -143,15 +151,12 @@ class ApiRequest(Request[Any, Any, Any]):
 
     @property
     def room(self) -> BodyRoom:
-        """The room of the body. The call that reads it gives it back: see `release`."""
-        if self._room is None:
-            self._room = BodyRoom(self.app.state.gateway.bodies)
-        return self._room
-
-    def release(self) -> None:
-        """Give back the room of the body, at the end of the call."""
-        if self._room is not None:
-            self._room.give_back()
+        """The room of the body. It is given back at the end of the request: see `release_body`."""
+        scope: Any = self.scope
+        if ROOM not in scope:
+            scope[ROOM] = BodyRoom(self.app.state.gateway.bodies)
+        room: BodyRoom = scope[ROOM]
+        return room
 
     async def body(self, most_bytes: int = MAX_CALL_BYTES, weight: int = CALL_WEIGHT) -> bytes:
         """Return the whole body. Raise TooLarge, Throttled, Invalid for a caller that stops sending, or ClientGone.

@@ -162,13 +162,9 @@ def gateway_of(request: ApiRequest) -> HttpGateway:
 
 @asynccontextmanager
 async def serving(request: ApiRequest) -> AsyncIterator[CallerClient]:
-    """Lend the client of the request's token. At the end, nothing of the request's body is kept. Raise Unavailable
-    while the gateway is open to all, Invalid for a token that cannot be one, and Forbidden for one that brokers do not
-    let in."""
+    """Lend the client of the request's token. Raise Unavailable while the gateway is open to all, Invalid for a token
+    that cannot be one, and Forbidden for one that brokers do not let in."""
     gateway = gateway_of(request)
-    try:
-        await gateway.check_guarded()
-        async with gateway.clients.serving(request.caller) as client:
-            yield client
-    finally:
-        request.release()
+    await gateway.check_guarded()
+    async with gateway.clients.serving(request.caller) as client:
+        yield client

@@ -323,6 +323,25 @@ async def test_an_endless_answer_is_cut_off(tl: timeline.Timeline, receiver: Rec
         await state_of(tl, "a", "gone")
 
 
+@pytest.mark.parametrize(("status", "becomes"), [(200, "gone"), (410, "dead")])
+async def test_a_status_decides_though_the_body_never_ends(
+    tl: timeline.Timeline, receiver: Receiver, status: int, becomes: str
+) -> None:
+    async def slow(request: web.Request, body: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(status=status, headers={"Content-Length": "1000"})
+        await response.prepare(request)
+        await response.write(b"x")
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    receiver.answer = slow
+    await tl.create_topic("t", push_url=receiver.url, push_timeout="200ms", max_deliveries=2)
+    async with pushing(tl):
+        await produce(tl, "a")
+        await state_of(tl, "a", becomes)
+    assert len(receiver.requests) == 1
+
+
 async def test_a_drain_waits_for_the_requests_under_way(tl: timeline.Timeline, receiver: Receiver) -> None:
     gate = asyncio.Event()
 

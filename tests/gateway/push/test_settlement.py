@@ -34,6 +34,7 @@ def test_success_acknowledges(status: int) -> None:
 
 def test_202_with_a_lease_keeps_it_up_to_what_the_topic_permits() -> None:
     assert judged(202, timeline_lease="10m") == Settlement(Verb.KEEP, lease_ms=600_000)
+    assert judged(202, timeline_lease="600") == Settlement(Verb.KEEP, lease_ms=600_000)
     assert judged(202, timeline_lease=" 2d ") == Settlement(Verb.KEEP, lease_ms=MAX_LEASE_MS)
     assert judged(200, timeline_lease="10m").verb is Verb.ACK
 

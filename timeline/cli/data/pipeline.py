@@ -200,14 +200,14 @@ def pipeline() -> None:
 @text_option("--rejects", metavar="URL", help="Folder for rejected rows.")
 @click.option("--allow-identical", is_flag=True, help="Collapse identical rows without an id into one.")
 @text_option("--state", metavar="URL", help="File that lets an interrupted run continue.")
-@click.option("--dry-run", is_flag=True, help="Check the rows, print what would happen, put nothing.")
+@click.option("--dry-run", is_flag=True, help="Check the rows, print what would happen, produce nothing.")
 @pipeline_command
 def load(
     job: SparkJob, source: str, topic: str, kind: str, options: tuple[str, ...], shift_to: str | None, **asked: Any
 ) -> int:
-    """Put the rows of SOURCE, any table that Spark reads, on TOPIC.
+    """Produce the rows of SOURCE, any table that Spark reads, into TOPIC.
 
-    All rows are checked first: which cannot be put, and the load that they add, with its spikes.
+    All rows are checked first: which cannot be produced, and the load that they add, with its spikes.
 
     \b
     Example:
@@ -241,7 +241,7 @@ def _tell_load(loaded: Any, topic: str, as_json: bool) -> None:
         "due": f"{shown_time(checked.first_ms)} to {shown_time(checked.last_ms)}" if checked.first_ms else "never",
     }
     for reason, count in checked.bad.items():
-        fields[f"cannot be put: {reason}"] = f"{count:,}"
+        fields[f"cannot be produced: {reason}"] = f"{count:,}"
     if checked.identical:
         fields["identical rows"] = f"{checked.identical:,}"
     if checked.conflicts:
@@ -358,13 +358,13 @@ def backup(job: SparkJob, topic: str, url: str, chunks: int) -> int:
     default="refuse",
     help="Schedules that differ from those of the topic. skip: restore none at all.",
 )
-@click.option("--dry-run", is_flag=True, help="Check the backup, print what would happen, put nothing.")
-@click.option("--verify", "verifies", is_flag=True, help="Put nothing; compare the topic with the backup.")
+@click.option("--dry-run", is_flag=True, help="Check the backup, print what would happen, produce nothing.")
+@click.option("--verify", "verifies", is_flag=True, help="Produce nothing; compare the topic with the backup.")
 @pipeline_command
 def restore(
     job: SparkJob, url: str, topic: str, past: str, dead: str, schedules: str, dry_run: bool, verifies: bool
 ) -> int:
-    """Put the messages of the backup at URL on a topic, ids and scheduled times kept. Then create its schedules.
+    """Produce the messages of the backup at URL into a topic, ids and scheduled times kept. Then create its schedules.
 
     A restored schedule goes on from now.
 
@@ -412,7 +412,7 @@ def _tell_restored(job: SparkJob, done: Any) -> None:
 def forecast(
     job: SparkJob, topic: str, window: int, step: int, journal: str, per_consumer: float | None, html: str
 ) -> int:
-    """Forecast the load of TOPIC: what is pending and what will still be put, with its band and the consumers needed.
+    """Forecast the load of TOPIC: what is pending and what will still come, with its band and the consumers needed.
 
     \b
     Example:

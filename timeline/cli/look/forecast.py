@@ -60,7 +60,7 @@ async def forecast(
 ) -> None:  # fmt: skip
     """Draw how many messages of TOPIC, or of all topics, come due in the time ahead.
 
-    The store is counted as it is now. Messages that are put, moved or cancelled later change the picture. A leased
+    The store is counted as it is now. Messages that are produced, moved or cancelled later change the picture. A leased
     message counts at its lease's end. Without TOPIC, all topics together are counted within --timeout.
 
     \b

@@ -56,10 +56,10 @@ TAKEN: dict[str, str] = {
     type=click.Choice(["move", "replace"]),
     help="Move the message that has this id (only its due time changes), or replace all of it. Default: refuse.",
 )
-@click.option("--lines", is_flag=True, help="Put each line of standard input as a message.")
+@click.option("--lines", is_flag=True, help="Produce each line of standard input as a message.")
 @client_command
 def produce(options: ClientOptions, topic: str, payload: str | None, lines: bool, **given: Any) -> int:
-    """Put PAYLOAD on TOPIC's timeline; - reads it from standard input.
+    """Produce PAYLOAD into TOPIC; - reads it from standard input.
 
     \b
     Example:
@@ -110,7 +110,7 @@ class _Put:
         return code
 
     async def lines(self, tl: timeline.Timeline) -> int:
-        """Put each line of standard input and return the exit code."""
+        """Produce each line of standard input and return the exit code."""
         failed = sent = 0
         async with tl.producer(self._topic, group=self._group) as producer:
             # Otherwise each line would be refused, with the same words.

@@ -66,7 +66,7 @@ async def show(tl: timeline.Timeline, options: ClientOptions, topic: str, id: st
     """Show one message of TOPIC with all of its fields, its payload and its state.
 
     A message that is over (acknowledged, cancelled, purged, expired) leaves nothing to show. A topic that remembers
-    keeps its id, so that it is not put twice, but not how it ended.
+    keeps its id, so that it is not produced twice, but not how it ended.
 
     \b
     Example:

@@ -92,7 +92,7 @@ def create(file: Path, as_json: bool, into: Path | None, expires: int | None, **
 
     \b
     Rights:
-      produce   put; move, cancel, revive and purge messages of its groups
+      produce   produce, move, cancel, revive and purge messages of its groups
       consume   take messages, read payloads
       admin     create, change and drop topics
       operator  act on messages of any group, with --as-operator

@@ -54,7 +54,7 @@ pending_option = click.option(
     type=click.Choice(["cancel", "keep"]),
     default="cancel",
     show_default=True,
-    help="What becomes of messages that are put already and wait for their time.",
+    help="What becomes of messages that are produced already and wait for their time.",
 )
 
 

@@ -64,8 +64,8 @@ class Sender:
     async def post(self, headers: Sequence[tuple[str, str]], body: bytes, timeout_ms: float) -> Answer:
         """Send a request and return the answer. Raise Unanswered."""
         try:
-            async with asyncio.timeout(timeout_ms / 1000.0):
-                return await self._post(headers, body)
+            async with asyncio.timeout(timeout_ms / 1000.0) as timer:
+                return await self._post(headers, body, timer)
         except TimeoutError:
             raise Unanswered(f"no answer within {shown_duration(round(timeout_ms))}") from None
         except Invalid as bad:
@@ -75,12 +75,12 @@ class Sender:
         except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as bad:
             raise Unanswered(_said(bad)) from bad
 
-    async def _post(self, headers: Sequence[tuple[str, str]], body: bytes) -> Answer:
+    async def _post(self, headers: Sequence[tuple[str, str]], body: bytes, timer: asyncio.Timeout) -> Answer:
         *others, last = (await self._judged())[:TRIED_ADDRESSES]
         for address in others:
             with suppress(aiohttp.ClientConnectorError):  # nothing was sent: the next one may be reached
-                return await self._post_to(address, headers, body)
-        return await self._post_to(last, headers, body)
+                return await self._post_to(address, headers, body, timer)
+        return await self._post_to(last, headers, body, timer)
 
     async def _judged(self) -> tuple[str, ...]:
         """Return the permitted addresses, looked up again now and then."""
@@ -92,8 +92,11 @@ class Sender:
                 self._judged_ms = now_ms
             return self._addresses
 
-    async def _post_to(self, address: str, headers: Sequence[tuple[str, str]], body: bytes) -> Answer:
-        """Send to an address, under the host's name for the receiver and its certificate."""
+    async def _post_to(
+        self, address: str, headers: Sequence[tuple[str, str]], body: bytes, timer: asyncio.Timeout
+    ) -> Answer:
+        """Send to an address, under the host's name for the receiver and its certificate. `timer`: until when the
+        receiver's status must be there. A body that is not complete by then is cut off."""
         url = URL(self._url, encoded=True)
         named = ("host", url.raw_authority)
         async with self._session.post(
@@ -104,10 +107,13 @@ class Sender:
             server_hostname=self._host if url.scheme == "https" else None,
         ) as response:
             told = {name.lower(): value for name, value in response.headers.items()}
-            start = b""
-            with suppress(aiohttp.ClientError):  # its status came: that decides
-                start = await _start_of(response)
-            return Answer(response.status, told, start)
+            until_s = timer.when()
+            timer.reschedule(None)  # its status came: that decides, whatever becomes of the body
+            start = bytearray()
+            with suppress(aiohttp.ClientError, OSError, TimeoutError):
+                async with asyncio.timeout_at(until_s):
+                    await _read_start(response, start)
+            return Answer(response.status, told, bytes(start))
 
 
 def _said(bad: Exception) -> str:
@@ -117,13 +123,14 @@ def _said(bad: Exception) -> str:
     return f"{type(bad).__name__}: {bad}"
 
 
-async def _start_of(response: aiohttp.ClientResponse) -> bytes:
-    """Return the first bytes of the body. Close the connection if more would come than is worth reading."""
-    start = bytearray()
-    while len(start) < READ_BYTES:
-        part = await response.content.read(READ_BYTES - len(start))
-        if not part:
-            return bytes(start)
-        start += part
-    response.close()
-    return bytes(start)
+async def _read_start(response: aiohttp.ClientResponse, start: bytearray) -> None:
+    """Read the first bytes of the body into `start`. Close the connection if more would come than is worth reading."""
+    complete = False
+    try:
+        while len(start) < READ_BYTES and not complete:
+            part = await response.content.read(READ_BYTES - len(start))
+            complete = not part
+            start += part
+    finally:
+        if not complete:
+            response.close()

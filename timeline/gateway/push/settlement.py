@@ -53,8 +53,9 @@ class Settlement(NamedTuple):
 def settlement_of(status: int, headers: Mapping[str, str], body: bytes, now_ms: int, max_lease_ms: int) -> Settlement:
     """Return what an answer means. `headers`: by lower-case name. `body`: its first bytes, for the reason."""
     if status == 202 and LEASE_HEADER in headers:
+        text = headers[LEASE_HEADER].strip()[:64]
         try:
-            lease_ms = duration_ms(headers[LEASE_HEADER].strip()[:64], "Timeline-Lease", least_ms=1)
+            lease_ms = duration_ms(int(text) if text.isdecimal() else text, "Timeline-Lease", least_ms=1)
         except Invalid as bad:
             return Settlement(Verb.RELEASE, _cut(f"202: {bad.reason}"))
         return Settlement(Verb.KEEP, lease_ms=min(lease_ms, max_lease_ms))
