@@ -141,8 +141,7 @@ def _state_of(shown: Mapping[str, Any]) -> ScheduleState:
 
 @dataclass(frozen=True, slots=True)
 class Backfill:
-    """What a backfill did, or would do: `produced` occurrences, `present` ones that had been produced before, and
-    `failed` ones, which the topic refused."""
+    """Counts of a backfill, or of its dry run: `produced`, `present` (produced before), `failed` (refused)."""
 
     produced: int
     present: int = 0

@@ -81,7 +81,7 @@ def listed(body: bytes) -> list[NewMessage]:
 
 @dataclass(frozen=True, slots=True)
 class PutOutcome:
-    """What became of the messages of one call, by their places.
+    """The results of one call, by the places of its messages.
 
     `refused`: answers to those that were not sent, or whose call failed. `told`: the receipts of the others.
     """

@@ -59,7 +59,7 @@ class NewMessage(Asked):
 
 
 class PutAnswer(Struct, kw_only=True, omit_defaults=True):
-    """What became of one message."""
+    """The result for one message."""
 
     id: str
     status: Status
@@ -77,7 +77,7 @@ class PutAnswers(Struct):
 
 
 class LineAnswer(PutAnswer, kw_only=True, omit_defaults=True):
-    """What became of one line of a stream. Lines count from 1, blank ones too."""
+    """The result for one line of a stream. Lines count from 1, blank ones too."""
 
     line: int = 0
 
@@ -184,7 +184,7 @@ class BuryLeases(Asked):
 
 
 class SettledMessage(Struct, kw_only=True, omit_defaults=True):
-    """What became of one receipt."""
+    """The result for one receipt."""
 
     id: str
     status: Status

@@ -54,8 +54,7 @@ class JournalProcess:
         self._lock = threading.Lock()
         self._sent = self._since_ms = 0
         self.written = self.dropped = self.unsaid = 0
-        """Events in files; events that it had to drop, because its place took nothing for long; and unwritten ones that
-        were missing, and counted so, before it had them or by it."""
+        """Counts of events: in files, dropped because the place took nothing for long, and missing."""
         self._ended = threading.Event()
         threading.Thread(target=self._listen, name="timeline-journal-process", daemon=True).start()
 

@@ -319,9 +319,10 @@ SELECT count(*) FROM gone
     # ── by tag ──
 
     def _by_tag(self, operation: Operation, dry_run: bool, remembers: bool) -> str:
-        """Do the operation on the next messages of the walk over (bucket, id) that nothing refuses. Return the last
-        one's place, how many there are, how many were done, the earliest due time among those, and the ids of the
-        others that were there at the start. No record: the walk is done.
+        """Do the operation on the next messages of the walk over (bucket, id) that nothing refuses.
+
+        Return the last one's place, how many there are, and how many were done. Then the earliest due time among those,
+        and the ids of the others that were there at the start. No record: the walk is done.
 
         $2 tag; $3, $4 bucket and id of the last one before; $5 how many; $6 when the operation started; $7 group; $8
         now. A move: $9 its operation id; $10 and $11 the due time or the shift; $12 the latest due time. A cancel: $9
