@@ -152,8 +152,8 @@ def place_of_name(name: str) -> Place | None:
 
 @dataclass(slots=True)
 class Read:
-    """Payloads by the index of their row. `found`: whole, or empty if it is not what was put. `unread`: with the reason,
-    because the place did not answer. `gone`: they are there no more."""
+    """Payloads by the index of their row. `found`: whole, or empty if it is not what was put. `unread`: the reason, if
+    the place did not answer. `gone`: they are there no more."""
 
     found: dict[int, bytes] = field(default_factory=dict)
     gone: list[int] = field(default_factory=list)
