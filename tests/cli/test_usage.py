@@ -87,7 +87,10 @@ def test_every_command_has_help_with_an_example(call: Call, path: tuple[str, ...
         ("produce t --in 5s", "give a PAYLOAD"),
         ("produce t x --in 5s --lines", "give neither PAYLOAD nor --id"),
         ("produce t --in 5s --lines --id a", "give neither PAYLOAD nor --id"),
-        ("produce t stand up --in 5s", "what has spaces in it needs quotes"),
+        (
+            "produce t stand up --in 5s",
+            "unexpected extra arguments: up. Put quotes around values with spaces",
+        ),
         ("produce t x", "either --at (a time) or --in"),
         ("produce t x --at now --in 5s", "one of the two"),
         ("produce t x --at 2026-03-29T09:00", "does not say in which time zone"),

@@ -8,6 +8,7 @@ import errno
 import io
 import logging
 import os
+import re
 import socket
 import sys
 from collections.abc import Coroutine, Iterator, Sequence
@@ -83,6 +84,8 @@ GROUPS = {
     },
 }
 """Group → command name → (module under `timeline.cli`, one line). A module is imported when its command is used."""
+EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)")
+"""How click refuses arguments that a command has not."""
 COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
 _ONLY_KIND = " 'timeline' is the only kind of topic there is"
@@ -369,8 +372,11 @@ def _explain_usage(bad: click.ClickException) -> str:
         said = f"there is no option {bad.option_name}.{hint}"
     else:
         said = " ".join(bad.format_message().split())
-        if "unexpected extra argument" in said:  # click has no type for it
-            said += ": what has spaces in it needs quotes"
+        extra = EXTRA.fullmatch(said)
+        if extra is not None:  # click has no type for it
+            words = extra[1].split()
+            more = f" and {len(words) - 3} more" if len(words) > 3 else ""
+            said = f"unexpected extra arguments: {' '.join(words[:3])}{more}. Put quotes around values with spaces or *"
     return f"{said}{'' if said.endswith(('.', '?')) else '.'} See '{where} --help'."
 
 
