@@ -108,7 +108,7 @@ BOARD: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel(
-            "Messages nobody holds",
+            "Messages without a live lease",
             "short",
             "available: due. waiting: to come.",
             ((f"max by (topic, state) (timeline_messages_depth{{{ON}}})", "{{topic}} {{state}}"),),

@@ -30,6 +30,7 @@ from timeline.model import (
     bucket_of,
     buckets_of,
     canonical_headers,
+    check_new_push_url,
     check_new_topic_name,
     check_topic_name,
     decode_headers,
@@ -358,3 +359,11 @@ def test_no_new_topics_name(name: str) -> None:
 def test_no_topics_name(name: Any) -> None:
     with pytest.raises(Invalid, match="a topic's name is 1 to 255 printable characters, not"):
         check_topic_name(name)
+
+
+@pytest.mark.parametrize("url", ["http://a..b/", "http://%31.example.com/", "http://[fe80::1%25lo]/", "http://./"])
+def test_a_push_url_of_older_rules_stays_readable(url: str) -> None:
+    """No topic gets it any more, but a broker opens a store that has it."""
+    assert TopicSettings(push_url=url).check().push_url == url
+    with pytest.raises(Invalid, match="push_url has a host that is no name"):
+        check_new_push_url(url)

@@ -415,16 +415,23 @@ def check_push_url(url: object) -> str:
         raise Invalid(f"push_url begins with https:// or http://, not {url!r:.40}. Give one of the two")
     if "@" in parts.netloc:
         raise Invalid("push_url has a user name. Remove it, and check the signature of each request instead")
-    if not host or port == 0 or not host.strip("."):
+    if not host or port == 0:
         raise Invalid("push_url has no host and port to connect to. Give one such as https://example.com/hook")
+    if "#" in url:
+        raise Invalid("push_url has a fragment, which no server gets. Remove the '#' and what follows it")
+    return url
+
+
+def check_new_push_url(url: object) -> str:
+    """Return `url` if a topic may be given it, else raise Invalid. A topic of older rules keeps what it has."""
+    checked = check_push_url(url)
+    host = urlsplit(checked).hostname or ""
     if "%" in host or (":" not in host and not PUSH_HOST.fullmatch(host)):
         raise Invalid(
             f"push_url has a host that is no name: {host!r:.60}. A name has letters, digits, '.', '-' and '_', at most "
             "63 between two dots, and 253 in all"
         )
-    if "#" in url:
-        raise Invalid("push_url has a fragment, which no server gets. Remove the '#' and what follows it")
-    return url
+    return checked
 
 
 class PushSecret(NamedTuple):

@@ -7,6 +7,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
+from timeline.errors import Invalid
 from timeline.gateway.app import OFTEN
 from timeline.gateway.direct import DirectCalls, HostNames
 from timeline.gateway.service import GatewaySettings
@@ -101,3 +102,10 @@ def test_usual_requests_alone_go_past_the_framework(path: str, more: dict[str, A
     call, given = calls._found(scope)
     assert (call is not None) is direct
     assert given == ({"topic": "departures"} if direct and path != ACK else {})
+
+
+@pytest.mark.parametrize("origin", ["https://[x", "https://a b", "ftp://a", "https://a/b", "a.example"])
+def test_an_origin_that_is_none_is_refused(origin: str) -> None:
+    with pytest.raises(Invalid, match="an origin is a scheme and a host"):
+        GatewaySettings(origins=(origin,)).check()
+    assert GatewaySettings(origins=("https://a.example:8443", "http://[::1]:3000")).check()

@@ -247,7 +247,7 @@ HOSTS = {
     "localhost": True, "localhost:9080": True, "LOCALHOST": True, "127.0.0.1:1": True, "[::1]:9080": True,
     "10.1.2.3": True, "app.example.org": True, "app.example.org:443": True, "evil.example": False,
     "evil.example:9080": False, "localhost.evil.example": False, "127.0.0.1.evil.example": False, "a:b:c/@": False,
-    "": False,
+    "": False, "localhost.": True, "app.localhost:9080": True, "evillocalhost": False,
 }  # fmt: skip
 
 

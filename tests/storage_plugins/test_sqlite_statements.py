@@ -76,7 +76,8 @@ async def _every_call(store: Store, made: Topic) -> None:
     ):
         await store.scan(made, NOW_MS, where, b"", 5, payload=True)
     await store.held_by(made, NOW_MS, b"w", b"", 10)
-    await store.count_due(made, np.array([0, NOW_MS, NOW_MS + 100], dtype=np.int64))
+    for held in (False, True):
+        await store.count_due(made, np.array([0, NOW_MS, NOW_MS + 100], dtype=np.int64), held)
     for buckets in (None, [0, 1]):
         await store.next_due(made, buckets, 0)
     await store.next_dues()

@@ -20,6 +20,7 @@ from timeline.model import (
     PushSecret,
     Topic,
     TopicSettings,
+    check_new_push_url,
     check_new_topic_name,
     check_topic_name,
     fits_new_topic,
@@ -313,13 +314,16 @@ def _mended(topic: str, other: Sequence[str], given: Mapping[str, Any]) -> str:
 
 
 def _known(given: Mapping[str, int | str | bool]) -> dict[str, Any]:
-    """Return `given` if every name is a setting's. Else raise Invalid with the nearest name."""
+    """Return `given` if every name is a setting's, and a new push_url one to which webhooks can go. Else raise Invalid,
+    with the nearest name."""
     names = [field.name for field in fields(TopicSettings)]
     for name in given:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise Invalid(f"a topic has no setting {name!r}{hint}")
+    if given.get("push_url"):
+        check_new_push_url(given["push_url"])
     return dict(given)
 
 

@@ -30,7 +30,7 @@ from timeline.model import (
     Rows,
     State,
     Topic,
-    check_push_url,
+    check_new_push_url,
     check_topic_name,
     decode_headers,
 )
@@ -93,7 +93,7 @@ def settings_of(given: dict[str, Any]) -> dict[str, int | str | bool]:
                 raise Invalid(f"paused must be True or False, not {shown(value)}")
             settings[name] = value
         elif name == "push_url":
-            settings[name] = check_push_url(value) if value != "" else ""
+            settings[name] = check_new_push_url(value) if value != "" else ""
         elif name == "kind":
             settings[name] = encode_text(value, "kind", 255)
         else:

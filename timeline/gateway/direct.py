@@ -19,10 +19,9 @@ from litestar import Litestar, Response
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import Receive, Send
 
-from timeline.config import split_address
 from timeline.errors import Forbidden
 from timeline.gateway.problems import HANDLERS
-from timeline.gateway.requests import ApiRequest, Streamed, release_body
+from timeline.gateway.requests import STREAMED, ApiRequest, Streamed, release_body
 from timeline.gateway.service import GatewaySettings, serving
 
 PREFIX = "/v1"
@@ -31,7 +30,7 @@ HOST_HEADER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:/@\[\]\s]+)(?::[0-9]+)?")
 """The host's name or address, and perhaps a port."""
 MOST_HOSTS = 100
 """How many hosts are kept with what was found about them."""
-HOST = re.compile(rb"[A-Za-z0-9.-]+(:[0-9]+)?")
+USUAL_HOST = re.compile(rb"[A-Za-z0-9.-]+(:[0-9]+)?")
 JSON_TYPE = b"application/json"
 JSON_HEADER = (b"content-type", JSON_TYPE)
 ENCODER = msgspec.json.Encoder()
@@ -58,13 +57,12 @@ class HostNames:
     """The hosts under which a gateway may be asked.
 
     A gateway that only its own machine reaches often asks for no token. A web page can give its own name this machine's
-    address, and then ask it like a page of its own. So such a gateway answers to addresses, `localhost`, the host of
-    `listen` and those of `origins` alone. One that other machines reach answers to all names.
+    address, and then ask it like a page of its own. So such a gateway answers to addresses, to `localhost` and names
+    below it, and to the hosts of `origins` alone. One that other machines reach answers to all names.
     """
 
     def __init__(self, settings: GatewaySettings) -> None:
-        own = [split_address(settings.listen)[0], *(urlsplit(one).hostname or "" for one in settings.origins)]
-        self._own = {"localhost", *(name.lower() for name in own if name)}
+        self._own = {"localhost", *(urlsplit(one).hostname for one in settings.origins)}
         self._any = settings.exposed
         self._judged: dict[bytes, bool] = {}
 
@@ -80,16 +78,16 @@ class HostNames:
         if self._judged[host]:
             return None
         return Forbidden(
-            f"this gateway does not answer under the host {host.decode('latin-1')!r:.100}. Ask localhost, or start the "
-            "gateway with --origin and the origin under which it is known"
+            f"this gateway does not answer under the host {host.decode('latin-1')!r:.100}. Ask localhost, or start "
+            "'timeline gateway' with --origin and the origin under which it is known"
         )
 
     def _is_own(self, host: bytes) -> bool:
         found = HOST_HEADER.fullmatch(host.decode("latin-1"))
-        name = found[1].strip("[]").lower() if found else ""
+        name = found[1].strip("[]").removesuffix(".").lower() if found else ""
         with suppress(ValueError):
             return bool(ip_address(name))
-        return name in self._own
+        return name in self._own or name.endswith(".localhost")
 
 
 class DirectCalls:
@@ -117,7 +115,7 @@ class DirectCalls:
             return
         call, given = self._found(scope)
         if call is None:
-            await self._inside(scope, receive, send)
+            await self._inside(scope, receive, _releasing(scope, send))
             return
         scope["app"] = scope["litestar_app"] = self._inside
         scope["path_template"] = call.template
@@ -130,13 +128,15 @@ class DirectCalls:
                 return
         except _Undecoded as undecoded:
             release_body(scope)
-            await self._inside(scope, undecoded.again(receive), send)
+            await self._inside(scope, undecoded.again(receive), _releasing(scope, send))
             return
         except Exception as error:
             if isinstance(answer, Streamed) and answer.begun:
                 raise
             await self._fail(error, request)
             return
+        given.clear()
+        release_body(scope)  # a caller that does not read its answer holds no room of others
         if isinstance(answer, Response):
             await _send(send, answer.status_code or call.status, answer.content)
         else:
@@ -201,7 +201,19 @@ def _usual(headers: Sequence[tuple[bytes, bytes]], call: _Call) -> bool:
             kind = value
         elif name in (b"origin", b"sec-fetch-site"):
             return False
-    return (call.decoder is None or kind == JSON_TYPE) and HOST.fullmatch(host) is not None
+    return (call.decoder is None or kind == JSON_TYPE) and USUAL_HOST.fullmatch(host) is not None
+
+
+def _releasing(scope: Any, send: Send) -> Send:
+    """Return `send`, which gives back the room of the request's body as the answer begins. An answer that is sent part
+    by part reads the body meanwhile, and gives back its parts."""
+
+    async def sending(message: Any) -> None:
+        if message["type"] == "http.response.start" and STREAMED not in scope:
+            release_body(scope)
+        await send(message)
+
+    return sending
 
 
 async def _send(send: Send, status: int, content: Any) -> None:

@@ -31,7 +31,7 @@ PROBLEM = "application/problem+json"
 STATUSES: dict[str, tuple[int, str]] = {
     Status.INVALID: (400, "The request is wrong"),
     UNAUTHENTICATED: (401, "A token is needed"),
-    Status.FORBIDDEN: (403, "The token has not the right"),
+    Status.FORBIDDEN: (403, "Not permitted"),
     Status.NOT_FOUND: (404, "Not found"),
     Status.EXISTS: (409, "The id or name is taken"),
     Status.LEASED: (409, "A consumer has the message"),

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 from litestar import Request, Response
 from litestar.datastructures import Headers
-from litestar.types import Receive, Scope, Send
+from litestar.types import Receive, Send
 
 from timeline.credentials import AUTHORIZATION
 from timeline.errors import FIXED_LIMIT, Forbidden, Invalid, Throttled, TooLarge
@@ -41,6 +41,8 @@ BROKEN = "timeline.broken_body"
 """Among the extensions of a request's scope: its body broke off in a way that is no HTTP."""
 ROOM = "timeline.body_room"
 """In a request's scope: the room of its body."""
+STREAMED = "timeline.streamed"
+"""In a request's scope: its answer is sent part by part."""
 BEARER = "bearer "
 AS_OPERATOR = "timeline-as-operator"
 KEY = "idempotency-key"
@@ -326,7 +328,8 @@ class Streamed(Response[None]):
         """Return what sends it."""
         return self._send
 
-    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _send(self, scope: Any, receive: Receive, send: Send) -> None:
+        scope[STREAMED] = True
         try:
             async for part in self._parts:
                 await self._begin(send)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ OPEN_TO_ALL = (
     "gateway with --insecure where the network itself keeps strangers out"
 )
 NONE_READY = "no broker takes all calls now: its own /readyz, at its metrics port, has the reason"
+ORIGIN = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 LOOK_MS = 1_000.0
 """How long the brokers' answer about their readiness is kept."""
 LOOK_S = 2.0
@@ -52,8 +54,7 @@ class GatewaySettings:
         if bool(self.tls_cert) != bool(self.tls_key):
             raise Invalid("tls_cert and tls_key belong together: give both, or neither")
         for origin in self.origins:
-            scheme, separator, host = origin.partition("://")
-            if scheme not in ("http", "https") or not separator or not host or "/" in host:
+            if ORIGIN.fullmatch(origin) is None:
                 raise Invalid(f"an origin is a scheme and a host, such as https://app.example.org, not {origin!r:.80}")
         return self
 

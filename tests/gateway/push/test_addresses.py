@@ -115,6 +115,8 @@ async def test_the_connection_goes_to_the_address_that_was_judged() -> None:
         await sender.close()
         await receiver.stop()
     assert asked == ["hook.invalid"]
+    bounds = sender._session.timeout
+    assert bounds.total is bounds.sock_connect is bounds.sock_read is None, "a push_timeout may be an hour"
     assert {request.headers["Host"] for request, _ in receiver.requests} == {f"hook.invalid:{receiver.port}"}
 
 

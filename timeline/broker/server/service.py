@@ -120,7 +120,8 @@ async def serve(
     - `worker`: this process is one of several behind the port. It also has and advertises a port of its own.
 
     If the store cannot be reached, the broker stays up, not ready, and tries again. Raise StoreRefused if the store
-    cannot be used as configured. Raise OSError if a port is taken; its `filename` is the address.
+    cannot be used as configured. Raise OSError if a port is taken; its `filename` is the address. Raise Invalid if the
+    gateway lacks a package.
     """
     set_up_logs(config.log_level, config.log_format, config.name if worker is not None else "")
     metrics, clock, stopping = Metrics(config.metrics_topics), Clock(), asyncio.Event()
@@ -142,8 +143,9 @@ async def serve(
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     port = MetricsPort(config.metrics, metrics.registry, lambda: node.not_ready)
     watching = (partial(_watch_health, health, node.readiness), partial(_watch_files, gate, certificates, metrics))
-    gateway = gateway_for(config) if worker is None else None
+    gateway: GatewayProcess | None = None
     try:
+        gateway = gateway_for(config) if worker is None else None
         if gateway is not None:
             gateway.start()
         if worker is not None:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from timeline.broker.server.gateway_process import address_of, gateway_for
+from timeline.broker.server.gateway_process import GatewayProcess, address_of, gateway_for
 from timeline.broker.server.process import RestartDelay, check_free
 from timeline.child import send_signal
 from timeline.clock import Clock
@@ -104,7 +104,8 @@ class Supervisor:
     async def run(self) -> int:
         """Run until SIGTERM or SIGINT. Return the exit code: 0, or that of a worker that could not serve at all.
 
-        Raise OSError, its `filename` the address, if the shared port is taken.
+        Raise OSError, its `filename` the address, if the shared port is taken. Raise Invalid if the gateway lacks a
+        package.
         """
         with _reserved(self._config.listen) as listen:
             config = dataclasses.replace(self._config, listen=listen)
@@ -114,8 +115,9 @@ class Supervisor:
                 loop.add_signal_handler(number, self._stopping.set)
             keeping: list[asyncio.Task[None]] = []
             looking = loop.create_task(self._look())
-            gateway = gateway_for(config)
+            gateway: GatewayProcess | None = None
             try:
+                gateway = gateway_for(config)
                 if gateway is not None:
                     gateway.start()
                 # The first by itself: what is wrong with the store or the settings is then said once.

@@ -60,8 +60,9 @@ async def forecast(
 ) -> None:  # fmt: skip
     """Draw how many messages of TOPIC, or of all topics, come due in the time ahead.
 
-    The store is counted as it is now. Messages that are produced, moved or cancelled later change the picture. A leased
-    message counts at its lease's end. Without TOPIC, all topics together are counted within --timeout.
+    The store is counted as it is now. Messages that are produced, moved or cancelled later change the picture. Messages
+    in flight are not counted, but those whose lease ran out are due. Without TOPIC, all topics together are counted
+    within --timeout.
 
     \b
     Example:

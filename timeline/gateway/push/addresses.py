@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from timeline.config import network_of
 from timeline.errors import Invalid
-from timeline.model import check_push_url
+from timeline.model import check_new_push_url
 
 Address: TypeAlias = IPv4Address | IPv6Address
 
@@ -123,6 +123,6 @@ class AddressGuard:
 
 def host_of(url: str) -> tuple[str, int]:
     """Return host and port of a webhook's URL. Raise Invalid."""
-    parts = urlsplit(check_push_url(url))
+    parts = urlsplit(check_new_push_url(url))
     host = parts.hostname or ""
     return host, parts.port or (443 if parts.scheme == "https" else 80)

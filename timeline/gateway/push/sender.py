@@ -55,6 +55,7 @@ class Sender:
             trust_env=False,
             skip_auto_headers=("accept-encoding", "user-agent"),
             headers={"user-agent": "timeline-webhooks", "accept": "*/*"},
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),  # `post` bounds the whole
         )
 
     async def close(self) -> None:
@@ -73,7 +74,13 @@ class Sender:
         except socket.gaierror as unknown:
             raise Unanswered(f"the name {self._host} is not known here: {unknown.strerror}") from unknown
         except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as bad:
-            raise Unanswered(_said(bad)) from bad
+            raise Unanswered(self._reason(bad)) from bad
+
+    def _reason(self, bad: Exception) -> str:
+        """Return a failure as a receiver's owner understands it."""
+        if isinstance(bad, aiohttp.ClientConnectorError) and not isinstance(bad, aiohttp.ClientSSLError) and bad.errno:
+            return f"cannot connect to {self._host}:{self._port}: {os.strerror(bad.errno).lower()}"
+        return f"{type(bad).__name__}: {bad}"
 
     async def _post(self, headers: Sequence[tuple[str, str]], body: bytes, timer: asyncio.Timeout) -> Answer:
         *others, last = (await self._judged())[:TRIED_ADDRESSES]
@@ -114,13 +121,6 @@ class Sender:
                 async with asyncio.timeout_at(until_s):
                     await _read_start(response, start)
             return Answer(response.status, told, bytes(start))
-
-
-def _said(bad: Exception) -> str:
-    """Return a failure as a receiver's owner understands it."""
-    if isinstance(bad, aiohttp.ClientConnectorError) and not isinstance(bad, aiohttp.ClientSSLError) and bad.errno:
-        return f"cannot connect to {bad.host}:{bad.port}: {os.strerror(bad.errno).lower()}"
-    return f"{type(bad).__name__}: {bad}"
 
 
 async def _read_start(response: aiohttp.ClientResponse, start: bytearray) -> None:

@@ -291,11 +291,11 @@ class _RunningQuery:
             )
 
     def due(self) -> int:
-        """Return how many messages without a holder are due now."""
+        """Return how many messages without a live lease are due now."""
         return self._connection.run(self._connection.client.forecast(self.topic.name, "1ms", "1ms")).overdue
 
     def something_due(self, wait_ms: int) -> bool:
-        """Return whether a message without a holder is due, now or within `wait_ms`."""
+        """Return whether a message without a live lease is due, now or within `wait_ms`."""
         until_ms = self._clock.monotonic_ms() + wait_ms
         while True:
             now_ms = self._clock.monotonic_ms()

@@ -152,11 +152,13 @@ async def _ids_from(context: StoreContext, key: tuple[int, int], kind: int, from
     return [row.id async for rows in _timeline(context, key, kind, from_ms) for row in rows]
 
 
-async def _timeline(context: StoreContext, key: tuple[int, int], kind: int, from_ms: int) -> AsyncIterator[list[Any]]:
-    """Yield the entries of a timeline from a time on, COUNTED_ROWS at a time."""
-    place = (from_ms - 1, LAST_ID)
+async def _timeline(
+    context: StoreContext, key: tuple[int, int], kind: int, from_ms: int, until_ms: int = NOWHERE_MS
+) -> AsyncIterator[list[Any]]:
+    """Yield the entries of a timeline from a time on, and before another one, COUNTED_ROWS at a time."""
+    place, last = (from_ms - 1, LAST_ID), (until_ms - 1, LAST_ID)
     while True:
-        rows = await context.partition.connected.read("timeline", *key, kind, *place, COUNTED_ROWS)
+        rows = await context.partition.connected.read("past", *key, kind, *place, *last, COUNTED_ROWS)
         yield rows
         if len(rows) < COUNTED_ROWS:
             return
@@ -297,18 +299,21 @@ async def count_due(context: StoreContext, topic: Topic, edges_ms: Int64, held: 
         return counts
     kind = HELD if held else FREE
     for start in range(0, topic.settings.buckets, MOST_AHEAD):
-        keys = [(topic.uid, at) for at in range(start, min(start + MOST_AHEAD, topic.settings.buckets))]
-        counts += sum(await asyncio.gather(*(_count(context, key, kind, edges_ms) for key in keys)))
+        numbers = range(start, min(start + MOST_AHEAD, topic.settings.buckets))
+        heads = await context.partition.heads(topic.uid, numbers)
+        parts = (_count(context, (topic.uid, at), kind, heads[at].floor(kind), edges_ms) for at in numbers)
+        counts += sum(await asyncio.gather(*parts))
     return counts
 
 
-async def _count(context: StoreContext, key: tuple[int, int], kind: int, edges_ms: Int64) -> Int64:
-    counts = np.zeros(len(edges_ms) - 1, dtype=np.int64)
-    async for rows in _timeline(context, key, kind, int(edges_ms[0])):
-        times = np.array([row.at for row in rows], dtype=np.int64)
-        counts += np.maximum(0, np.diff(np.searchsorted(times, edges_ms)))
-        if rows and rows[-1].at >= edges_ms[-1]:
-            break
+async def _count(context: StoreContext, key: tuple[int, int], kind: int, floor_ms: int, edges_ms: Int64) -> Int64:
+    # Cassandra does not read past all tombstones: before the floor and behind the last edge there may be many.
+    counts, until_ms = np.zeros(len(edges_ms) - 1, dtype=np.int64), int(edges_ms[-1])
+    from_ms = max(int(edges_ms[0]), floor_ms)
+    if from_ms < until_ms:
+        async for rows in _timeline(context, key, kind, from_ms, until_ms):
+            times = np.array([row.at for row in rows], dtype=np.int64)
+            counts += np.maximum(0, np.diff(np.searchsorted(times, edges_ms)))
     return counts
 
 

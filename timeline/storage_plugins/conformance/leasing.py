@@ -340,7 +340,7 @@ async def check_next_dues(trial: Trial) -> None:
 
 @check(needs=lambda capabilities: capabilities.exact_counts)
 async def check_count_due(trial: Trial) -> None:
-    """count_due counts what is alive and without holder by steps of due, lower edge in, upper edge out."""
+    """count_due counts living messages by steps of due, lower edge in, upper edge out: the free, or the held."""
     topic = await trial.topic_with(named(100), [T0 + 10 * at for at in range(100)])
     await trial.lease(topic, 5, now_ms=T0 + 40)
     await trial.mutate(topic, Operation.CANCEL, named(100)[50:52])
