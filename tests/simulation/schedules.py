@@ -171,15 +171,15 @@ class ScheduleWorld(World):
         return end_ms
 
     async def _lose_answers(self) -> None:
-        """For longer than a broker repeats a put, the store does all puts and answers none."""
+        """For longer than a broker repeats a put, the store does all puts and answers none. Later it takes none."""
         rng = random.Random(f"{self.seed}-answers")
-        for _ in range(2):
+        for fault in ("puts_lost", "puts_refused"):
             await self.timer.wait(rng.uniform(0.5, 3.0))
             for broker in self.brokers:
-                broker.store.trouble.puts_lost = True
+                setattr(broker.store.trouble, fault, True)
             await self.timer.wait(rng.uniform(0.3, 1.5))
             for broker in self.brokers:
-                broker.store.trouble.puts_lost = False
+                setattr(broker.store.trouble, fault, False)
 
     async def _receive(self, process: Any, number: int) -> None:
         """Receives occurrences and acknowledges them, some of them late."""

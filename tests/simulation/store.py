@@ -41,7 +41,7 @@ OK = Status.OK.code
 
 class Trouble:
     """How bad the store is now. Chances are per call; `down` refuses every call. `puts_lost`: puts are done, but not
-    answered."""
+    answered. `puts_refused`: puts alone are refused."""
 
     def __init__(self) -> None:
         self.mend()
@@ -50,7 +50,7 @@ class Trouble:
         """All is well."""
         self.slowest_s = 0.004
         self.refused = self.lost_before = self.lost_after = 0.0
-        self.down = self.puts_lost = False
+        self.down = self.puts_lost = self.puts_refused = False
 
 
 class Lost:
@@ -160,6 +160,9 @@ class TroubledStore(Store):
             answers.commit_seq = self._turn()
             return answers
 
+        if self.trouble.puts_refused:
+            self.occurred["store refused"] += 1
+            raise StoreUnavailable("the simulated store takes no puts")
         answers = await self._through(work)
         if self.trouble.puts_lost:
             self.occurred["store answer lost"] += 1
