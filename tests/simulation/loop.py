@@ -169,8 +169,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         closed, it would be so when it is collected, and say then, in the middle of another seed, that it ignored its
         exit. A coroutine that a task took and did not begin is closed, too: nobody awaits it any more."""
         work = task.get_coro()
-        assert isinstance(work, CoroutineType)
-        if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+        assert work is not None
+        if isinstance(work, CoroutineType) and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
             for taken in work.cr_frame.f_locals.values():
                 if isinstance(taken, CoroutineType):
                     taken.close()
