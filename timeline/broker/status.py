@@ -240,7 +240,7 @@ class MessageCounts:
                 edges[0] = 0
                 counted.near = await self._store.call("count_due", self._store.store.count_due(topic, edges))
                 if next_due is not None and next_due <= now_ms:
-                    counted.near[0] += await lapsed(self._store, topic, now_ms)
+                    counted.near[0] += await count_lapsed(self._store, topic, now_ms)
             else:
                 counted = _Counted()
         finally:
@@ -301,7 +301,7 @@ class MessageCounts:
             self._metrics.gauge("timeline_store_size_bytes", room.size_bytes)
 
 
-async def lapsed(store: MeteredStore, topic: Topic, now_ms: int) -> int:
+async def count_lapsed(store: MeteredStore, topic: Topic, now_ms: int) -> int:
     """Return how many messages still have a holder though their lease ran out. They are available, too."""
     until_now = np.array([0, now_ms + 1], dtype=np.int64)
     return int((await store.call("count_due", store.store.count_due(topic, until_now, held=True)))[0])

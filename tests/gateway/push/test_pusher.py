@@ -16,7 +16,7 @@ from standardwebhooks.webhooks import Webhook
 import timeline
 from tests.gateway.processes import TIMELINE, gateway
 from tests.gateway.processes import broker as served
-from tests.gateway.push.receiver import Receiver, always
+from tests.gateway.push.receiver import Answering, Receiver, always
 from timeline.child import free_ports
 from timeline.gateway.metrics import GatewayMetrics
 from timeline.gateway.push import pusher as pusher_module
@@ -286,12 +286,22 @@ async def test_a_topic_goes_on_after_the_probe_of_another_one_of_its_host(
     assert not circuit.open
 
 
-async def test_a_receiver_that_hangs_is_given_up_in_time(tl: timeline.Timeline, receiver: Receiver) -> None:
+def hanging(status: int = 0) -> Answering:
+    """A receiver that does not end its answer. `status`: it begins with this one; 0: it says nothing."""
+
     async def hang(request: web.Request, body: bytes) -> web.StreamResponse:
+        if status:
+            response = web.StreamResponse(status=status, headers={"Content-Length": "1000"})
+            await response.prepare(request)
+            await response.write(b"x")
         await asyncio.Event().wait()
         raise AssertionError
 
-    receiver.answer = hang
+    return hang
+
+
+async def test_a_receiver_that_hangs_is_given_up_in_time(tl: timeline.Timeline, receiver: Receiver) -> None:
+    receiver.answer = hanging()
     await tl.create_topic("t", push_url=receiver.url, push_timeout="20ms", max_deliveries=1)
     async with pushing(tl):
         await produce(tl, "a")
@@ -327,14 +337,7 @@ async def test_an_endless_answer_is_cut_off(tl: timeline.Timeline, receiver: Rec
 async def test_a_status_decides_though_the_body_never_ends(
     tl: timeline.Timeline, receiver: Receiver, status: int, becomes: str
 ) -> None:
-    async def slow(request: web.Request, body: bytes) -> web.StreamResponse:
-        response = web.StreamResponse(status=status, headers={"Content-Length": "1000"})
-        await response.prepare(request)
-        await response.write(b"x")
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    receiver.answer = slow
+    receiver.answer = hanging(status)
     await tl.create_topic("t", push_url=receiver.url, push_timeout="200ms", max_deliveries=2)
     async with pushing(tl):
         await produce(tl, "a")

@@ -14,7 +14,7 @@ from timeline.broker.dispatch.dealer import Dealers
 from timeline.broker.lanes import MeteredStore
 from timeline.broker.late import LateOne, LateRing
 from timeline.broker.runtime import Runtime
-from timeline.broker.status import lapsed
+from timeline.broker.status import count_lapsed
 from timeline.columns import Ragged
 from timeline.errors import Invalid
 from timeline.model import Rows, State, Topic, buckets_of, payload_sums
@@ -75,7 +75,7 @@ class ReadHandler:
         edges[-1] = min(int(edges[-1]), now_ms + asked.window_ms)
         whole = np.concatenate([np.zeros(1, dtype=np.int64), edges])
         counted = await store.call("count_due", store.store.count_due(topic, whole))
-        overdue = int(counted[0]) + await lapsed(store, topic, now_ms)
+        overdue = int(counted[0]) + await count_lapsed(store, topic, now_ms)
         return Forecasted(edges, counted[1:], overdue, store.store.capabilities.exact_counts)
 
     async def late(self, asked: Late, caller: Principal) -> LateList:

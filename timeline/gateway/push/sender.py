@@ -113,14 +113,14 @@ class Sender:
             allow_redirects=False,
             server_hostname=self._host if url.scheme == "https" else None,
         ) as response:
-            told = {name.lower(): value for name, value in response.headers.items()}
+            answered = {name.lower(): value for name, value in response.headers.items()}
             until_s = timer.when()
             timer.reschedule(None)  # its status came: that decides, whatever becomes of the body
             start = bytearray()
             with suppress(aiohttp.ClientError, OSError, TimeoutError):
                 async with asyncio.timeout_at(until_s):
                     await _read_start(response, start)
-            return Answer(response.status, told, bytes(start))
+            return Answer(response.status, answered, bytes(start))
 
 
 async def _read_start(response: aiohttp.ClientResponse, start: bytearray) -> None:

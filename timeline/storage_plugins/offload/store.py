@@ -4,8 +4,8 @@
 
 A payload is written before its row and deleted after it, after the answer and in the background. Only a put writes
 payloads. Only calls that return them (a lease, `held_by`, a scan with payloads) read them, and compare their checksum.
-A sweep finds the files that remain (of puts that were refused or lost, of messages that were cancelled or expired). It
-looks at a share of the files at a time, and deletes those that twice, a grace apart, had no row.
+A sweep finds the files that remain: of refused and lost puts, of cancelled and expired messages. It looks at a share of
+the files at a time, and deletes those that twice, a grace apart, had no row.
 """
 
 from __future__ import annotations

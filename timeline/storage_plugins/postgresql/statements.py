@@ -441,15 +441,16 @@ _DEALT = {
 
 
 def lease(several: bool) -> str:
-    """Return the statement of `Store.lease_due` in the plain case. It finds, locks, deals and leases messages, reads
-    their content, and looks up what comes next. `several` grants: the n-th message belongs to the grant whose number is
-    the n-th of $11. The statement leases nothing (`plain` is false) if the rules must decide: a message has expired or
+    """Return the statement of `Store.lease_due` in the plain case.
+
+    It finds, locks, deals and leases messages, reads their content, and looks up what comes next. `several` grants: the
+    n-th message belongs to the grant whose number is the n-th of $11. The statement leases nothing (`plain` is false) if the rules must decide: a message has expired or
     was delivered too often, or bytes run out among several grants.
 
-    $2, $3 until which due time messages without a holder, and those whose lease ran out, may be leased; $4 buckets or
-    NULL; $5 how many; $6 now; $7 the topic's max_deliveries; $8, $9, $10 lease, holder, bytes of each grant; $11, of a
-    single grant, whether it takes one message of any size; $12 the due time from which to look; $13 the end from which
-    to look for the lease that runs out next.
+    - $2, $3: until which due time to lease messages without a holder, and those whose lease ran out.
+    - $4: buckets, or NULL. $5: how many. $6: now. $7: the topic's max_deliveries.
+    - $8, $9, $10: lease, holder and bytes of each grant. $11, of a single grant: whether one message may have any size.
+    - $12: the due time from which to look. $13: the same for the lease that runs out next.
     """
     room = "d.taken <= ($10::int8[])[d.turn]"
     fits = room if several else f"({room} OR (d.n = 1 AND $11::bool))"
