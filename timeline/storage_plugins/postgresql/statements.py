@@ -444,8 +444,8 @@ def lease(several: bool) -> str:
     """Return the statement of `Store.lease_due` in the plain case.
 
     It finds, locks, deals and leases messages, reads their content, and looks up what comes next. `several` grants: the
-    n-th message belongs to the grant whose number is the n-th of $11. The statement leases nothing (`plain` is false) if the rules must decide: a message has expired or
-    was delivered too often, or bytes run out among several grants.
+    n-th message belongs to the grant whose number is the n-th of $11. It leases nothing (`plain` is false) if the rules
+    must decide. A message may have expired, or been delivered too often. Bytes may run out among several grants.
 
     - $2, $3: until which due time to lease messages without a holder, and those whose lease ran out.
     - $4: buckets, or NULL. $5: how many. $6: now. $7: the topic's max_deliveries.
