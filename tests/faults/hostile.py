@@ -112,8 +112,13 @@ async def unending(address: str, method: str, announced: int) -> int:
     return sent
 
 
+PING = bytes.fromhex("000008060000000000")
+PONG = bytes.fromhex("000008060100000000")
+"""Headers of an HTTP/2 ping and of its answer. Eight bytes follow, the same in both."""
+
+
 class Plain:
-    """A connection that sends once and keeps what comes."""
+    """A connection that sends once, keeps what comes, and answers pings whenever it looks."""
 
     def __init__(self, address: str, said: bytes) -> None:
         host, _, port = address.rpartition(":")
@@ -122,17 +127,29 @@ class Plain:
         self._socket.setblocking(False)
         self.heard = b""
         self.over = False
+        self._pings_until = 0
 
     def look(self) -> None:
         """Takes what has come."""
         try:
-            while data := self._socket.recv(65_536):
+            while data := self._receive():
                 self.heard += data
+            self.over = data is not None
+            self._answer_pings()
+        except ConnectionError:
             self.over = True
+
+    def _receive(self) -> bytes | None:
+        """None: nothing has come."""
+        try:
+            return self._socket.recv(65_536)
         except BlockingIOError:
-            return
-        except ConnectionResetError:
-            self.over = True
+            return None
+
+    def _answer_pings(self) -> None:
+        while (at := self.heard.find(PING, self._pings_until)) >= 0 and len(self.heard) >= at + 17:
+            self._socket.sendall(PONG + self.heard[at + 9 : at + 17])
+            self._pings_until = at + 17
 
     @property
     def status(self) -> int | None:

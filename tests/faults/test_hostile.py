@@ -176,20 +176,25 @@ async def test_ten_thousand_connections(tmp_path: Path, record_property: Record,
         flags = ["--max-streams-per-peer", str(limit)]
         broker = await stack.enter_async_context(victim(tmp_path, *flags))
         crowd: list[Plain] = []
-        waiting = stack.enter_context(selectors.DefaultSelector())
-        look = partial(asyncio.get_running_loop().run_in_executor, None, waiting.select, PATIENCE_S)
+        unanswered: set[Plain] = set()
+        connected = stack.enter_context(selectors.DefaultSelector())
+        look = partial(asyncio.get_running_loop().run_in_executor, None, connected.select, PATIENCE_S)
         async with asyncio.timeout(3 * PATIENCE_S):
-            while len(crowd) < count or waiting.get_map():
+            while len(crowd) < count or unanswered:
                 # Of more calls than a thousand that nobody has looked at yet, gRPC itself turns some away.
-                while len(waiting.get_map()) < AT_ONCE and len(crowd) < count:
+                while len(unanswered) < AT_ONCE and len(crowd) < count:
                     crowd.append(Plain(broker.address, opening("Consume", hello(f"c{len(crowd)}"))))
                     stack.callback(crowd[-1].close)
-                    waiting.register(crowd[-1], selectors.EVENT_READ)
+                    connected.register(crowd[-1], selectors.EVENT_READ)
+                    unanswered.add(crowd[-1])
+                # Those that have their answer are looked at, too: the broker closes a connection that answers no ping.
                 for key, _ in await look():
                     one = cast(Plain, key.fileobj)
                     one.look()
+                    if one.over:
+                        connected.unregister(one)
                     if one.over or one.status is not None or b"TLN1" in one.heard:
-                        waiting.unregister(one)
+                        unanswered.discard(one)
         welcome = [one for one in crowd if b"TLN1" in one.heard]
         refused = [one for one in crowd if one.status is not None]
         assert (len(welcome), len(refused)) == (limit, count - limit)
