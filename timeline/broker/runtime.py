@@ -15,6 +15,8 @@ from timeline.metrics import Metrics
 
 log = logging.getLogger("timeline.broker")
 FINISH_S = 5.0
+AGAIN_S = 1.0
+"""How long a cancelled task may take to end before it is cancelled again."""
 T = TypeVar("T")
 
 
@@ -57,33 +59,42 @@ class Tasks:
     """Running tasks. One that ends with an exception is logged and reported to `on_crash`."""
 
     def __init__(self, on_crash: Callable[[str, BaseException], None]) -> None:
-        self._running: set[asyncio.Task[None]] = set()
-        self._finishing: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], None] = {}  # in order, so that a run can be repeated
+        self._finishing: dict[asyncio.Task[None], None] = {}
         self._on_crash = on_crash
 
     def spawn(self, work: Coroutine[object, object, None], name: str, *, finishes: bool = False) -> asyncio.Task[None]:
         """Run `work` until it ends or `cancel` is called. A task that `finishes` is awaited instead: it is in the
         middle of a store's call, and ends soon."""
         task = asyncio.get_running_loop().create_task(work, name=name)
-        (self._finishing if finishes else self._running).add(task)
+        (self._finishing if finishes else self._running)[task] = None
         task.add_done_callback(self._ended)
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
-        self._finishing.discard(task)
+        self._running.pop(task, None)
+        self._finishing.pop(task, None)
         if not task.cancelled() and (crash := task.exception()) is not None:
             log.error("task %s ended by an error", task.get_name(), exc_info=crash)
             self._on_crash(task.get_name(), crash)
 
     async def cancel(self, finish_s: float = FINISH_S) -> None:
-        """Cancel all and wait for their end. Those that finish by themselves have up to `finish_s` for it."""
+        """Cancel all and wait for their end. Those that finish by themselves have up to `finish_s` for it. So has what
+        others still do when they are cancelled: it may take tasks that finish, and new ones, too."""
+        until_s = asyncio.get_running_loop().time() + finish_s
         if self._finishing:
-            await asyncio.wait(self._finishing, timeout=finish_s)
-        running = [*self._running, *self._finishing]
-        for task in running:
+            await asyncio.wait([*self._finishing], timeout=finish_s)
+        for task in [*self._running]:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        while (left := self._all()) and (left_s := until_s - asyncio.get_running_loop().time()) > 0:
+            await asyncio.wait(left, timeout=left_s)
+        while left := self._all():
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left, timeout=AGAIN_S)
+
+    def _all(self) -> list[asyncio.Task[None]]:
+        return [*self._running, *self._finishing]
 
 
 class OffLoop(Protocol):
