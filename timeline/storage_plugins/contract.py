@@ -300,6 +300,11 @@ class Store(ABC):
     (0: none). A lease has seen every put with a lower number. A broker may then call for it while the put is on its
     way."""
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "in_turn" in vars(cls):
+            warn_renamed(f"{cls.__name__}.in_turn", "tells_commit_seq, and `turn` in answers commit_seq")
+
     @abstractmethod
     async def open(self) -> Opened:
         """Connect, create or migrate the schema, and read server settings. While the store is open, return the same
@@ -474,9 +479,14 @@ def disk_space_of(path: str | os.PathLike[str]) -> DiskSpace:
 
 def __getattr__(name: str) -> type:
     if name == "Leased":
-        warnings.warn("contract.Leased is called LeasedRows now", DeprecationWarning, stacklevel=2)
+        warn_renamed("contract.Leased", "LeasedRows")
         return LeasedRows
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def warn_renamed(old: str, new: str) -> None:
+    """Warn a plugin that it uses an old name, which the next version will not have."""
+    warnings.warn(f"{old} is called {new} now", DeprecationWarning, stacklevel=3)
 
 
 __all__ = [

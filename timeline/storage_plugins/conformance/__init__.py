@@ -34,6 +34,7 @@ from timeline.storage_plugins.conformance.suite import (
     run_suite,
 )
 from timeline.storage_plugins.conformance.trial import MakeStore, StoreViolation, Trial
+from timeline.storage_plugins.contract import warn_renamed
 
 GROUPS = (topics, putting, leasing, settling, mutating, walking, limits, races, against_rules)
 """The modules that hold checks, easy ones first: plugin authors meet the simple before the random."""
@@ -41,6 +42,16 @@ GROUPS = (topics, putting, leasing, settling, mutating, walking, limits, races, 
 _PLACES = {group.__name__: place for place, group in enumerate(GROUPS)}
 for _check in sorted(CHECKS.values(), key=lambda check: _PLACES[check.run.__module__]):
     CHECKS[_check.name] = CHECKS.pop(_check.name)
+
+_RENAMED = {"Report": SuiteReport, "Violation": StoreViolation}
+
+
+def __getattr__(name: str) -> type:
+    if name in _RENAMED:
+        warn_renamed(f"conformance.{name}", _RENAMED[name].__name__)
+        return _RENAMED[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "CHECKS",
