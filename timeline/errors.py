@@ -188,10 +188,15 @@ ADVICE_OF_CALLS: dict[tuple[str, str], str] = {
 
 
 def explain(error: TimelineError) -> str:
-    """Return the error in one line, with what to do about it. The command line prints it, and HTTP answers with it."""
-    reason, advice = error.reason, error.advice
+    """Return the error in one line: its code, its id, and the sentence. The command line prints it."""
     about = f" {error.id!r}" if error.id is not None else ""
     code = "" if isinstance(error, Invalid) else f"{error.code}{about}: "
+    return f"{code}{sentence_of(error)}"
+
+
+def sentence_of(error: TimelineError) -> str:
+    """Return what happened and what to do about it, in one line. HTTP answers with it."""
+    reason, advice = error.reason, error.advice
     # The advice of these is about a message. Without an id they are about a topic, a schedule or a call. A reason of
     # NOT_FOUND says itself what is not there: perhaps the topic.
     unfit = (error.id is None and isinstance(error, Exists | Fenced)) or isinstance(error, NotFound)
@@ -201,4 +206,4 @@ def explain(error: TimelineError) -> str:
         said = f"{reason.removesuffix('.')}; {REPEAT if advice == Unknown.advice else advice}"
     else:
         said = reason or advice
-    return f"{code}{said}".replace("\n", " ")
+    return said.replace("\n", " ")

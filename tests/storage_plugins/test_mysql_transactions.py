@@ -251,7 +251,7 @@ async def test_a_call_that_is_given_up_when_it_is_over_cuts_nobody_elses_connect
     connections, call = MysqlConnections(MysqlLocation.of(server.url)), _Call()
     try:
         await asyncio.wrap_future(connections._threads.submit(connections._transact, _number, call))
-        (kept,) = connections._all
+        (kept,) = connections._wires
         call.give_up()
         await asyncio.to_thread(kept.ping, reconnect=False)
     finally:

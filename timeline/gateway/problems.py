@@ -17,7 +17,7 @@ from litestar.routes import HTTPRoute
 
 from timeline import errors
 from timeline.credentials import BadCredentials
-from timeline.errors import Forbidden, Invalid, TimelineError, Unavailable, explain
+from timeline.errors import Forbidden, Invalid, TimelineError, Unavailable, sentence_of
 from timeline.gateway.clients import UNAUTHENTICATED, no_token
 from timeline.gateway.routes.verbs import as_called
 from timeline.gateway.shapes import Problem
@@ -62,7 +62,7 @@ def problem_of(error: TimelineError) -> Problem:
         code = Status.UNKNOWN
     status, title = STATUSES[code]
     said = sentence(error)
-    if code == Status.UNKNOWN and "Idempotency-Key" not in said:
+    if code == Status.UNKNOWN:
         said = f"{error.reason.rstrip('.') or 'the answer was lost'}; {SAME_KEY}"
     resume = None if error.progress is None or error.progress.finished else error.progress.resume
     return plain(status, code, title, said, id=error.id, resume=resume)
@@ -80,8 +80,7 @@ def _no_token(error: TimelineError) -> bool:
 
 def sentence(error: TimelineError) -> str:
     """Return the sentence for an error, without the code and the id, which have fields of their own."""
-    about = f"{error.code} {error.id!r}: " if error.id is not None else f"{error.code}: "
-    return in_words_of_http(explain(error).removeprefix(about))
+    return in_words_of_http(sentence_of(error))
 
 
 def answer_of(error: TimelineError) -> Response[bytes]:

@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pymysql
-from pymysql.constants import CLIENT
+from pymysql.constants import CLIENT, CR
 
 from timeline.storage_plugins.contract import (
     StoreError,
@@ -254,7 +254,7 @@ class _Call:
     """A call under way. Its caller may give it up: then there are no more tries, and its connection is cut."""
 
     def __init__(self) -> None:
-        self.connection: Any = None
+        self.wire: socket.socket | None = None
         self.given_up = threading.Event()
         self._deciding = threading.Lock()
         self._commits = False
@@ -274,16 +274,34 @@ class _Call:
         """End the call if that is still possible. Return whether surely nothing happened."""
         with self._deciding:
             self.given_up.set()
-            if self.connection is not None:
+            if self.wire is not None:
                 # Closing a socket does not wake its reader; this does. The socket may be gone already.
-                with contextlib.suppress(OSError, AttributeError):
-                    self.connection._sock.shutdown(socket.SHUT_RDWR)
+                with contextlib.suppress(OSError):
+                    self.wire.shutdown(socket.SHUT_RDWR)
             return not self._commits
 
     def end(self) -> None:
         """Note that its connection belongs to another call from now on, and is not cut with this one."""
         with self._deciding:
-            self.connection = None
+            self.wire = None
+
+
+def _dial(host: str, port: int, timeout_s: float) -> socket.socket:
+    """Connect to a server. Raise what the driver does."""
+    try:
+        wire = socket.create_connection((host, port), timeout_s)
+    except OSError as error:
+        raise pymysql.OperationalError(CR.CR_CONN_HOST_ERROR, f"cannot connect to {host!r}: {error}") from error
+    wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    wire.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return wire
+
+
+def _close(connection: Any, wire: socket.socket) -> None:
+    """Close a connection. A server that does not answer cannot hold this up."""
+    if connection.open:
+        connection.close()
+    wire.close()
 
 
 class MysqlConnections:
@@ -294,7 +312,8 @@ class MysqlConnections:
         self._tls = tls_of(location)
         self._threads = ThreadPoolExecutor(location.pool, "timeline-mysql")
         self._mine = threading.local()
-        self._all: set[Any] = set()
+        self._wires: dict[Any, socket.socket] = {}
+        """By connection: its socket, once more. TLS puts another one in its place, but this one cuts it, too."""
         self._lock = threading.Lock()
         self.opening = True
 
@@ -328,13 +347,14 @@ class MysqlConnections:
         """Finish the running calls, and close all. Block until then."""
         self._threads.shutdown(wait=True)
         with self._lock:
-            for connection in self._all:
-                connection._force_close()
-            self._all.clear()
+            for connection, wire in self._wires.items():
+                _close(connection, wire)
+            self._wires.clear()
 
     def _connect(self) -> Any:
         at = self._location
-        connection = pymysql.connect(
+        connect_s = max(1.0, min(5.0, at.timeout_ms / 1000))
+        connection: Any = pymysql.connect(
             host=at.host,
             port=at.port,
             user=at.user,
@@ -343,29 +363,42 @@ class MysqlConnections:
             charset="utf8mb4",
             autocommit=None,
             client_flag=CLIENT.MULTI_STATEMENTS,
-            connect_timeout=max(1.0, min(5.0, at.timeout_ms / 1000)),
+            connect_timeout=connect_s,
             read_timeout=max(1.0, at.timeout_ms / 1000),
             write_timeout=max(1.0, at.timeout_ms / 1000),
             ssl=self._tls,
+            defer_connect=True,
         )
+        wire = _dial(at.host, at.port, connect_s)
+        with self._lock:
+            self._wires[connection] = wire.dup()
+        try:
+            connection.connect(wire)
+            self._set_up(connection)
+        except BaseException:
+            self._drop(connection)
+            raise
+        return connection
+
+    def _set_up(self, connection: Any) -> None:
         # One exchange, so that a connection is soon replaced. The name of the isolation differs.
         isolation = "tx_isolation" if "mariadb" in connection.get_server_info().lower() else "transaction_isolation"
-        wait_s = max(1, at.timeout_ms // 1000 // TRIES)
+        wait_s = max(1, self._location.timeout_ms // 1000 // TRIES)
         MysqlSession(connection).execute(
             f"SET SESSION autocommit = 0, {isolation} = 'READ-COMMITTED', time_zone = '+00:00', "
             "sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
             f"innodb_lock_wait_timeout = {wait_s}, group_concat_max_len = {1 << 30}"
         )
-        with self._lock:
-            self._all.add(connection)
-        return connection
 
     def _discard(self) -> None:
         connection = self._mine.__dict__.pop("connection", None)
         if connection is not None:
-            with self._lock:
-                self._all.discard(connection)
-            connection._force_close()
+            self._drop(connection)
+
+    def _drop(self, connection: Any) -> None:
+        with self._lock:
+            wire = self._wires.pop(connection)
+        _close(connection, wire)
 
     def _transact(self, act: Callable[[MysqlSession], Result], call: _Call) -> Result:
         try:
@@ -381,7 +414,7 @@ class MysqlConnections:
                 if connection is None:
                     fresh = True
                     connection = self._mine.connection = self._connect()
-                call.connection = connection
+                call.wire = self._wires[connection]
                 session = MysqlSession(connection)
                 result = act(session)
             except (pymysql.MySQLError, OSError) as error:
