@@ -246,18 +246,20 @@ async def test_schema_moves_forward_and_never_back(tmp_path: Path, monkeypatch: 
     await store.create_topic(made)
     await store.put(made, NOW_MS, puts(ids(5)))
     await store.close()
-    monkeypatch.setattr(sql, "MIGRATIONS", (_NOTE_COLUMN, _NOTE_INDEX))
+    known, now = sql.MIGRATIONS, 1 + len(sql.MIGRATIONS)
+    monkeypatch.setattr(sql, "MIGRATIONS", (*known, _NOTE_COLUMN, _NOTE_INDEX))
     store = await open_store(url)
     assert len(await dump(store, made)) == 5
     await store.put(made, NOW_MS, puts(ids(5, b"n")))
     await store.close()
     with sqlite3.connect(tmp_path / "a.db") as connection:
-        assert connection.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchone() == ("3",)
+        assert connection.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchone() == (str(now + 2),)
         assert connection.execute("SELECT count(*) FROM message WHERE note = x''").fetchone() == (10,)
     connection.close()
-    monkeypatch.setattr(sql, "MIGRATIONS", ())
+    monkeypatch.setattr(sql, "MIGRATIONS", known)
     with pytest.raises(
-        StoreRefused, match="has version 3, which 2 and newer can use; this Timeline knows versions 1 to 1"
+        StoreRefused,
+        match=f"has version {now + 2}, which {now + 1} and newer can use; this Timeline knows versions 1 to {now}",
     ):
         await open_store(url)
 
@@ -316,10 +318,11 @@ async def test_failed_migration_changes_nothing(tmp_path: Path, monkeypatch: pyt
     url = f"sqlite:///{tmp_path}/a.db"
     await (await open_store(url)).close()
 
-    monkeypatch.setattr(sql, "MIGRATIONS", (_NOTE_COLUMN, _step("CREATE TABLE message (row INTEGER)")))
+    known = sql.MIGRATIONS
+    monkeypatch.setattr(sql, "MIGRATIONS", (*known, _NOTE_COLUMN, _step("CREATE TABLE message (row INTEGER)")))
     with pytest.raises(Exception, match="already exists"):
         await open_store(url)
-    monkeypatch.setattr(sql, "MIGRATIONS", ())
+    monkeypatch.setattr(sql, "MIGRATIONS", known)
     await (await open_store(url)).close()
 
 

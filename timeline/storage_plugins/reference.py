@@ -94,12 +94,12 @@ class ReferenceRow:
 
 
 def rows_of(found: Sequence[ReferenceRow], payload: bool) -> Rows:
-    """Return messages as columns."""
+    """Return messages as columns. A column that this store does not know, of a newer Timeline, is 0."""
     named = [row.named() for row in found]
     texts = ("ids", "groups", "holders", "tags", "dead", *(("payloads", "headers") if payload else ()))
     columns: dict[str, Any] = {name: Ragged.of([one[name] for one in named]) for name in texts}
     for name, dtype in ROW_DTYPES.items():
-        columns[name] = np.array([one[name] for one in named], dtype=dtype)
+        columns[name] = np.array([one.get(name, 0) for one in named], dtype=dtype)
     return Rows(**columns)
 
 
