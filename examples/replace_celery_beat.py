@@ -49,33 +49,39 @@ def pulse(store: str) -> None:
 
 
 def rule_of(when: crontab | timedelta | float) -> dict[str, Any]:
-    """Return a beat entry's rule as `tl.schedule` takes it."""
-    if isinstance(when, crontab):
-        minute, hour, weekday, day, month = when.__reduce__()[1]
-        fields = (minute, hour, day, month, weekday)
-        return {"cron": " ".join(",".join(map(str, one)) if isinstance(one, list) else str(one) for one in fields)}
-    return {"every": when}  # beat counts from its own start, Timeline from a fixed time: a restart shifts nothing
+    """Return a beat entry's rule as `tl.schedule` takes it. Raise ValueError for one that cron cannot say."""
+    if not isinstance(when, crontab):
+        return {"every": when}  # beat counts from its own start, Timeline from a fixed time: a restart shifts nothing
+    minute, hour, weekday, day, month = when.__reduce__()[1]
+    if not str(day).startswith("*") and not str(weekday).startswith("*"):
+        raise ValueError(f"{when}: Celery wants both days to match, cron either. Use rrule with BYMONTHDAY and BYDAY")
+    fields = (minute, hour, day, month, weekday)
+    return {"cron": " ".join(str(one) if isinstance(one, str | int) else ",".join(map(str, one)) for one in fields)}
 
 
 def take_over(tl: timeline.SyncTimeline) -> list[timeline.SyncSchedule]:
     """Make a schedule of each entry. A schedule that is there already stays as it is."""
-    return [
-        tl.schedule(
-            TOPIC,
-            re.sub(r"[^\w.-]", "-", name),
-            **rule_of(entry["schedule"]),
-            zone=str(app.conf.timezone),
-            headers={"task": entry["task"]},
-            payload=json.dumps([entry.get("args", ()), entry.get("kwargs", {})]),
-            expires=entry.get("options", {}).get("expires"),
+    made = []
+    for name, entry in app.conf.beat_schedule.items():
+        options = dict(entry.get("options", {}))  # the queue, the priority and so on
+        expires = options.pop("expires", None)
+        made.append(
+            tl.schedule(
+                TOPIC,
+                re.sub(r"[^\w.-]", "-", name),
+                **rule_of(entry["schedule"]),
+                zone=str(app.conf.timezone),
+                headers={"task": entry["task"]},
+                payload=json.dumps([entry.get("args", ()), entry.get("kwargs", {}), options]),
+                expires=expires,
+            )
         )
-        for name, entry in app.conf.beat_schedule.items()
-    ]
+    return made
 
 
 def start(d: timeline.SyncDelivery) -> None:
-    args, kwargs = json.loads(d.payload)
-    app.tasks[d.headers["task"]].apply_async(args, kwargs, task_id=d.id)
+    args, kwargs, options = json.loads(d.payload)
+    app.tasks[d.headers["task"]].apply_async(args, kwargs, task_id=d.id, **options)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 import timeline
 from tests.driver.broker import Broker, FewerMethods
 from timeline import CatchUp, Invalid, Overlap, ScheduleState, Specification, Status
-from timeline.driver.schedules import Schedule, ScheduleOrigin, specification_fields
+from timeline.driver.schedules import Schedule, ScheduleOrigin, specification_fields, why_absent
 from timeline.driver.times import as_datetime, instant_ms
 from timeline.driver.transport.grpc_transport import GrpcTransport
 from timeline.wire import Fault, TransportError
@@ -253,13 +254,23 @@ async def test_why_knows_an_occurrence_that_is_not_there(tl: timeline.Timeline) 
     with pytest.raises(timeline.NotFound, match=r"Schedule monthly puts it shortly before that time"):
         await tl.why("t", future)
     await s.pause()
-    with pytest.raises(timeline.NotFound, match=r"Schedule monthly, which is paused, puts it"):
+    with pytest.raises(timeline.NotFound, match=r"Schedule monthly is paused: it produces nothing"):
         await tl.why("t", future)
+    with pytest.raises(timeline.NotFound, match=r"Schedule monthly was created after that time: .*backfill t monthly"):
+        await tl.why("t", "monthly@2025-12-01T05:00:00Z")
     with pytest.raises(timeline.NotFound, match="Schedule monthly has no occurrence at that time"):
         await tl.why("t", "monthly@2027-01-01T00:00:00Z")
     with pytest.raises(timeline.NotFound) as plain:
         await tl.why("t", "other@2027-01-01T00:00:00Z")
     assert "Schedule" not in str(plain.value)
+
+
+def test_why_knows_that_a_schedule_has_ended() -> None:
+    says, hour_ms = Specification("t", "s", every_ms=3_600_000), 3_600_000
+    state = ScheduleState(position_ms=9 * hour_ms, last_ms=5 * hour_ms, ended=True)
+    found: Any = SimpleNamespace(name="s", topic="t", paused=False, specification=says, state=state)
+    assert "Schedule s has ended" in why_absent(ScheduleOrigin("s", 6 * hour_ms, False), found)
+    assert "Schedule s decided on it" in why_absent(ScheduleOrigin("s", 5 * hour_ms, False), found)
 
 
 def test_an_origin_tells_jitter_and_a_schedule_that_is_gone() -> None:

@@ -49,6 +49,9 @@ def shown(most: int = 3, since: datetime = FROM, **asked: Any) -> list[str]:
         ("0 0 29 2 *", ["Tue 2028-02-29 00:00:00", "Sun 2032-02-29 00:00:00", "Fri 2036-02-29 00:00:00"]),
         ("0 12 * * 0", ["Sun 2026-11-29 12:00:00", "Sun 2026-12-06 12:00:00", "Sun 2026-12-13 12:00:00"]),
         ("0 12 * * 7", ["Sun 2026-11-29 12:00:00", "Sun 2026-12-06 12:00:00", "Sun 2026-12-13 12:00:00"]),
+        # A step in a range of one is idle.
+        ("29-29/1 2 * * *", ["Fri 2026-11-27 02:29:00", "Sat 2026-11-28 02:29:00", "Sun 2026-11-29 02:29:00"]),
+        ("0 12 * 1-jan/3 0-SUN/2", ["Sun 2027-01-03 12:00:00", "Sun 2027-01-10 12:00:00", "Sun 2027-01-17 12:00:00"]),
     ],
 )
 def test_cron(cron: str, times: list[str]) -> None:
@@ -236,6 +239,11 @@ def test_other_mistakes_are_refused_by_their_field(asked: dict[str, Any], said: 
         ({"cron": ["0 9 * * 1-5"]}, "At 09:00 on Monday through Friday, in UTC"),
         ({"cron": ["0 9 15W * *"], "zone": "Asia/Tokyo"}, "By the cron expression 0 9 15W * *, in Asia/Tokyo"),
         ({"every_ms": 900_000, "rrule": ["FREQ=DAILY"]}, "By the rule FREQ=DAILY and every 15m, in UTC"),
+        # Both kinds of day, of which either counts; and one of them covers all days.
+        ({"cron": ["0 9 15 * 1"]}, "At 09:00 on the 15th day of every month, or at 09:00 on Monday, in UTC"),
+        ({"cron": ["0 9 1-31 * 1"]}, "At 09:00 every day, in UTC"),
+        ({"cron": ["0 9 15 * 1-7"]}, "At 09:00 every day, in UTC"),
+        ({"cron": ["0 6-6/3 * * *"]}, "At 06:00 every day, in UTC"),
     ],
 )
 def test_words(asked: dict[str, Any], words: str) -> None:

@@ -466,9 +466,15 @@ def why_absent(origin: ScheduleOrigin, found: Schedule | None) -> str:
     if first is None or first.at_ms != origin.at_ms:
         return f". Schedule {found.name} has no occurrence at that time"
     state = found.state
+    if origin.at_ms < state.created_ms:
+        backfill = f"'timeline schedule backfill {found.topic} {found.name}' produces what was before"
+        return f". Schedule {found.name} was created after that time: {backfill}"
+    if state.ended and origin.at_ms > state.last_ms:
+        return f". Schedule {found.name} has ended, and produces nothing after its last occurrence"
     if origin.at_ms >= state.position_ms:
-        paused = ", which is paused," if found.paused else ""
-        return f". Schedule {found.name}{paused} puts it shortly before that time"
+        if found.paused:
+            return f". Schedule {found.name} is paused: it produces nothing, and a pause is not made up for"
+        return f". Schedule {found.name} puts it shortly before that time"
     counts = f"{state.missed:,} missed, {state.skipped:,} skipped and {state.failed:,} failed"
     return f". Schedule {found.name} decided on it, and has {counts} occurrences in all"
 

@@ -47,6 +47,10 @@ _FIELDS = (
 """Each field of six: its name, and what it may be."""
 _DAY, _WEEKDAY = 3, 5
 _NEAREST = re.compile(r"([0-9]{1,2})W", re.IGNORECASE)
+_STEPPED = re.compile(r"([0-9A-Za-z]+)-([0-9A-Za-z]+)/0*[1-9][0-9]*")
+_NAMES = {name: number for names, first in (("JANFEBMARAPRMAYJUNJULAUGSEPOCTNOVDEC", 1), ("SUNMONTUEWEDTHUFRISAT", 0))
+          for number, name in enumerate((names[at : at + 3] for at in range(0, len(names), 3)), first)}  # fmt: skip
+_ALL_DAYS, _ALL_WEEKDAYS = frozenset(range(1, 32)), frozenset(range(7))
 _SATURDAY, _SUNDAY = 5, 6
 
 
@@ -80,15 +84,20 @@ class CronRule:
                 f"cron {text!r:.80} must have five fields (minute, hour, day of the month, month, day of the week), or "
                 f"six with the second first, all in one text; it has {len(fields)}"
             )
-        self._parts = list(self._parted(fields))
+        self._parts = list(self._parted([_without_idle_steps(field) for field in fields]))
 
     def words(self) -> str:
         """Return the expression in English, if there are words for it."""
         if any(nearest for _, nearest in self._parts):
             return f"by the cron expression {self.text}"
         expression, _ = self._parts[0]
-        said: str = CronSim(expression, _SOME_TIME).explain()
-        return f"{said[0].lower()}{said[1:]}"
+        read, fields = CronSim(expression, _SOME_TIME), expression.split()
+        if fields[_DAY].startswith(_ANY) or fields[_WEEKDAY].startswith(_ANY):
+            return _explained(fields)
+        either = [*fields[:_WEEKDAY], _ANY], [*fields[:_DAY], _ANY, *fields[_DAY + 1 :]]
+        if read.days >= _ALL_DAYS or {day % 7 for day in read.weekdays if isinstance(day, int)} == _ALL_WEEKDAYS:
+            return _explained([*fields[:_DAY], _ANY, fields[_DAY + 1], _ANY])
+        return f"{_explained(either[0])}, or {_explained(either[1])}"
 
     def walls(self, begin: datetime) -> Iterator[datetime]:
         """Yield its wall times from `begin`, which may be one of them."""
@@ -139,6 +148,24 @@ class CronRule:
             f"the {name} of cron {self.text!r:.80} must be {allowed}, or *, a list (1,3), a range upwards (1-5) or a "
             f"step (*/5); it is {field!r:.40}"
         )
+
+
+def _without_idle_steps(field: str) -> str:
+    """Return a field of cron with `6` in the place of `6-6/3`, which the library reads as `6/3`."""
+    terms = [_STEPPED.fullmatch(term) for term in field.split(",")]
+    return ",".join(
+        match[1] if match and _number(match[1]) == _number(match[2]) else term
+        for match, term in zip(terms, field.split(","), strict=True)
+    )
+
+
+def _number(said: str) -> int | str:
+    return int(said) if said.isdigit() else _NAMES.get(said.upper(), said)
+
+
+def _explained(fields: list[str]) -> str:
+    said: str = CronSim(" ".join(fields), _SOME_TIME).explain()
+    return f"{said[0].lower()}{said[1:]}"
 
 
 _SOME_TIME = datetime(2000, 1, 1)
