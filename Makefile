@@ -92,7 +92,7 @@ docs: $(STAMP) ## Build the documentation site into build/docs; warnings are err
 schema: $(STAMP) ## Regenerate the wire code from schemas/fbs/timeline.fbs (needs flatc)
 	scripts/schema.sh
 
-format: $(STAMP) ## Put the code into ruff's format and mend what ruff can mend
+format: $(STAMP) ## Put the code into ruff's format, and fix what ruff can fix
 	.venv/bin/ruff check --fix-only .
 	.venv/bin/ruff format .
 

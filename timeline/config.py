@@ -217,7 +217,7 @@ def check_address(field: str, address: object, *, free_port: bool = False, other
     except Invalid as bad:
         raise Invalid(f"{field}: {bad.reason}" + (f", {otherwise}" if otherwise else "")) from None
     if not port and not free_port:
-        raise Invalid(f"{field}: port 0 cannot be reached by anybody; name a port from 1 to 65535")
+        raise Invalid(f"{field}: nobody can reach port 0; name a port from 1 to 65535")
     return host, port
 
 

@@ -78,7 +78,7 @@ CATALOG: dict[str, Declaration] = {
         "cause",
     ),
     "timeline_stranded_total": counter(
-        "Overdue messages that a sweep over all buckets had to find: nobody dealt their bucket in time", "topic"
+        "Overdue messages that a sweep over all buckets had to find: no broker dispatched their bucket in time", "topic"
     ),
     "timeline_schedule_occurrences_total": counter(
         "Occurrences of schedules: produced in time, caught_up after an outage, missed, skipped (the one before was "
@@ -113,11 +113,11 @@ CATALOG: dict[str, Declaration] = {
     "timeline_topic_rate_limit": gauge(
         "Deliveries a second that the topic permits; 0 without a limit", "topic", fold=max
     ),
-    "timeline_buckets": gauge("Buckets of the topic that this broker deals", "topic"),
+    "timeline_buckets": gauge("Buckets of the topic that this broker dispatches", "topic"),
     "timeline_next_due_timestamp_seconds": gauge(
         "When the next message comes due, Unix time; 0 when none is pending", "topic", fold=_sooner
     ),
-    "timeline_leases_in_flight": gauge("Messages in consumers' hands by credit not given back", "topic"),
+    "timeline_leases_in_flight": gauge("Messages in flight: leased by consumers, and not settled", "topic"),
     "timeline_consumers": gauge(
         "Consumers connected, by health: healthy, silent, stalled, set_aside", "topic", "health"
     ),
@@ -126,7 +126,7 @@ CATALOG: dict[str, Declaration] = {
     "timeline_store_calls_total": counter("Store calls by outcome", "call", "outcome"),
     "timeline_store_info": gauge("Always 1; the server that keeps the messages, in words", "server"),
     "timeline_store_warnings": gauge("Settings of the store's server that weaken what it promises"),
-    "timeline_store_free_bytes": gauge("Room left where the store keeps its data, where it can tell", always=False),
+    "timeline_store_free_bytes": gauge("Free bytes on the disk of the store, if it can tell", always=False),
     "timeline_store_size_bytes": gauge("Room in all where the store keeps its data, where it can tell", always=False),
     "timeline_intake_bytes": gauge("Payload bytes of puts waiting for the store"),
     "timeline_outbox_bytes": gauge("Payload bytes waiting to be pushed to consumers"),
@@ -156,7 +156,7 @@ CATALOG: dict[str, Declaration] = {
     "timeline_clients_adrift": gauge("Consumers whose clocks are 50 ms off this broker's, or more"),
     "timeline_cluster_brokers": gauge("Brokers that this one believes to be there, itself too"),
     "timeline_hints_total": counter(
-        "Hints between brokers of what comes due: sent, received, or dropped (the sweep finds what they told of)",
+        "Hints between brokers of what comes due: sent, received, or dropped (a sweep finds these messages)",
         "outcome",
     ),
     "timeline_journal_events_total": counter("Events handed to the journal"),

@@ -40,7 +40,7 @@ def test_a_free_port_is_advertised_once_it_is_known() -> None:
     [
         ({"listen": "nowhere"}, "--|listen: an address is host:port"),
         ({"listen": "localhost:65536"}, "port from 1 to 65535"),
-        ({"advertise": "localhost:0"}, "port 0 cannot be reached"),
+        ({"advertise": "localhost:0"}, "nobody can reach port 0"),
         ({"metrics": "maybe"}, 'or "off"'),
         ({"store": "timeline.db"}, "sqlite:///timeline.db"),
         ({"sync": "etcd"}, "local://"),

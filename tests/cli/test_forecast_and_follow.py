@@ -138,7 +138,7 @@ STOOD = timeline.StoredMessage(
         ({}, {}, None),
         ({}, {"due_ms": 2_000, "version": 2}, "moved"),
         ({}, {"due_ms": 2_000, "version": 3, "deliveries": 1}, "released"),
-        ({}, {"due_ms": 1_000, "version": 3}, None),  # leased ahead, and handed back unseen
+        ({}, {"due_ms": 1_000, "version": 3}, None),  # leased ahead, and returned unseen
         ({}, {"state": State.AVAILABLE}, "due"),
         ({}, {"state": State.LEASED, "holder": "w", "version": 2, "deliveries": 1}, "leased"),
         ({}, {"birth": 8}, "new"),
@@ -151,7 +151,7 @@ STOOD = timeline.StoredMessage(
             {"state": State.AVAILABLE, "deliveries": 1, "version": 2, "holder": "w"},
             "lease ran out",
         ),
-        ({"state": State.AVAILABLE}, {"state": State.AVAILABLE, "due_ms": 2_000, "version": 3}, "handed back"),
+        ({"state": State.AVAILABLE}, {"state": State.AVAILABLE, "due_ms": 2_000, "version": 3}, "returned unseen"),
         ({"state": State.DEAD}, {"state": State.WAITING}, "revived"),
     ],
 )

@@ -93,7 +93,7 @@ def test_a_closed_input_is_no_empty_one(tell: Call, topic: str, address: str, ar
 
 def test_nobody_answers_from_a_closed_input(tell: Call, topic: str, address: str) -> None:
     done = in_a_shell("<&-", "topic", "drop", topic, address=address)
-    assert done.returncode == 2 and b"nobody answers here, so nothing was done" in done.stderr
+    assert done.returncode == 2 and b"there is no terminal to ask, so nothing was done" in done.stderr
     assert tell("topic", "show", topic).code == 0
 
 

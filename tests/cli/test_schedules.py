@@ -238,6 +238,6 @@ def test_what_is_no_crontab_is_refused(topic: str, tell: Call, tmp_path: Path) -
     done = tell("schedule", "import", topic, tmp_path / "latin")
     assert done.code == 2 and "line 2 of" in done.err and "is not UTF-8" in done.err
     done = tell("schedule", "import", topic, tmp_path / "absent")
-    assert done.code == 4 and "No such file" in done.err
+    assert done.code == 2 and "No such file" in done.err
     (tmp_path / "empty").write_text("# nothing\n")
     assert "the crontab runs nothing" in tell("schedule", "import", topic, tmp_path / "empty", "--zone", "UTC").out

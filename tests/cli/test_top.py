@@ -72,7 +72,7 @@ def test_a_picture_that_is_drawn_once_has_few_late_ones_and_says_that_there_are_
 def test_a_picture_of_nothing_says_so() -> None:
     empty = dataclasses.replace(GLANCE, topics=(), consumers=(), late=(), ahead=(0,) * 60)
     text = "\n".join(drawn(empty))
-    assert "none yet" in text and "nobody is connected" in text and "nothing was more than 50 ms late" in text
+    assert "none yet" in text and "no consumer is connected" in text and "nothing was more than 50 ms late" in text
 
 
 def test_trouble_is_seen() -> None:
@@ -179,7 +179,7 @@ def test_top_for_machines_and_once(tell: Call, topic: str) -> None:
     assert len(told["due_per_s_ahead"]) >= 60 and sum(told["due_per_s_ahead"]) >= 1
     tell("topic", "pause", topic)
     text = tell("top", topic, "--once", "--every", "10ms").out
-    assert f"{topic}" in text and "paused" in text and "DUE PER SECOND" in text and "nobody is connected" in text
+    assert f"{topic}" in text and "paused" in text and "DUE PER SECOND" in text and "no consumer is connected" in text
     assert "\x1b" not in text
 
 
@@ -196,7 +196,7 @@ def test_the_live_view_ends_on_a_key_and_leaves_the_terminal_as_it_was(address: 
     os.close(theirs)
     seen = b""
     try:
-        while b"nobody is connected" not in seen:
+        while b"no consumer is connected" not in seen:
             seen += os.read(ours, 65_536)
         os.write(ours, key)
         while b"\x1b[?1049l" not in seen:  # back from the alternate screen

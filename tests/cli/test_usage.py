@@ -103,7 +103,7 @@ def test_every_command_has_help_with_an_example(call: Call, path: tuple[str, ...
         ("produce t x --in=-soon", "--in must be numbers with a unit"),
         ("produce t x --in 5s --header a", "--header is name=value"),
         ("produce t x --in 5s --expires soon", "--expires 'soon' is no time"),
-        ("produce t x --in 5s --expires 1s", "expires must lie after the due"),
+        ("produce t x --in 5s --expires 1s", "expires must lie after the due time"),
         ("produce t x --in 5s --if-exists keep", "'keep' is not one of"),
         ("produce t x --in 5s --timeout 0s", "timeout must be at least 1 ms"),
         ("consume t --count 0", "0 is not in the range"),

@@ -261,7 +261,7 @@ def test_shifts_that_cannot_be_meant_are_refused(wrong: object) -> None:
 
 
 def test_a_point_in_time_given_as_a_length_is_named() -> None:
-    with pytest.raises(Invalid, match=r"36600 days, not 1795325759331: it counts seconds from now; .* use at=$"):
+    with pytest.raises(Invalid, match=r"36600 days, not 1795325759331: a number is seconds from now; .* use at=$"):
         duration_ms(1_795_325_759_331)
     with pytest.raises(Invalid, match=r"for a point in time use --at$"):
         duration_ms("1795325759331s", "--in")

@@ -140,7 +140,7 @@ async def test_tables_are_in_innodb_whatever_the_servers_default(server: MysqlSe
             await trying.stored(await trying.topic(), [b"a"])
         assert server.sql(engines).split() == ["InnoDB"]
     server.sql(f"ALTER TABLE {database_of(url)}.payload ENGINE = Aria")
-    assert "not in InnoDB, which alone can take a change back: payload" in await _refused(url)
+    assert "not in InnoDB, the only engine that can roll back: payload" in await _refused(url)
 
 
 async def test_commits_that_are_not_flushed_are_warned_of(server: MysqlServer) -> None:

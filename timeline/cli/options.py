@@ -26,7 +26,7 @@ from timeline.credentials import PLAIN, BadCredentials, Credentials, credentials
 from timeline.driver.times import LOOKS_LIKE_SECONDS, as_datetime, duration_ms, instant_ms, local
 from timeline.driver.transport.addresses import DEFAULT_ADDRESS, ProbeResult, parse_addresses, place_of, probe
 from timeline.errors import Closed, Forbidden, Invalid, NotFound, TimelineError, Unavailable
-from timeline.model import DEFAULT_GROUP, Status, Topic, check_topic_name
+from timeline.model import DEFAULT_GROUP, Status, Topic, check_topic_name, fits_new_topic
 from timeline.schedules.specification import INTERNAL_PREFIX
 
 FORMS = (
@@ -493,7 +493,8 @@ def missing_topic(name: str, there: Collection[str]) -> str:
         hint = f"There are: {', '.join(sorted(there)[:TOPICS_NAMED])}{more}."
     else:
         hint = "There is none yet."
-    return f"{NotFound.code}: there is no topic {name!r}. {hint} 'timeline topic create' makes one."
+    new = "'timeline topic create' makes one." if fits_new_topic(name) else "None can be made under this name."
+    return f"{NotFound.code}: there is no topic {name!r}. {hint} {new}"
 
 
 async def check_topic(tl: timeline.Timeline, name: str) -> Topic:

@@ -34,7 +34,7 @@ PAYLOAD_SHOWN_CHARS = 60
 LEAST_WIDTH = 12
 """Columns of a table are not folded or cut to less than this."""
 QUIET = "grey58"
-NOBODY = "nobody answers here, so nothing was done: --yes does it without asking"
+NOBODY = "there is no terminal to ask, so nothing was done: --yes does it without asking"
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 NICE_STEPS_MS = (
     100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 30_000, 60_000, 120_000, 300_000, 600_000, 900_000, 1_800_000,

@@ -260,7 +260,7 @@ class Message:
                 expires_ms, from_now = expiry_ms(expires)
                 flags |= PutFlag.EXPIRES_IN if from_now else 0
                 if relative == from_now and expires_ms <= time_ms:
-                    raise Invalid("expires must lie after the due")
+                    raise Invalid("expires must lie after the due time")
             self.encoded = (
                 b"" if id is None else encode_id(id),
                 time_ms,

@@ -80,7 +80,8 @@ def grown_ms(first_ms: int, factor: float, cap_ms: int, deliveries: int) -> floa
 def _meant(value: Duration, name: str) -> str:
     """Return a hint for a point in time given as a length, or milliseconds given as seconds."""
     if name in _POINTS:
-        return f": it counts seconds from now; for a point in time use {_POINTS[name]}"
+        plain = isinstance(value, int | float) or (isinstance(value, str) and value.strip().isdigit())
+        return f":{' a number is seconds from now;' if plain else ''} for a point in time use {_POINTS[name]}"
     return "" if isinstance(value, str | timedelta) else ": a number is seconds"
 
 

@@ -45,7 +45,7 @@ for _name, _values in FORMATS.items():
 
 UNSAYABLE = [re.compile(each) for each in (
     # Depends on the time, or on the settings of the topic.
-    "^the due lies beyond the topic's horizon", "^lease must be at most the topic's max_lease",
+    "^the due time lies beyond the topic's horizon", "^lease must be at most the topic's max_lease",
     "^(the message's )?expires", "^it (would|will) expire", "^a shift back must be shorter than the time since 1970",
     # JSON Schema counts the characters of a text, not its bytes. It cannot ask Unicode what is printable.
     "bytes of UTF-8 without NUL, not", "^a topic's name is 1 to 255 printable characters",

@@ -140,9 +140,8 @@ def latest_ms(topic: Topic, now: float) -> int:
 def beyond_horizon(topic: Topic) -> str:
     """Return the reason for a due beyond the horizon."""
     most = shown_duration(topic.settings.horizon_ms)
-    return (
-        f"the due lies beyond the topic's horizon, {most} from now (the topic's setting horizon=, --horizon raises it)"
-    )
+    setting = "(the topic's setting horizon=, --horizon raises it)"
+    return f"the due time lies beyond the topic's horizon, {most} from now {setting}"
 
 
 def _absolute(time_ms: Int64, relative: Bools, now: float) -> Int64:

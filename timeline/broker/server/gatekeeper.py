@@ -27,7 +27,7 @@ log = logging.getLogger("timeline.broker")
 LOOK_EVERY_S = 0.5
 """How often the file is read again. After it a revoked token opens nothing, and its streams end."""
 BEARER = "Bearer "
-NO_TOKEN = "this broker wants a token: connect with token=…, or TIMELINE_TOKEN_FILE on the command line"
+NO_TOKEN = "this broker wants a token: give token=… in Python, --token-file or TIMELINE_TOKEN_FILE in a shell"
 NOT_A_TOKEN = "what came as a token is none: it begins with timeline_ and is as long as when it was created"
 UNKNOWN_TOKEN = "this token is not known here: it was never created, or has been revoked"
 

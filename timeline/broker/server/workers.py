@@ -242,7 +242,7 @@ class Supervisor:
             await asyncio.sleep(LOOK_EVERY_S)
             silent = self._registry.fall_silent(self._clock.monotonic_ms())
             if silent:
-                log.warning("workers say nothing, and are dealt nothing until they do: %s", ", ".join(silent))
+                log.warning("workers are silent, and get no buckets until they report again: %s", ", ".join(silent))
                 self._tell_all()
 
     async def _end_all(self, keeping: list[asyncio.Task[None]]) -> None:

@@ -229,7 +229,7 @@ def _tell(topic: Topic, done: Copied, compared: Compared | None, rate_per_s: flo
             fields[side] = f"{told.messages:,} messages, {shown_bytes(told.payload_bytes)}, {told.checksum}"
         fields["differing"] = f"{compared.differing:,}"
     if not well:
-        fields["the target"] = "stays paused: mend what is told below, and run it again"
+        fields["the target"] = "stays paused: fix what is named below, and run it again"
     print_fields(fields)
     if reasons:
         rows = [(id_cell(id.decode(errors="replace")), why) for id, why in list(reasons.items())[:SHOWN]]

@@ -66,7 +66,7 @@ UNWELL = {
     Health.SILENT: ("was not heard of lately", "its process or its network hangs: it gets nothing until it is heard"),
     Health.STALLED: ("does not take what is pushed", "its process is too busy to read: give it less credit"),
     Health.SET_ASIDE: (
-        "let its leases run out one after another and is set aside for a while",
+        "let its leases run out one after another and is suspended for a while",
         "its handler hangs, or the lease is too short for it",
     ),
 }

@@ -20,7 +20,7 @@ from timeline.model import MAX_BATCH
 from timeline.wording import shown_lateness
 
 COLUMNS = ("DELIVERED", "LATE BY", "TOPIC", "ID", "CONSUMER", "WHY")
-SPARE = ("CONSUMER", "TOPIC", "DELIVERED", "ID")
+SPARE = ("CONSUMER", "TOPIC")
 """Columns that a narrow terminal goes without, the first first."""
 
 

@@ -55,7 +55,7 @@ WELL_MS, FAIR_MS = 10.0, 50.0
 TOPICS_ONCE = 200
 """Topics in a picture of unbounded height."""
 _HEALTH = {Health.HEALTHY: ("healthy", "green"), Health.SILENT: ("silent", "bold red"),
-           Health.STALLED: ("stalled", "bold red"), Health.SET_ASIDE: ("set aside", "bold yellow")}  # fmt: skip
+           Health.STALLED: ("stalled", "bold red"), Health.SET_ASIDE: ("suspended", "bold yellow")}  # fmt: skip
 WIDTH_UNSEEN = 120
 
 
@@ -71,9 +71,9 @@ async def top(
     """Watch brokers live: topics, the load of the coming seconds, consumers with their credit, and late deliveries with
     their causes.
 
-    Percentiles are bounds that were kept in the last minute. At the first look: since the broker started. With --once
-    or --json, or without a terminal, it looks twice, --every apart, for the rates: once if topics are not known. Then
-    it prints one picture, with percentiles since the broker started, and ends.
+    Percentiles are bounds that were kept in the last minute. The first picture counts since the broker started. With
+    --once or --json, or without a terminal, it looks twice, --every apart, for the rates: once if topics are not known.
+    Then it prints one picture, with percentiles since the broker started, and ends.
 
     In JSON, `unknown` says why nothing is known but the state of the brokers themselves, as when none of them can read
     its store. Otherwise it is empty. `unreachable` has each broker that does not answer, with the reason.
@@ -494,7 +494,7 @@ def consumer_table(consumers: Sequence[ConsumerStatus], width: int, brokers: Seq
     ]  # fmt: skip
     heads = ("CONSUMER", "TOPIC", *(("BROKER",) if brokers else ()), "HEALTH", *numbers)
     spare = ("CREDIT MiB", "BROKER", "CREDIT", "TOPIC")
-    return table(heads, rows, width, numbers, empty="nobody is connected", spare=spare)
+    return table(heads, rows, width, numbers, empty="no consumer is connected", spare=spare)
 
 
 def _late(late: Sequence[LateDelivery], width: int, zone: ZoneInfo | None) -> RenderableType:

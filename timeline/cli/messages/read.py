@@ -366,7 +366,7 @@ def _went_on(before: timeline.StoredMessage, entry: timeline.StoredMessage) -> s
     if entry.state is State.LEASED:
         return "extended" if entry.version == before.version else "leased again"
     if entry.version - before.version > 1 and entry.state is State.AVAILABLE and entry.deliveries == before.deliveries:
-        return "handed back"  # leased, and released before a consumer saw it
+        return "returned unseen"  # leased, and released before a consumer saw it
     if entry.deliveries > before.deliveries:  # a consumer had it in between
         return "lease ran out" if entry.holder else "released"
     return "moved"

@@ -15,7 +15,7 @@ from timeline import config
 from timeline.broker.server.process import new_loop
 from timeline.broker.server.service import serve
 from timeline.broker.server.workers import Started, Supervisor, WorkerProcess, settings_from_supervisor
-from timeline.cli.app import DONE, REFUSED, Failed, say
+from timeline.cli.app import DONE, REFUSED, USAGE, Failed, say
 from timeline.cli.options import who_serves
 from timeline.logs import set_up_logs
 from timeline.storage_plugins import make_store, shown
@@ -36,7 +36,7 @@ def run_workers(settings: config.ServeConfig, as_json: bool) -> int:
     cannot listen."""
     if not make_store(settings.store).capabilities.shared:
         raise Failed(
-            REFUSED,
+            USAGE,
             f"{shown(settings.store)} is a store of one broker, and --workers {settings.workers} are several: choose a "
             "store that they can share (postgresql://, mysql://, redis://, cassandra://), or --workers 1",
         )

@@ -166,11 +166,15 @@ def _payload(text: str | None, file: str | None) -> bytes | None:
 
 
 def read_whole(file: str, most_bytes: int) -> bytes:
-    """Return the first `most_bytes` of a file, or of standard input for -, and one byte more if there is more."""
+    """Return the first `most_bytes` of a file, or of standard input for -, and one byte more if there is more. Raise
+    Invalid."""
     if file == "-":
         return sys.stdin.buffer.read(most_bytes + 1)
-    with open(file, "rb") as opened:
-        return opened.read(most_bytes + 1)
+    try:
+        with open(file, "rb") as opened:
+            return opened.read(most_bytes + 1)
+    except OSError as trouble:
+        raise Invalid(f"{file:.200} cannot be read ({trouble.strerror}): name another file, or - for input") from None
 
 
 def time_rows(found: Iterable[Occurrence], zone: ZoneInfo) -> list[tuple[str, str, str]]:

@@ -562,9 +562,9 @@ def unfinished(count: int, threads: bool) -> str:
     if not threads:
         return said + ("it is cancelled" if count == 1 else "they are cancelled")
     return said + (
-        "its message goes back; it is told, and ends at its next look at d.lost, which the process waits for"
+        "its message goes back. It learns of it at its next look at d.lost, and the process waits for that"
         if count == 1
-        else "their messages go back; they are told, and end at their next look at d.lost, which the process waits for"
+        else "their messages go back. They learn of it at their next look at d.lost, and the process waits for that"
     )
 
 

@@ -154,7 +154,7 @@ def _reasons(rows: DataFrame, settings: TopicSettings, now_ms: int, past: str) -
     found = [
         ("due is null", F.col("due").isNull()),
         ("due is no time in this epoch", (due_ms < 100_000_000_000) | (due_ms > MAX_TIME_MS)),
-        ("due lies beyond the topic's horizon", due_ms > now_ms + settings.horizon_ms),
+        ("due time lies beyond the topic's horizon", due_ms > now_ms + settings.horizon_ms),
         ("payload is null", F.col("payload").isNull()),
         (f"payload is above the topic's {most} bytes", F.octet_length("payload") > most),
     ]

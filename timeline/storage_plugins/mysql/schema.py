@@ -158,7 +158,7 @@ def _prepare(session: MysqlSession) -> str:
     }
     if others := sorted(name for name, engine in engines.items() if engine.lower() != "innodb"):
         raise StoreRefused(
-            f"these tables are not in InnoDB, which alone can take a change back: {', '.join(others)}; "
+            f"these tables are not in InnoDB, the only engine that can roll back: {', '.join(others)}; "
             "ALTER TABLE … ENGINE = InnoDB"
         )
     there = engines.keys()
