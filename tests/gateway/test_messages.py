@@ -150,6 +150,12 @@ async def test_a_stream_of_lines_is_put_whole(http: httpx.AsyncClient, tl: timel
     assert await tl.get("departures", f"line-{many - 1}") is not None
 
 
+async def test_a_stream_without_lines_is_refused_for_a_name_that_no_topic_can_have(http: httpx.AsyncClient) -> None:
+    kind = {"Content-Type": "application/x-ndjson"}
+    answer = await http.post(f"/v1/topics/{'t' * 256}/messages", content=b"\n", headers=kind)
+    assert (answer.status_code, answer.json()["code"]) == (400, "INVALID")
+
+
 async def test_blank_lines_of_a_stream_count_as_lines(http: httpx.AsyncClient) -> None:
     good = '{"id": "b%d", "payload": 1, "in": "1h"}'
     lines = ["", good % 2, " ", "", "no JSON", *(good % number for number in range(6, 1_500)), "", "\t", "neither"]

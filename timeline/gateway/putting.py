@@ -20,7 +20,7 @@ from timeline.gateway.problems import sentence
 from timeline.gateway.requests import MAX_BODY_BYTES, ApiRequest
 from timeline.gateway.shapes import BulkAnswer, LineAnswer, NewMessage, PutAnswer
 from timeline.gateway.values import ToPut, decoded, iso_or_none, to_put
-from timeline.model import Status
+from timeline.model import Status, check_topic_name
 
 LINES_AT_ONCE = 1_000
 BYTES_AT_ONCE = 4 * 1024 * 1024
@@ -115,10 +115,11 @@ class PutOutcome:
 
 
 class PutRequest:
-    """The puts of one request, which go to one topic. `key`: its Idempotency-Key. `trace`: its caller's trace."""
+    """The puts of one request, which go to one topic. `key`: its Idempotency-Key. `trace`: its caller's trace. Raise
+    Invalid for a topic's name that cannot be, though nothing is put."""
 
     def __init__(self, client: CallerClient, topic: str, key: RepeatKey, trace: Mapping[str, str]) -> None:
-        self._client, self._topic, self._key, self._trace = client, topic, key, trace
+        self._client, self._topic, self._key, self._trace = client, check_topic_name(topic), key, trace
 
     def to_put(self, asked: NewMessage, place: int = 0) -> ToPut:
         """Return the message that stands at `place`. Raise Invalid or TooLarge."""

@@ -174,3 +174,14 @@ async def test_bad_input_gets_a_sentence_that_names_the_field() -> None:
         assert (await ask(link, ScheduleAction.UPDATE, body={})).status == Status.INVALID.code
         large = await ask(link, ScheduleAction.CREATE, body={"every_ms": 1_000, "payload": "A" * 4_000_000})
         assert large.status == Status.TOO_LARGE.code
+
+
+async def test_a_schedule_that_its_topic_has_become_too_small_for_is_still_paused_and_changed() -> None:
+    async with broker("memory://") as link:
+        await create(link, every_ms=3_600_000, payload="A" * 40)
+        await link.topic(TopicAction.UPDATE, max_payload_bytes=1)
+        for action in (ScheduleAction.PAUSE, ScheduleAction.RESUME):
+            assert (await ask(link, action)).status == Status.OK.code
+        assert (await ask(link, ScheduleAction.UPDATE, body={"tag": "monthly"})).status == Status.OK.code
+        large = await ask(link, ScheduleAction.UPDATE, body={"payload": "A" * 8})
+        assert (large.status, "takes up to 1" in large.detail) == (Status.TOO_LARGE.code, True)

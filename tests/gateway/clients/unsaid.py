@@ -54,7 +54,7 @@ UNSAYABLE = [re.compile(each) for each in (
     "must shift by at least 1 ms",
     # Compared with another value: of the call, of a setting, or of what is stored.
     "^due_from must lie before due_to", "make the step longer$", r"^\w+ \S+ is above ",
-    "^say which (settings|fields) to change",
+    "^say which (settings|fields) to change", "^payload takes [0-9]+ bytes; topic",
     "^end must be after start", "^every must be at least", "^a schedule has at most",
     "^to must be after from", "^at is the time in the message's id", "^more than 10000 occurrences lie in",
     "^(jitter|window) must be 0 to",
@@ -81,7 +81,7 @@ def filter_failure(context: Any, failure: Any, case: Any, response: Any) -> bool
     """Return whether it is a failure of the gateway."""
     if failure.code == "ST202" and response.status_code == 412:
         return False  # the version or revision that stands is not the one that was asked for
-    if failure.code == "ST202" and response.status_code == 400:
+    if failure.code == "ST202" and response.status_code in (400, 413):
         detail = response.json()["detail"]
         return not any(each.search(detail) for each in UNSAYABLE)
     if failure.code == "ST201" and response.status_code == 207:

@@ -330,7 +330,8 @@ class ScheduleHandler:
         _permit(caller, said)
         target = await self._store.target(said.topic)
         if target is not None:
-            _check_fits(said, target)
+            if "payload" in fields:  # one that the topic has become too small for can still be paused
+                _check_fits(said, target)
             if said.window_ms > record.specification.window_ms:
                 await self._remember(target, said, caller)
         return said
