@@ -209,7 +209,7 @@ async def test_sigterm_lets_handlers_finish(tl: timeline.Timeline) -> None:
 def test_handlers_that_do_not_finish_are_told_apart_by_number_and_kind() -> None:
     assert handlers.unfinished(1, False) == "1 handler did not finish within the grace: it is cancelled"
     assert handlers.unfinished(2, False).endswith("2 handlers did not finish within the grace: they are cancelled")
-    assert "it is told, and ends at its next look" in handlers.unfinished(1, True)
+    assert "It learns of it at its next look" in handlers.unfinished(1, True)
     assert "they are told, and end at their next look" in handlers.unfinished(2, True)
 
 

@@ -137,7 +137,7 @@ def test_who_may_need_a_moment_to_come_back_is_believed_in() -> None:
     [
         ({"address": "nowhere"}, "an address is host:port"),
         ({"address": "x" * 5_000 + ":1"}, "is no host"),
-        ({"address": "10.0.0.1:0"}, "port 0 cannot be reached"),
+        ({"address": "10.0.0.1:0"}, "nobody can reach port 0"),
         ({"version": "v" * 5_000}, "up to 255 printable bytes"),
         ({"version": "\ud800"}, "version is no text"),
     ],
