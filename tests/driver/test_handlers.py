@@ -210,7 +210,7 @@ def test_handlers_that_do_not_finish_are_told_apart_by_number_and_kind() -> None
     assert handlers.unfinished(1, False) == "1 handler did not finish within the grace: it is cancelled"
     assert handlers.unfinished(2, False).endswith("2 handlers did not finish within the grace: they are cancelled")
     assert "It learns of it at its next look" in handlers.unfinished(1, True)
-    assert "they are told, and end at their next look" in handlers.unfinished(2, True)
+    assert "They learn of it at their next look" in handlers.unfinished(2, True)
 
 
 async def test_a_thread_that_the_grace_was_too_short_for_is_told_at_its_next_look(tl: timeline.Timeline) -> None:
