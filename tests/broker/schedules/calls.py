@@ -21,6 +21,10 @@ async def ask(
     return decode_as(await link.node.service.unary("Schedules", data, caller), ScheduleAnswer)
 
 
+FAR_MS = 4_000_000_000_000
+"""When a schedule begins that produces nothing during a test, even if a day or an hour begins meanwhile."""
+
+
 async def create(link: Link, name: str = "s", topic: str = "t", **said: Any) -> ScheduleAnswer:
     """A schedule, which must be created."""
     answer = await ask(link, ScheduleAction.CREATE, name, topic, body=said or {"every_ms": 1_000})

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.broker.link import Link, broker, statuses
-from tests.broker.schedules.calls import ask, create, shown
+from tests.broker.schedules.calls import FAR_MS, ask, create, shown
 from timeline.broker.api.access import ANYBODY, Principal, Right
 from timeline.columns import Ragged
 from timeline.model import Operation, Status
@@ -50,7 +50,7 @@ async def stored(link: Link) -> list[bytes]:
 async def test_no_method_writes_into_the_internal_topic(name: str) -> None:
     caller = CALLERS[name]
     async with broker() as link:
-        await create(link, every_ms=3_600_000)
+        await create(link, every_ms=3_600_000, start_ms=FAR_MS)
         before = await stored(link)
         assert len(before) == 1
         ids, one, op = Ragged.of(before), np.ones(1, np.int64), np.ones(1, np.uint64)
@@ -136,7 +136,7 @@ async def test_schedules_are_listed_page_by_page() -> None:
     async with broker() as link:
         await link.topic(TopicAction.CREATE, "u")
         for number in range(25):
-            await create(link, f"s{number}", "t" if number % 2 else "u", every_ms=3_600_000)
+            await create(link, f"s{number}", "t" if number % 2 else "u", every_ms=3_600_000, start_ms=FAR_MS)
         await ask(link, ScheduleAction.DELETE, "s24", "u")
         for topic, expected in (("", 24), ("t", 12), ("u", 12)):
             names: list[str] = []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.broker.link import broker
-from tests.broker.schedules.calls import ask, create, shown
+from tests.broker.schedules.calls import FAR_MS, ask, create, shown
 from timeline.broker.limits import Limits
 from timeline.wire import Fault, ScheduleAction, ScheduleAnswer, TransportError
 
@@ -52,7 +52,7 @@ async def test_a_list_names_each_schedule_once_while_all_change(limit: int, tmp_
     async with broker(f"sqlite:///{tmp_path / 'store.db'}") as link:
         names = [f"s{number}" for number in range(8)]
         for name in names:
-            await create(link, name, every_ms=86_400_000, start_ms=4_000_000_000_000)
+            await create(link, name, every_ms=86_400_000, start_ms=FAR_MS)
         for turn in range(2):
             found, cursor = list[str](), b""
             while True:

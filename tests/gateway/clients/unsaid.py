@@ -55,6 +55,7 @@ UNSAYABLE = [re.compile(each) for each in (
     # Compared with another value: of the call, of a setting, or of what is stored.
     "^due_from must lie before due_to", "make the step longer$", r"^\w+ \S+ is above ",
     "^say which (settings|fields) to change", "^payload takes [0-9]+ bytes; topic",
+    "^the topic takes payloads of up to [0-9]+ bytes",
     "^end must be after start", "^every must be at least", "^a schedule has at most",
     "^to must be after from", "^at is the time in the message's id", "^more than 10000 occurrences lie in",
     "^(jitter|window) must be 0 to",
