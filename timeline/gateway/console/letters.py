@@ -25,8 +25,8 @@ from timeline.errors import Invalid, TimelineError
 from timeline.gateway.clients import CallerClient
 from timeline.gateway.console.live import event
 from timeline.gateway.console.rendering import link, part
-from timeline.gateway.console.visit import Fields, Visit, visiting
-from timeline.gateway.problems import ClientGone, sentence
+from timeline.gateway.console.visit import Fields, Visit, sentence, visiting
+from timeline.gateway.problems import ClientGone
 from timeline.gateway.requests import ApiRequest, Streamed, while_connected
 from timeline.gateway.routes.reading import read_cursor, shown_cursor
 from timeline.gateway.service import HttpGateway, gateway_of
@@ -240,6 +240,8 @@ async def step(request: ApiRequest) -> Response[bytes]:
         form = await visit.form()
         chosen, work = Filter.of(form), Work.of(form, visit.gateway.clock.now_ms())
         ids = form.texts("id")
+        if work.deed in DEEDS and not ids and not work.total:
+            raise Invalid("count all that match first, then revive or purge them")
         if ids:
             work = await _of_ids(visit, chosen, work, ids)
         else:

@@ -13,8 +13,8 @@ from timeline.driver.queries import Outlook
 from timeline.errors import TimelineError
 from timeline.gateway.clients import CallerClient
 from timeline.gateway.console.rendering import part
-from timeline.gateway.console.visit import visiting
-from timeline.gateway.problems import ClientGone, sentence
+from timeline.gateway.console.visit import sentence, visiting
+from timeline.gateway.problems import ClientGone
 from timeline.gateway.requests import ApiRequest, while_connected
 from timeline.gateway.service import HttpGateway
 from timeline.watcher import Snapshot, TopicSnapshot, Watcher

@@ -13,8 +13,7 @@ from timeline.driver.receipts import Receipts
 from timeline.driver.schedules import ScheduleOrigin
 from timeline.errors import Forbidden, NotFound
 from timeline.gateway.console.rendering import link
-from timeline.gateway.console.visit import Fields, Visit, visiting
-from timeline.gateway.problems import sentence
+from timeline.gateway.console.visit import Fields, Visit, sentence, visiting
 from timeline.gateway.requests import ApiRequest
 from timeline.gateway.values import is_json
 

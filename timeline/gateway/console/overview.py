@@ -13,8 +13,7 @@ from timeline.driver.queries import Outlook, messages_of
 from timeline.errors import Invalid, TimelineError
 from timeline.gateway.console.live import Look, look_of, looks
 from timeline.gateway.console.rendering import link
-from timeline.gateway.console.visit import Visit, visiting
-from timeline.gateway.problems import sentence
+from timeline.gateway.console.visit import Visit, sentence, visiting
 from timeline.gateway.requests import ApiRequest, Streamed
 from timeline.gateway.service import gateway_of
 from timeline.gateway.streams import EVENT_STREAM

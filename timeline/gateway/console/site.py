@@ -8,11 +8,11 @@ from typing import Any
 from litestar import Request, Response, Router, get, post
 from litestar.exceptions import HTTPException
 
-from timeline.errors import Forbidden, Invalid, TimelineError
+from timeline.errors import Invalid, TimelineError
 from timeline.gateway.clients import UNAUTHENTICATED, Caller
 from timeline.gateway.console import letters, messages, overview, rendering, schedules, topics
 from timeline.gateway.console.rendering import link
-from timeline.gateway.console.visit import check_own_page, form_of, log_in, log_out, redirect, shown
+from timeline.gateway.console.visit import check_own_page, form_of, log_in, log_out, redirect, sentence, shown
 from timeline.gateway.problems import ClientGone, problem_of
 from timeline.gateway.requests import ApiRequest
 from timeline.gateway.service import gateway_of
@@ -83,11 +83,10 @@ def of_driver(request: Request[Any, Any, Any], error: TimelineError) -> Response
         asked = f"{path}?{query}" if query else path
         whole = request.method == "GET" and "hx-request" not in request.headers
         return redirect(request, link("/login", next=asked if whole else "/"))
-    if isinstance(error, Forbidden) and "hx-request" not in request.headers:
-        return shown(request, "error.html", problem.status, problem=problem)
     if "hx-request" in request.headers:
-        return shown(request, "_trouble.html", 200, sentence=problem.detail)
-    return shown(request, "error.html", problem.status, problem=problem)
+        return shown(request, "_trouble.html", sentence=sentence(error))
+    told = {"title": problem.title, "status": problem.status, "code": problem.code, "detail": sentence(error)}
+    return shown(request, "error.html", problem.status, problem=told)
 
 
 def of_anything(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

@@ -19,13 +19,13 @@ from litestar import Response
 from litestar.datastructures import Cookie
 
 from timeline.driver.times import Duration, instant_ms
-from timeline.errors import Forbidden, Invalid, NotFound
+from timeline.errors import Forbidden, Invalid, NotFound, TimelineError, sentence_of
 from timeline.gateway.clients import Caller, CallerClient
 from timeline.gateway.console.rendering import SECURITY, page
 from timeline.gateway.requests import ApiRequest
 from timeline.gateway.service import HttpGateway, gateway_of
 from timeline.gateway.values import due_of, length
-from timeline.model import Topic
+from timeline.model import Status, Topic
 from timeline.wording import no_such_topic
 
 TOKEN, OPERATOR, CSRF, NOTICE = "timeline_token", "timeline_operator", "timeline_csrf", "timeline_notice"
@@ -34,7 +34,15 @@ FIELD = "csrf"
 LOGIN_S = 12 * 3_600
 NOTICE_S = 60
 MAX_NOTICE = 1_000
+IN_DOUBT = "it may have happened: look before you ask for it again"
 STALE = "this form is no longer valid: go back, load its page again, and send it once more"
+
+
+def sentence(error: TimelineError) -> str:
+    """Return the sentence for an error, as the command line has it."""
+    if error.code in (Status.UNKNOWN, "SUPERSEDED", "LEASE_LOST"):
+        return f"{error.reason.rstrip('.') or 'the answer was lost'}; {IN_DOUBT}"
+    return sentence_of(error)
 
 
 class Fields:
