@@ -17,8 +17,8 @@ import timeline
 from tests.documents.pages import DOCS
 from tests.gateway.console.stage import chromium, window
 from tests.gateway.processes import broker, gateway
-from timeline.demo.flights import MINUTE_MS, flights_of
 from timeline.demo.flights import DEFAULT_DAY as DAY
+from timeline.demo.flights import MINUTE_MS, flights_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

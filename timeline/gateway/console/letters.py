@@ -17,14 +17,13 @@ import numpy as np
 from litestar import Response, get, post
 
 from timeline.columns import Bools
-from timeline.driver.message import StoredMessage
-from timeline.driver.queries import messages_of
 from timeline.driver.receipts import Receipts
 from timeline.driver.times import duration_ms
 from timeline.errors import Invalid, TimelineError
 from timeline.gateway.clients import CallerClient
 from timeline.gateway.console.live import event
-from timeline.gateway.console.rendering import link, part
+from timeline.gateway.console.rendering import part
+from timeline.gateway.console.search import ROWS, begins_with, search
 from timeline.gateway.console.visit import Fields, Visit, sentence, visiting
 from timeline.gateway.problems import ClientGone
 from timeline.gateway.requests import ApiRequest, Streamed, while_connected
@@ -33,7 +32,6 @@ from timeline.gateway.service import HttpGateway, gateway_of
 from timeline.gateway.streams import EVENT_STREAM
 from timeline.model import DEFAULT_GROUP, MAX_BATCH
 
-ROWS = 50
 STEP_ROWS = 20_000
 """Dead letters that one step reads."""
 STEP_CHANGES = 2_000
@@ -70,6 +68,11 @@ class Filter:
         """Return the filter's fields, as links and forms carry them."""
         return {name: getattr(self, name) for name in self.__slots__}
 
+    @property
+    def plain(self) -> bool:
+        """Whether the store chooses all by itself."""
+        return not (self.reason or self.prefix or self.died_from or self.died_to)
+
     def died_ms(self) -> tuple[int | None, int | None]:
         """Return between which times they died. None: no bound."""
         given = Fields({name: [value] for name, value in self.fields().items()})
@@ -84,8 +87,7 @@ class Filter:
         if high is not None:
             chosen &= rows.died_ms < high
         if self.prefix:
-            prefix = self.prefix.encode()
-            chosen &= np.array([id.startswith(prefix) for id in rows.ids.tolist()], dtype=np.bool_)
+            chosen &= begins_with(rows, self.prefix.encode())
         if self.reason:
             wanted = self.reason.lower()
             reasons = (reason.decode(errors="replace").lower() for reason in rows.dead.tolist())
@@ -111,32 +113,12 @@ async def dead(request: ApiRequest) -> Response[bytes]:
 
 @get("/dead/letters", include_in_schema=False)
 async def letters(request: ApiRequest) -> Response[bytes]:
-    """Show some letters that match, as a part of the page. The next part follows by itself until there are enough."""
+    """Show some letters that match, as a part of the page."""
     async with visiting(request) as visit:
-        chosen, query = Filter.of(visit.query), visit.query
-        found, after, read = await _some(visit, chosen, read_cursor(query.text("cursor")))
-        seen, shown = query.number("seen") + read, query.number("shown") + len(found)
-        following = ""
-        if after:
-            more = {"cursor": shown_cursor(after), "seen": seen, "shown": shown}
-            following = link("/dead/letters", **chosen.fields(), **more)
-        waits = shown and shown // ROWS != (shown - len(found)) // ROWS
-        values = {"letters": found, "following": following, "seen": seen, "shown": shown, "waits": bool(waits)}
-        return visit.page("_letters.html", chosen=chosen, **values)
-
-
-async def _some(visit: Visit, chosen: Filter, cursor: bytes) -> tuple[list[StoredMessage], bytes, int]:
-    """Return some letters that match, where the next ones begin, and how many were read for them."""
-    found: list[StoredMessage] = []
-    after, read = cursor, 0
-    plain = not (chosen.reason or chosen.prefix or chosen.died_from or chosen.died_to)
-    async with aclosing(chosen.scan(visit.client, ROWS if plain else STEP_ROWS, cursor)) as pages:
-        async for page in pages:
-            after, read = page.cursor, read + len(page.rows)
-            found += messages_of(replace(page, rows=page.rows.take(np.flatnonzero(chosen.matches(page.rows)))))
-            if len(found) >= ROWS:
-                break
-    return found, after, read
+        chosen = Filter.of(visit.query)
+        pages = chosen.scan(visit.client, ROWS if chosen.plain else 0, read_cursor(visit.query.text("cursor")))
+        found = await search(visit, "/dead/letters", chosen.fields(), pages, None if chosen.plain else chosen.matches)
+        return visit.page("_letters.html", chosen=chosen, found=found)
 
 
 @get("/dead/reasons", include_in_schema=False)

@@ -5,26 +5,22 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import numpy as np
 from litestar import Response, get, post
 
-from timeline.driver.message import StoredMessage
-from timeline.driver.queries import DURATIONS, PERCENTS, messages_of
+from timeline.driver.queries import DURATIONS, PERCENTS
 from timeline.errors import Invalid
 from timeline.gateway.console.live import look_of
 from timeline.gateway.console.overview import WINDOWS
 from timeline.gateway.console.rendering import link
+from timeline.gateway.console.search import ROWS, begins_with, search
 from timeline.gateway.console.visit import Fields, Visit, visiting
 from timeline.gateway.requests import ApiRequest
-from timeline.gateway.routes.reading import read_cursor, shown_cursor
+from timeline.gateway.routes.reading import read_cursor
 from timeline.gateway.values import CONTENT_TYPE, JSON, expiry, length
 from timeline.model import DEFAULT_GROUP, TopicSettings
 from timeline.wording import typed_name, typed_value
 
 STATES = ("waiting", "available", "leased", "dead")
-ROWS = 50
-STEP_ROWS = 5_000
-"""Messages that one request reads in the search of an id's beginning."""
 FIXED = ("buckets", "kind")
 GROUPS = {
     "Delivery": ("paused", "max_rate_per_s", "lease", "max_lease", "lease_ahead", "max_deliveries"),
@@ -77,41 +73,24 @@ def _filters(query: Fields) -> dict[str, Any]:
 
 @get("/messages", include_in_schema=False)
 async def messages(request: ApiRequest) -> Response[bytes]:
-    """Show a page of messages of a topic, as a part of its page."""
+    """Show some messages of a topic, as a part of its page."""
     async with visiting(request) as visit:
         query, name = visit.query, visit.query.text("topic")
         filters = _filters(query)
-        found, cursor, read = await _some(visit, name, filters)
-        seen = query.number("seen") + read
-        more = filters | {"state": filters.pop("states"), "seen": seen, "cursor": shown_cursor(cursor)}
-        following = link("/messages", topic=name, **more) if cursor else ""
-        first = not query.text("cursor")
-        return visit.page("_messages.html", topic=name, messages=found, following=following, seen=seen, first=first)
-
-
-async def _some(visit: Visit, topic: str, filters: dict[str, Any]) -> tuple[list[StoredMessage], bytes, int]:
-    """Return some messages, where the next ones begin, and how many were read for them."""
-    query = Fields({name: [str(filters[name])] for name in ("due_from", "due_to", "zone")})
-    due = query.instant_ms("due_from"), query.instant_ms("due_to")
-    prefix = filters["prefix"].encode()
-    after, found, read = read_cursor(visit.query.text("cursor")), [], 0
-    pages = visit.timeline.scan_pages(
-        topic,
-        state=filters["states"] or STATES,
-        tag=filters["tag"] or None,
-        due=due if due != (None, None) else None,
-        limit=STEP_ROWS if prefix else ROWS,
-        cursor=after,
-    )
-    async for page in pages:
-        after, read = page.cursor, read + len(page.rows)
-        if prefix:
-            fits = [id.startswith(prefix) for id in page.rows.ids.tolist()]
-            page = dataclasses.replace(page, rows=page.rows.take(np.flatnonzero(fits)))
-        found += messages_of(page)
-        if len(found) >= ROWS:
-            break
-    return found, after, read
+        due = query.instant_ms("due_from"), query.instant_ms("due_to")
+        prefix = filters["prefix"].encode()
+        pages = visit.timeline.scan_pages(
+            name,
+            state=filters["states"] or STATES,
+            tag=filters["tag"] or None,
+            due=None if due == (None, None) else due,
+            limit=0 if prefix else ROWS,
+            cursor=read_cursor(query.text("cursor")),
+        )
+        fields = filters | {"topic": name, "state": filters.pop("states")}
+        chosen = (lambda rows: begins_with(rows, prefix)) if prefix else None
+        found = await search(visit, "/messages", fields, pages, chosen)
+        return visit.page("_messages.html", topic=name, found=found)
 
 
 @post("/topic/create", include_in_schema=False)
