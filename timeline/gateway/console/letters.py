@@ -172,7 +172,7 @@ def _longest_part(kind: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class LettersWork:
     """How far it has come to count, revive or purge letters. `total`: how many were counted, over which `spread_ms` is
     divided, from `base_ms` on."""
 
@@ -188,7 +188,7 @@ class Work:
     why: str = ""
 
     @classmethod
-    def of(cls, form: Fields, now_ms: int) -> Work:
+    def of(cls, form: Fields, now_ms: int) -> LettersWork:
         """Return the work of a step's form. Raise Invalid."""
         deed = form.text("do")
         if deed not in ("count", *DEEDS):
@@ -220,7 +220,7 @@ async def step(request: ApiRequest) -> Response[bytes]:
     """Do one step of counting, reviving or purging the letters that match, and offer the next one."""
     async with visiting(request) as visit:
         form = await visit.form()
-        chosen, work = Filter.of(form), Work.of(form, visit.gateway.clock.now_ms())
+        chosen, work = Filter.of(form), LettersWork.of(form, visit.gateway.clock.now_ms())
         ids = form.texts("id")
         if work.deed in DEEDS and not ids and not work.total:
             raise Invalid("count all that match first, then revive or purge them")
@@ -231,7 +231,7 @@ async def step(request: ApiRequest) -> Response[bytes]:
         return visit.page("_work.html", chosen=chosen, work=work, more=bool(work.cursor), ids=ids)
 
 
-async def _stepped(visit: Visit, chosen: Filter, work: Work) -> Work:
+async def _stepped(visit: Visit, chosen: Filter, work: LettersWork) -> LettersWork:
     """Return the work after one step."""
     begun = work.done + work.failed
     async with aclosing(chosen.scan(visit.client, STEP_ROWS, work.cursor)) as pages:
@@ -251,7 +251,7 @@ async def _stepped(visit: Visit, chosen: Filter, work: Work) -> Work:
     return work
 
 
-async def _of_ids(visit: Visit, chosen: Filter, work: Work, ids: list[str]) -> Work:
+async def _of_ids(visit: Visit, chosen: Filter, work: LettersWork, ids: list[str]) -> LettersWork:
     """Return the work on letters that were chosen one by one: each field has a group and an id."""
     if len(ids) > MAX_BATCH:
         raise Invalid(f"at most {MAX_BATCH:,} can be chosen one by one: use a filter")
@@ -266,7 +266,7 @@ async def _of_ids(visit: Visit, chosen: Filter, work: Work, ids: list[str]) -> W
     return work
 
 
-async def _change(visit: Visit, topic: str, group: str, ids: list[str], work: Work) -> Work:
+async def _change(visit: Visit, topic: str, group: str, ids: list[str], work: LettersWork) -> LettersWork:
     async with visit.client.producer(topic, group) as producer:
         if work.deed == "purge":
             receipts: Receipts = await producer.purge(ids)

@@ -38,7 +38,7 @@ class TopicAhead:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class LiveLook:
     """Brokers and topics at one moment. `trouble`: why no newer one could be had."""
 
     seen: Snapshot
@@ -66,10 +66,10 @@ class _Lookout:
     def __init__(self, timeline: Timeline) -> None:
         self._timeline, self._watcher, self._clock = timeline, Watcher(timeline), Clock()
         self._looking = asyncio.Lock()
-        self._look: Look | None = None
+        self._look: LiveLook | None = None
         self._looked_ms = self._counted_ms = -AHEAD_MS
 
-    async def look(self) -> Look:
+    async def look(self) -> LiveLook:
         """Return a look that is new enough, or the last one with the trouble. Raise TimelineError before the first."""
         async with self._looking:
             now_ms = self._clock.monotonic_ms()
@@ -78,7 +78,7 @@ class _Lookout:
                 self._looked_ms = self._clock.monotonic_ms()
             return self._look
 
-    async def _again(self, now_ms: float) -> Look:
+    async def _again(self, now_ms: float) -> LiveLook:
         before = self._look
         try:
             seen = await self._watcher.look(SECONDS_AHEAD)
@@ -86,7 +86,7 @@ class _Lookout:
             if before is None or now_ms >= self._counted_ms + AHEAD_MS:
                 ahead = await self._count(seen)
                 self._counted_ms = now_ms
-            return Look(seen, ahead)
+            return LiveLook(seen, ahead)
         except TimelineError as trouble:
             if before is None:
                 raise
@@ -104,7 +104,7 @@ class _Lookout:
 _LOOKOUTS: WeakKeyDictionary[CallerClient, _Lookout] = WeakKeyDictionary()
 
 
-async def look_of(client: CallerClient) -> Look:
+async def look_of(client: CallerClient) -> LiveLook:
     """Return how brokers and topics fare, as the token of `client` may see it. Raise TimelineError."""
     lookout = _LOOKOUTS.get(client)
     if lookout is None:
@@ -118,7 +118,7 @@ async def looks(request: ApiRequest, gateway: HttpGateway, template: str) -> Asy
         try:
             yield b"retry: 2000\n\n"
             while not gateway.stopping.is_set():
-                look: Look | None = await while_connected(request, _next(visit.client), gateway.ending)
+                look: LiveLook | None = await while_connected(request, _next(visit.client), gateway.ending)
                 if look is not None:
                     yield event("look", part(template, look=look))
         except ClientGone:
@@ -127,7 +127,7 @@ async def looks(request: ApiRequest, gateway: HttpGateway, template: str) -> Asy
             yield event("trouble", part("_trouble.html", sentence=sentence(trouble)))
 
 
-async def _next(client: CallerClient) -> Look:
+async def _next(client: CallerClient) -> LiveLook:
     await asyncio.sleep(LOOK_MS / 1000)
     return await look_of(client)
 

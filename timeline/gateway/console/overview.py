@@ -11,7 +11,7 @@ from timeline.driver.late import HAPPENED, LEARNT, LateDelivery
 from timeline.driver.message import StoredMessage
 from timeline.driver.queries import Outlook, messages_of
 from timeline.errors import Invalid, TimelineError
-from timeline.gateway.console.live import Look, look_of, looks
+from timeline.gateway.console.live import LiveLook, look_of, looks
 from timeline.gateway.console.rendering import link
 from timeline.gateway.console.visit import Visit, sentence, visiting
 from timeline.gateway.requests import ApiRequest, Streamed
@@ -64,7 +64,7 @@ async def load(request: ApiRequest) -> Response[dict[str, Any]]:
         return Response(answer, headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
 
 
-def _largest(look: Look) -> list[str]:
+def _largest(look: LiveLook) -> list[str]:
     topics = sorted(look.seen.topics, key=lambda one: -((one.waiting or 0) + one.due))
     return [one.name for one in topics[:CHARTED_TOPICS]]
 
