@@ -20,6 +20,7 @@ from tests.gateway.conftest import Site
 from tests.gateway.console.stage import PICKY, TOPIC, WAIT_MS, WAITING, Visitor, bury, chromium, fill, window
 from tests.gateway.console.test_pages import PAGES
 from tests.gateway.processes import TIMELINE, broker, gateway
+from tests.security.guarded import Tokens
 from timeline.model import State
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -245,3 +246,26 @@ async def test_a_broker_is_killed_while_a_page_is_open(tmp_path: Path, require_s
             with broker(tmp_path, "--store", store, "--listen", f"127.0.0.1:{port}"):
                 await page.locator("#live .banner.bad").first.wait_for(state="detached")
                 await expect(page.locator("#live")).to_contain_text(f"{WAITING}", timeout=WAIT_MS)
+
+
+async def test_somebody_logs_in_and_out(tmp_path: Path, require_service: Callable[[str], None]) -> None:
+    """Live values and actions go with the token of the cookie."""
+    require_service("chromium")
+    tokens = Tokens(tmp_path)
+    token = tokens.add("ops", "produce", "consume", "admin", "operator", "schedule")
+    with broker(tmp_path, "--tokens", str(tokens.path)) as served, gateway(tmp_path, served["listen"]) as opened:
+        async with timeline.connect(served["listen"], token=token) as tl:
+            await fill(tl)
+        async with chromium() as browser, window(browser, f"http://{opened['listen']}") as visitor:
+            page = await visitor.go(f"/topic?name={TOPIC}")
+            await page.get_by_label("Token").fill(token)
+            await page.get_by_role("button", name="Log in").click()
+            await page.get_by_role("heading", name=TOPIC, exact=True).wait_for()
+            await visitor.go("/")
+            await expect(page.locator("#live")).to_contain_text(f"{WAITING}", timeout=WAIT_MS)
+            assert token not in await page.evaluate("document.cookie + document.documentElement.outerHTML")
+            await page.get_by_role("button", name="Log out").click()
+            await page.get_by_text("You are logged out.").wait_for()
+            await visitor.page.goto(f"{visitor.url}/")
+            await page.get_by_role("heading", name="Log in").wait_for()
+            assert visitor.troubles == []

@@ -42,7 +42,7 @@ async def fill(tl: timeline.Timeline) -> str:
     await tl.create_topic(TOPIC)
     await tl.create_topic("runway")
     flights = flights_of(DAY, None)
-    begin_ms, now_ms = flights[0].scheduled_ms, (await tl.standing()).brokers[0].now_ms
+    begin_ms, now_ms = flights[LATE + LOST].scheduled_ms, (await tl.standing()).brokers[0].now_ms
     async with tl.producer(TOPIC) as producer:
         for at, flight in enumerate(flights):
             late = at < LATE
