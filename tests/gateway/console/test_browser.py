@@ -86,6 +86,19 @@ async def test_the_overview_is_live_and_as_the_command_line_has_it(
         await producer.cancel_tag("live")
 
 
+async def test_a_page_that_nobody_sees_takes_no_connection(visitor: Visitor) -> None:
+    """Browsers have six connections to a site: more pages than that are open without harm."""
+    page = await visitor.go("/")
+    hide = """hidden => {
+        Object.defineProperty(document, "hidden", { configurable: true, get: () => hidden });
+        document.dispatchEvent(new Event("visibilitychange"));
+        return [...sources.values()].map(source => source.readyState);
+    }"""
+    assert await page.evaluate(hide, True) == [2], "closed"
+    assert await page.evaluate(hide, False) in ([0], [1]), "open again"
+    await expect(page.locator("#live")).to_contain_text(TOPIC, timeout=WAIT_MS)
+
+
 async def test_times_are_in_the_readers_zone_with_utc_on_hover(visitor: Visitor, tl: timeline.Timeline) -> None:
     page = await visitor.go(f"/message?topic={TOPIC}&id=order-3")
     one = await tl.get(TOPIC, "order-3")

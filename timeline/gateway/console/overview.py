@@ -26,6 +26,8 @@ SINCE = ("10m", "1h", "6h", "24h", "7d")
 LATE_SHOWN = 200
 FOUND = 20
 """Messages of a tag that a search shows, of each topic."""
+TOPICS_AT_ONCE = 20
+"""Topics that are searched at a time."""
 LATE_KNOWN = "36500d"
 
 
@@ -105,7 +107,9 @@ async def find(request: ApiRequest) -> Response[bytes]:
         if not wanted:
             return visit.back("/")
         names = [each.name for each in await visit.timeline.topics()]
-        found = await asyncio.gather(*(_found_in(visit, name, wanted) for name in names))
+        found = []
+        for at in range(0, len(names), TOPICS_AT_ONCE):
+            found += await asyncio.gather(*(_found_in(visit, each, wanted) for each in names[at : at + TOPICS_AT_ONCE]))
         messages = [one for some, _ in found for one in some]
         troubles = sorted({trouble for _, trouble in found if trouble})
         known = await _late_of(visit, wanted)

@@ -53,7 +53,8 @@ async def logout(request: ApiRequest) -> Response[bytes]:
 
 def _own_path(path: str) -> str:
     """Return a path of this console, whatever a link says."""
-    return path if path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable() else "/"
+    own = path.startswith("/") and not path.startswith(("//", "/\\"))
+    return path if own and path.isascii() and path.isprintable() else "/"
 
 
 HANDLERS: tuple[Any, ...] = (

@@ -76,7 +76,30 @@ function counted(form) {
   for (const button of form.querySelectorAll("[data-needs-choice]")) button.disabled = !chosen;
 }
 
+// A browser has few connections to a site. A page that nobody sees needs none: it gets its values when it is seen again.
+const sources = new Map();
+
+function connect(url) {
+  const source = new EventSource(url);
+  sources.set(url, source);
+  return source;
+}
+
+function rest() {
+  for (const live of document.querySelectorAll("[data-live]")) {
+    if (document.hidden) {
+      sources.get(live.getAttribute("sse-connect"))?.close();
+    } else {
+      const again = live.cloneNode(true);
+      live.replaceWith(again);
+      htmx.process(again);
+    }
+  }
+}
+
+htmx.createEventSource = connect;
 document.addEventListener("DOMContentLoaded", () => settle(document));
+document.addEventListener("visibilitychange", rest);
 document.addEventListener("htmx:load", (event) => settle(event.target.parentElement || document));
 document.addEventListener("htmx:sseMessage", (event) => {
   settle(event.target);
