@@ -64,10 +64,16 @@ function draw(figure, span, told) {
     legend: { show: false },
     cursor: { drag: { x: false, y: false } },
     scales: { x: { time: true }, y: { range: (_, low, high) => [0, Math.max(1, high * 1.05)] } },
-    axes: [{ ...axis }, { ...axis, size: 70, values: (_, ticks) => ticks.map((tick) => Number.isInteger(tick) ? tick.toLocaleString("en") : "") }],
+    axes: [{ ...axis, values: (_, ticks, column, space, step) => ticks.map((at, place) => tick(at, place, step)) }, { ...axis, size: 70, values: (_, ticks) => ticks.map((tick) => Number.isInteger(tick) ? tick.toLocaleString("en") : "") }],
     series: [{}, { stroke: fill, fill: `${fill}66`, width: 1, points: { show: false }, paths: uPlot.paths.bars({ size: [0.9, 60], align: 1 }) }],
   }, [told.starts, told.counts], place);
   new ResizeObserver(() => { if (place.clientWidth) chart.setSize(size()); }).observe(place);
+}
+
+function tick(at, place, step_s) {
+  const [day, time] = local(new Date(at * 1000), false).split(" ");
+  if (step_s >= 86400) return day.slice(5);
+  return place === 0 || time === "00:00" ? `${time}\n${day}` : time;
 }
 
 function counted(form) {
