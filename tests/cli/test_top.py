@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import TIMELINE, Call, plain_environment, start
-from timeline.cli.look.top import Snapshot, TopicSnapshot, Watcher, added_up, picture, seconds_ahead
+from timeline.cli.look.top import picture, seconds_ahead
 from timeline.cli.options import zone_of
 from timeline.cli.output import Screen
 from timeline.driver.brokers import BrokerStanding, ConsumerStatus, LatenessHistogram, Standings, TopicLoad
 from timeline.driver.late import Cause, LateDelivery
+from timeline.watcher import Snapshot, TopicSnapshot, Watcher, added_up
 from timeline.wire import Health
 
 NOW_MS = 1_774_767_600_000

@@ -1,5 +1,5 @@
 """Every call of the application's own table, with every kind of token that must not do it. A new call cannot be
-forgotten: it has no entry here, and the test fails."""
+forgotten: it has no entry here, and the test fails. The console's pages are tried in `console/test_login`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.gateway.processes import broker, gateway
 from tests.gateway.test_messages import problem
 from tests.security.guarded import Tokens
 from timeline.gateway.app import CALLS, PAGES, application
+from timeline.gateway.console.site import HANDLERS
 from timeline.gateway.routes.verbs import as_called
 from timeline.gateway.service import GatewaySettings, HttpGateway
 
@@ -165,7 +166,10 @@ def test_every_route_is_in_the_table() -> None:
         for path in call.paths
         for method in call.http_methods
     }
-    pages = {("GET", path) for page in PAGES for path in page.paths}
+    pages = {
+        (method, path.replace(":str", "")) for page in (*PAGES, *HANDLERS) for path in page.paths
+        for method in page.http_methods
+    }  # fmt: skip
     assert routes == named | pages
     assert {call.operation_id for call in CALLS} == set(RULES)
     assert {page.fn.__name__ for page in PAGES} == OPEN

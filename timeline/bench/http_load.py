@@ -6,6 +6,8 @@ one JSON line with its figures:
 - `put-grpc`, `put-http`: single puts from TASKS tasks. ADDRESS is a broker's, or a gateway's.
 - `batch-grpc`, `batch-http`: the same in batches of 1,000, and lines of JSON.
 - `poll`: TASKS long polls until COUNT messages came, each acknowledged.
+- `click`: TASKS people visit each page of the console COUNT times, and rest for a second before each if there are more
+  of them than one.
 - `receive`: answers 204 to COUNT webhooks. `ready` has its URL. The first webhook is not counted: it prints `begun`.
 """
 
@@ -17,6 +19,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
+from statistics import median
 from typing import Any
 
 import aiohttp
@@ -33,6 +36,22 @@ BATCH = 1_000
 PAYLOAD_BYTES = 100
 POLL = {"max": 100, "wait": "5s"}
 CONNECTIONS = 1_000
+PAGES = {
+    "overview": "/",
+    "topic": "/topic?name={topic}",
+    "messages": "/messages?topic={topic}",
+    "due": "/messages?topic={topic}&due_from=2020-01-01T00:00&due_to=2040-01-01T00:00",
+    "dead": "/dead?topic={topic}",
+    "letters": "/dead/letters?topic={topic}",
+    "tag": "/dead/letters?topic={topic}&tag=spring&reason=smtp",
+    "load": "/load?window=7d&topic={topic}",
+    "late": "/late",
+    "find": "/find?q=nobody",
+    "schedules": "/schedules",
+    "cluster": "/cluster",
+}
+"""Pages of the console, and the parts that they load by themselves."""
+REST_S = 1.0
 
 Work = Callable[[str, str, int, int], Coroutine[Any, Any, dict[str, float]]]
 
@@ -198,9 +217,38 @@ async def receive(address: str, topic: str, count: int, tasks: int) -> dict[str,
     return {**latencies(late_ms), "messages": float(len(seen)), "requests": float(len(late_ms)), "per_s": per_s}
 
 
+async def click(address: str, topic: str, count: int, tasks: int) -> dict[str, float]:
+    """Visit the console's pages `count` times. Return how long each took in the median, and the longest of all."""
+    took_ms: dict[str, list[float]] = {name: [] for name in PAGES}
+    clock = Clock()
+    async with http_client(address) as session:
+
+        async def visit(name: str) -> None:
+            began_ms = clock.monotonic_ms()
+            async with session.get(PAGES[name].format(topic=topic)) as answer:
+                expect(answer, 200, await answer.read())
+            took_ms[name].append(clock.monotonic_ms() - began_ms)
+
+        async def work(number: int) -> None:
+            names = [*PAGES]
+            for at in range(count * len(PAGES)):
+                if tasks > 1:
+                    await asyncio.sleep(REST_S)
+                await visit(names[(at + number) % len(names)])
+
+        for name in PAGES:  # templates are compiled, and a connection is open
+            await visit(name)
+        took_ms = {name: [] for name in PAGES}
+        await begun()
+        await asyncio.gather(*(work(number) for number in range(tasks)))
+    figures = {f"{name}_p50_ms": median(some) for name, some in took_ms.items()}
+    every = [one for some in took_ms.values() for one in some]
+    return {**figures, "page_max_ms": max(every), "visits": float(len(every))}
+
+
 WORK: dict[str, Work] = {
     "put-grpc": put_grpc, "batch-grpc": batch_grpc, "put-http": put_http, "batch-http": batch_http,
-    "poll": poll, "receive": receive,
+    "poll": poll, "receive": receive, "click": click,
 }  # fmt: skip
 
 

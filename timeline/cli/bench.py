@@ -30,6 +30,7 @@ from timeline.bench.plots import (
 from timeline.bench.processes import CannotMeasure
 from timeline.bench.scenario import MOST, Scenario
 from timeline.bench.scenarios.cluster import ClusterScenario, FailoverScenario
+from timeline.bench.scenarios.console import ConsoleScenario
 from timeline.bench.scenarios.holding import MemoryScenario, PayloadScenario, RestartScenario
 from timeline.bench.scenarios.http import HttpScenario, WebhookScenario
 from timeline.bench.scenarios.lateness import PENDING, BurstScenario, CancelTagScenario, LatenessScenario, ScaleScenario
@@ -159,9 +160,9 @@ class _Bench(Suggesting):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         for kind in (
-            BurstScenario, CancelTagScenario, ClusterScenario, CycleScenario, FailoverScenario, HttpScenario,
-            LatenessScenario, LoopScenario, MemoryScenario, PayloadScenario, ProduceScenario, RestartScenario,
-            ScaleScenario, SchedulesScenario, WebhookScenario,
+            BurstScenario, CancelTagScenario, ClusterScenario, ConsoleScenario, CycleScenario, FailoverScenario,
+            HttpScenario, LatenessScenario, LoopScenario, MemoryScenario, PayloadScenario, ProduceScenario,
+            RestartScenario, ScaleScenario, SchedulesScenario, WebhookScenario,
         ):  # fmt: skip
             self.add_command(command_of(kind))
 

@@ -11,7 +11,6 @@ import click
 
 import timeline
 from timeline.cli.app import Suggesting, complain, say
-from timeline.cli.look.top import added_up
 from timeline.cli.options import (
     DURATION,
     ClientOptions,
@@ -29,6 +28,7 @@ from timeline.driver.queries import DURATIONS, PERCENTS, Counts
 from timeline.driver.times import duration_ms, shown_time
 from timeline.errors import Invalid, Unavailable, Unknown, explain
 from timeline.model import LEASE_AHEAD_AUTO, MAX_BUCKETS, MAX_PAYLOAD_BYTES, Topic, TopicSettings
+from timeline.watcher import added_up
 from timeline.wording import shown_duration, typed_name, typed_value
 
 PLAIN = TopicSettings()

@@ -115,8 +115,9 @@ def _grid(*columns: str, apart: int = 0) -> Table:
 def _head(picture: DayPicture, now_ms: float, wide: bool) -> RenderableType:
     clock = picture.plan.clock
     row = _grid("left wide", "center", "right wide")
+    console = f" · http://{picture.plan.webhook.gateway}/" if wide and picture.plan.webhook else ""
     row.add_row(
-        Text.assemble(("✈  DEPARTURES ", AMBER), ("New York" + (" · EWR JFK LGA" if wide else ""), "grey70")),
+        Text.assemble(("✈  DEPARTURES ", AMBER), (f"New York{console}", "grey70")),
         Text(f" {clock.text(clock.day(now_ms), seconds=clock.speed <= 60)} ", style="bold black on #ffc20e"),
         Text.assemble(
             (f"{picture.plan.day:%a %d %b %Y}", "bold"),
@@ -320,6 +321,7 @@ class BoardWatcher:
         self._live.stop()
 
     def say(self, text: str) -> None:
+        self._live.stop()  # the board would hide it; it comes back with the next picture
         self._console.print(Text(text, style="grey58"))
 
     def watch(self, picture: DayPicture, now_ms: float) -> None:

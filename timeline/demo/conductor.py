@@ -73,7 +73,8 @@ class DemoOptions:
     """The options of a demo.
 
     `store`: a URL; empty for an SQLite file of its own, or for a Redis of its own with `cluster`. `cluster`: two
-    brokers over three members of etcd. `keep`: leave the folder with histories, logs and store behind.
+    brokers over three members of etcd. `keep`: leave the folder with histories, logs and store behind. `console`: after
+    the day, keep the brokers and the gateway with its console open until SIGINT.
     """
 
     day: dt.date = DEFAULT_DAY
@@ -82,6 +83,7 @@ class DemoOptions:
     store: str = ""
     keep: bool = False
     cluster: bool = False
+    console: bool = False
 
 
 class Viewer(Protocol):
@@ -145,6 +147,8 @@ class Conductor:
         self.returning: set[asyncio.Task[None]] = set()
         self.webhooks: list[DemoChild] = []
         """The gateway, and the gate to which it sends webhooks; none if packages are missing."""
+        self.console = ""
+        """Where the gateway has its console."""
         self.inspectors: list[DemoChild] = []
         """The inspector of the runway; none if the day is too short."""
 
@@ -160,6 +164,8 @@ class Conductor:
             await self._close(feeders)
             rows = await self._scan(client, topic)
             end_wall_ms = self.clock.now()
+            if self.options.console and self.webhooks:
+                await self._stay_open()
             if self.options.store and not self.options.keep:
                 await self._clean_up(client, plan)
         for broker in self.brokers:
@@ -170,6 +176,18 @@ class Conductor:
         histories = sorted(self.folder.glob(f"*{HISTORY_SUFFIX}"))
         summary = summarize(plan, read_history(histories), rows, end_wall_ms, self.troubles)
         return Played(summary, plan, self.folder if self.options.keep else None, self.killed)
+
+    async def _stay_open(self) -> None:
+        """Keep the console open until SIGINT, and end its gateway then."""
+        gateway, interrupted = self.webhooks[0], asyncio.Event()
+        self.viewer.say(f"the day is over, and the console stays open at {self.console}: Ctrl-C ends it")
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
+        try:
+            await interrupted.wait()
+        finally:
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+        if await gateway.end():
+            self.troubles.append(gateway.ended())
 
     async def _broker(self) -> str:
         """Start one broker. Return its address."""
@@ -224,6 +242,8 @@ class Conductor:
             self.processes.webhook_gate(port), self.processes.gateway(address)
         )
         self.webhooks = [gateway, gate]
+        self.console = f"http://{where}/"
+        self.viewer.say(f"watch the day in a browser, too: {self.console}")
         return WebhookPlan(where, secret)
 
     async def _begin(
@@ -317,7 +337,8 @@ class Conductor:
         if self.returning:
             await asyncio.gather(*self.returning)
         gates = [gate for gate in self.gates if gate is not None]
-        for child in [*feeders, *gates, *self.webhooks, *self.inspectors]:
+        webhooks = self.webhooks[1:] if self.options.console else self.webhooks
+        for child in [*feeders, *gates, *webhooks, *self.inspectors]:
             if await child.end():
                 self.troubles.append(child.ended())
 

@@ -271,12 +271,12 @@ class MutationCalls(Closing):
         self,
         ids: str | Iterable[str] | Iterable[bytes],
         *,
-        at: When | None = None,
-        in_: Duration | None = None,
+        at: When | Sequence[When] | Int64 | None = None,
+        in_: Duration | Sequence[Duration] | None = None,
         operation_ids: Sequence[int] | UInt64 | None = None,
         timeout: Duration | None = None,
     ) -> Receipts:
-        """Put dead letters back on the timeline. Their deliveries count from 0 again.
+        """Put dead letters back on the timeline, at one due time or at one each. Their deliveries count from 0 again.
 
         `operation_ids`: one for each letter, by which a repeat is recognised; see `move`.
         """

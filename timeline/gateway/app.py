@@ -14,6 +14,7 @@ from litestar.types import ASGIApp
 
 from timeline.gateway import problems
 from timeline.gateway.clients import CallerClient
+from timeline.gateway.console.site import console
 from timeline.gateway.direct import DirectCalls, HostNames
 from timeline.gateway.document.openapi import openapi_config
 from timeline.gateway.metrics import Observed
@@ -72,7 +73,7 @@ def application(gateway: HttpGateway) -> ASGIApp:
     origins = list(gateway.settings.origins)
     api = Router("/v1", route_handlers=CALLS, dependencies={"client": Provide(client_of)}, before_request=check_call)
     inside = Litestar(
-        [api, *PAGES],
+        [api, *PAGES, console()],
         request_class=ApiRequest,
         state=State({"gateway": gateway}),
         lifespan=[lifespan],

@@ -28,7 +28,7 @@ END_S = 5.0
 """How much longer than the grace it may take to end before it is killed."""
 HOPELESS = (2, 4)
 """Exit codes of a gateway that will not start next time either. Its last line says why."""
-PACKAGES = ("litestar", "msgspec", "uvicorn", "aiohttp")
+PACKAGES = ("litestar", "msgspec", "uvicorn", "aiohttp", "jinja2")
 
 
 def command_of(config: ServeConfig) -> tuple[str, ...]:

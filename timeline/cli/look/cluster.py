@@ -16,7 +16,6 @@ from rich.text import Text
 import timeline
 from timeline.cli.look.top import (
     LATE,
-    bounds_ms,
     broker_json,
     consumer_table,
     late_bound,
@@ -32,6 +31,7 @@ from timeline.driver.brokers import BrokerStanding, ConsumerStatus, LatenessHist
 from timeline.driver.queries import PingAnswer
 from timeline.driver.transport.channel import named_trouble
 from timeline.errors import TimelineError
+from timeline.watcher import bounds_ms
 from timeline.wording import shown_lateness
 
 CONSUMERS_SHOWN, TOPICS_SHOWN = 12, 50

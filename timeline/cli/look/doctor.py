@@ -23,7 +23,6 @@ from timeline import __version__, config
 from timeline.broker.server.process import check_free
 from timeline.cli.app import DONE, SOME_FAILED
 from timeline.cli.data.store import file_of
-from timeline.cli.look.top import added_up
 from timeline.cli.options import (
     PROBE_S,
     ClientOptions,
@@ -43,6 +42,7 @@ from timeline.errors import STAYS, Forbidden, Invalid, TimelineError
 from timeline.model import TopicSettings
 from timeline.storage_plugins import make_store, shown
 from timeline.storage_plugins.contract import StoreError
+from timeline.watcher import added_up
 from timeline.wire import Health
 from timeline.wire.transport import Fault
 from timeline.wording import install_command, shown_lateness

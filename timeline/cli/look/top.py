@@ -8,11 +8,8 @@ import os
 import sys
 import termios
 import tty
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
@@ -26,23 +23,15 @@ import timeline
 from timeline.cli.look.late import COLUMNS, SPARE, late_json
 from timeline.cli.options import ClientOptions, check_topic, client_command, every_option, iso, topic_names, zone_option
 from timeline.cli.output import QUIET, bars, console, id_cell, picked, print_json, table
-from timeline.driver.brokers import BrokerStanding, ConsumerStatus, LatenessHistogram, Standings, TopicLoad
-from timeline.driver.late import LateDelivery, LateReport
-from timeline.driver.queries import Outlook
+from timeline.driver.brokers import BrokerStanding, ConsumerStatus
+from timeline.driver.late import LateDelivery
 from timeline.driver.times import as_datetime
 from timeline.driver.transport.channel import named_trouble
 from timeline.errors import TimelineError
-from timeline.model import Topic
+from timeline.watcher import Snapshot, TopicSnapshot, Watcher
 from timeline.wire import Health
 from timeline.wording import shown_lateness
 
-STEP_S = 1.0
-LATENESS_OVER_MS = 60_000
-"""Percentiles cover the watched part of the last minute. At the first look they cover all since the broker started."""
-FORECAST_TOPICS = 50
-"""The coming load is added up over this many topics, the largest."""
-LATE_SINCE = "10m"
-LATE_SHOWN = 50
 T = TypeVar("T")
 CHART_HEIGHT = 5
 ENDING_KEYS = (b"q", b"Q", b"\x1b")
@@ -102,61 +91,26 @@ async def top(
         await asyncio.sleep(every / 1000)
         snapshot = await watcher.look(seconds_ahead(width))
     if options.as_json:
-        print_json(snapshot.as_json())
+        print_json(snapshot_json(snapshot))
     else:
         screen.print(picture(snapshot, width, None, zone))
 
 
-@dataclass(frozen=True, slots=True)
-class TopicSnapshot:
-    """A topic over all brokers. `waiting`: None until the store has counted. `delivered_per_s`: None at the first look.
-    Percentiles are None without deliveries, infinite past the last bound."""
-
-    name: str
-    state: str
-    due: int
-    waiting: int | None
-    next_due_ms: int
-    delivered_per_s: float | None
-    consumers: int
-    in_flight: int
-    credit: int
-    p50_ms: float | None
-    p99_ms: float | None
-    max_ms: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Brokers at one moment. `ahead[k]` messages come due in second k from now; `overdue` were due before. `unknown`:
-    why no broker could tell more than how it stands itself."""
-
-    now_ms: int
-    brokers: tuple[BrokerStanding, ...]
-    unreachable: Mapping[str, str]
-    topics: tuple[TopicSnapshot, ...]
-    ahead: tuple[int, ...]
-    overdue: int
-    consumers: tuple[ConsumerStatus, ...]
-    late: tuple[LateDelivery, ...]
-    unknown: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the snapshot for machines."""
-        return {
-            "now": iso(self.now_ms),
-            "brokers": [broker_json(one) for one in self.brokers],
-            "unreachable": dict(self.unreachable),
-            "topics": [_topic_json(one) for one in self.topics],
-            "due_per_s_ahead": list(self.ahead),
-            "overdue": self.overdue,
-            "consumers": [
-                picked(one, "topic", "id", "health", "in_flight", "credit", "credit_bytes")
-                for one in self.consumers
-            ],
-            "late": [late_json(one) for one in self.late],
-            "unknown": self.unknown,
-        }  # fmt: skip
+def snapshot_json(seen: Snapshot) -> dict[str, Any]:
+    """Return a snapshot for machines."""
+    return {
+        "now": iso(seen.now_ms),
+        "brokers": [broker_json(one) for one in seen.brokers],
+        "unreachable": dict(seen.unreachable),
+        "topics": [_topic_json(one) for one in seen.topics],
+        "due_per_s_ahead": list(seen.ahead),
+        "overdue": seen.overdue,
+        "consumers": [
+            picked(one, "topic", "id", "health", "in_flight", "credit", "credit_bytes") for one in seen.consumers
+        ],
+        "late": [late_json(one) for one in seen.late],
+        "unknown": seen.unknown,
+    }
 
 
 def broker_json(one: BrokerStanding) -> dict[str, Any]:
@@ -177,151 +131,6 @@ def _topic_json(one: TopicSnapshot) -> dict[str, Any]:
         **picked(one, "consumers", "in_flight", "credit"),
         "lateness_ms": lateness_json((one.p50_ms, one.p99_ms, one.max_ms)),
     }
-
-
-class Watcher:
-    """Looks at brokers, and remembers the looks of the last minute, for rates and percentiles. `ever`: percentiles
-    of all deliveries since the brokers started."""
-
-    def __init__(self, tl: timeline.Timeline, topic: str = "", ever: bool = False) -> None:
-        self._tl, self._topic, self._ever = tl, topic, ever
-        self._looks: deque[Standings] = deque()
-        self._rates: dict[str, float] | None = None
-
-    async def look(self, seconds_ahead: int) -> Snapshot:
-        """Return a snapshot, with the load of the next `seconds_ahead` seconds. Raises TimelineError."""
-        standings = await self._tl.standing(self._topic)
-        unknown = ""
-        try:
-            records, report, outlooks = await self._ask(standings, seconds_ahead)
-        except timeline.Unavailable as trouble:
-            if not any(one.trouble or one.warnings for one in standings.brokers):
-                raise
-            records, report, outlooks, unknown = {}, None, {}, trouble.reason
-        loads = added_up(standings)
-        overdue = {name: outlook.overdue for name, outlook in outlooks.items()}
-        self._remember(standings)
-        return Snapshot(
-            now_ms=max(one.now_ms for one in standings.brokers),
-            brokers=standings.brokers,
-            unreachable=standings.unreachable,
-            topics=tuple(
-                self._topic_snapshot(record, loads.get(name), overdue.get(name))
-                for name, record in sorted(records.items())
-            ),
-            ahead=_together(list(outlooks.values()), seconds_ahead),
-            overdue=sum(overdue.values()),
-            consumers=tuple(one for broker in standings.brokers for one in broker.consumers),
-            late=report.deliveries[::-1] if report else (),
-            unknown=unknown,
-        )
-
-    async def _ask(
-        self, standings: Standings, seconds_ahead: int
-    ) -> tuple[dict[str, Topic], LateReport, dict[str, Outlook]]:
-        """Return the topics, late deliveries, and the forecasts of the largest topics. Raises TimelineError."""
-        tl, loads = self._tl, added_up(standings)
-        records = {each.name: each for each in await tl.topics() if self._topic in ("", each.name)}
-        report = await tl.late(LATE_SINCE, topic=self._topic, limit=LATE_SHOWN)
-        largest = sorted(records, key=lambda name: (-_size(loads.get(name)), name))[:FORECAST_TOPICS]
-        outlooks = await asyncio.gather(*(tl.forecast(name, seconds_ahead * STEP_S, STEP_S) for name in largest))
-        return records, report, dict(zip(largest, outlooks, strict=True))
-
-    def _remember(self, standings: Standings) -> None:
-        if self._looks:
-            self._rates = _rates(standings, self._looks[-1])
-        self._looks.append(standings)
-        now_ms = standings.brokers[0].now_ms
-        while len(self._looks) > 2 and now_ms - self._looks[1].brokers[0].now_ms >= LATENESS_OVER_MS:
-            self._looks.popleft()
-
-    def _topic_snapshot(self, record: Topic, load: TopicLoad | None, overdue: int | None) -> TopicSnapshot:
-        """Return a topic's snapshot. `overdue`: as counted just now. None: as the broker counted last."""
-        load = load or TopicLoad(record.name, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-        late = self._lateness(record.name)
-        rate = record.settings.max_rate_per_s
-        return TopicSnapshot(
-            name=record.name,
-            state="paused" if record.settings.paused else f"{rate:,}/s at most" if rate else "delivers",
-            due=load.available if overdue is None else overdue,
-            waiting=load.waiting if load.counted_ms else None,
-            next_due_ms=load.next_due_ms,
-            delivered_per_s=self._rate(record.name),
-            consumers=load.consumers,
-            in_flight=load.in_flight,
-            credit=load.credit,
-            **dict(zip(("p50_ms", "p99_ms", "max_ms"), bounds_ms(late), strict=True)),
-        )
-
-    def _rate(self, name: str) -> float | None:
-        """Return deliveries per second since the last look, over the brokers that were there at both."""
-        return None if self._rates is None else self._rates.get(name, 0.0)
-
-    def _lateness(self, name: str) -> LatenessHistogram | None:
-        """Return lateness over all brokers, of the last minute or since they started. None without deliveries."""
-        told: LatenessHistogram | None = None
-        since_first = len(self._looks) > 1 and not self._ever
-        earlier = {one.address: one for one in self._looks[0].brokers} if since_first else {}
-        for one in self._looks[-1].brokers:
-            late = one.lateness.get(name)
-            if late is None:
-                continue
-            then = earlier.get(one.address)
-            if then is not None and then.started_ms == one.started_ms and name in then.lateness:
-                late = late.since(then.lateness[name])
-            told = late if told is None or told.up_to_ms != late.up_to_ms else told.plus(late)
-        return told
-
-
-def _rates(now: Standings, then: Standings) -> dict[str, float]:
-    """Return deliveries per second between two looks, by topic. A broker that restarted in between is left out."""
-    before = {one.address: one for one in then.brokers}
-    rates: dict[str, float] = {}
-    for one in now.brokers:
-        earlier = before.get(one.address)
-        if earlier is None or earlier.started_ms != one.started_ms or one.now_ms <= earlier.now_ms:
-            continue
-        delivered = {load.topic: load.delivered for load in earlier.topics}
-        for load in one.topics:
-            more = max(0, load.delivered - delivered.get(load.topic, 0))
-            rates[load.topic] = rates.get(load.topic, 0.0) + more * 1000 / (one.now_ms - earlier.now_ms)
-    return rates
-
-
-def added_up(standings: Standings) -> dict[str, TopicLoad]:
-    """Return each topic's load over all brokers. They share the store, so depths are the latest count of one broker."""
-    found: dict[str, TopicLoad] = {}
-    for load in (load for one in standings.brokers for load in one.topics):
-        other = found.get(load.topic)
-        if other is None:
-            found[load.topic] = load
-            continue
-        counted = max(load, other, key=lambda one: one.counted_ms)
-        summed = ("consumers", "in_flight", "credit", "delivered", "redelivered", "dealt")
-        sums = {name: getattr(load, name) + getattr(other, name) for name in summed}
-        found[load.topic] = replace(counted, **sums)
-    return found
-
-
-def _size(load: TopicLoad | None) -> int:
-    return 0 if load is None else load.available + load.waiting
-
-
-def _together(outlooks: list[Outlook], steps: int) -> tuple[int, ...]:
-    total = [0] * steps
-    for outlook in outlooks:
-        for at, count in enumerate(outlook.counts.tolist()[:steps]):
-            total[at] += count
-    return tuple(total)
-
-
-def bounds_ms(late: LatenessHistogram | None) -> tuple[float | None, ...]:
-    """Return the bounds that 50 %, 99 % and all of the deliveries kept. None without deliveries, infinite past the
-    last bound."""
-    bounds = [None if late is None else late.at_most(share) for share in (0.5, 0.99, 1.0)]
-    return tuple(
-        None if one is None else math.inf if one == timedelta.max else one / timedelta(milliseconds=1) for one in bounds
-    )
 
 
 def lateness_json(bounds: Sequence[float | None]) -> dict[str, float | None]:

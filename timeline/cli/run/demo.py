@@ -33,12 +33,14 @@ from timeline.storage_plugins import make_store
     help="Store of the broker. Default: a new SQLite file.",
 )
 @click.option("--cluster", is_flag=True, help="Run two brokers and three members of etcd, and kill one broker.")
+@click.option("--console", is_flag=True, help="Leave the console open in the end, until Ctrl-C.")
 @json_option
 @click.option("--keep", is_flag=True, help="Keep histories, logs and store, and print where they are.")
 @click.option("--no-board", is_flag=True, help="Print plain lines in place of the live board.")
 def demo(
-    speed: float, day: str, data: str | None, store: str, cluster: bool, as_json: bool, keep: bool, no_board: bool
-) -> int:
+    speed: float, day: str, data: str | None, store: str, cluster: bool, console: bool, as_json: bool, keep: bool,
+    no_board: bool,
+) -> int:  # fmt: skip
     """Watch a real day of New York's departures go out on time.
 
     A broker, the airlines' feeders and the gates are processes. Feeders put departures ahead of time, move delayed ones
@@ -53,14 +55,15 @@ def demo(
       timeline demo --speed 6000 --json   # about 20 seconds, for machines
       timeline demo --day 2013-06-13 --data flights_2013.parquet
       timeline demo --cluster             # two brokers, one of which is killed
+      timeline demo --console             # watch the day in a browser, and look around in the end
     """
     if store:
         make_store(store)  # a bad URL is a usage error, before anything starts
-    options = DemoOptions(day=parse_day(day), speed=speed, data=data, store=store, keep=keep, cluster=cluster)
-    console = Screen()
+    options = DemoOptions(parse_day(day), speed, data, store, keep, cluster, console)
+    screen = Screen()
     write = partial(say, err=as_json)
     try:
-        with watcher(not (no_board or as_json), console, write) as viewer:
+        with watcher(not (no_board or as_json), screen, write) as viewer:
             played = asyncio.run(conduct(options, viewer))
     except asyncio.CancelledError:
         return INTERRUPTED
@@ -73,5 +76,5 @@ def demo(
         killed = {"broker_killed": played.killed} if played.killed else {}
         print_json({**played.summary.as_json(), **day_played, **killed, **folder})
     else:
-        tell(played, console)
+        tell(played, screen)
     return 0 if played.summary.well else SOME_FAILED

@@ -1,0 +1,284 @@
+"""The console in Debian's Chromium: every page and every action, live values, a broker that is killed, and axe."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import expect
+
+import timeline
+from tests.gateway.conftest import Site
+from tests.gateway.console.stage import PICKY, TOPIC, WAIT_MS, WAITING, Visitor, bury, chromium, fill, window
+from tests.gateway.console.test_pages import PAGES
+from tests.gateway.processes import TIMELINE, broker, gateway
+from tests.security.guarded import Tokens
+from timeline.model import State
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+SIZES = ((360, 740), (1280, 800), (2560, 1300))
+
+
+async def cli(site: Site, *arguments: str) -> Any:
+    """What the command line says."""
+    started = await asyncio.create_subprocess_exec(
+        *TIMELINE, *arguments, "--address", site.broker, "--json", stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await started.communicate()
+    return [json.loads(line) for line in out.splitlines()]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_everybody_can_use_every_page(stage: Site, scheme: Any, require_service: Callable[[str], None]) -> None:
+    """axe finds nothing, nothing is wider than the window but what scrolls by itself, and keys reach what there is."""
+    require_service("chromium")
+    async with chromium() as browser, window(browser, stage.url, color_scheme=scheme) as visitor:
+        for path in PAGES:
+            page = await visitor.go(path)
+            found = await Axe().run(page)
+            assert found.violations_count == 0, f"{path}: {found.generate_report()}"
+            for width, height in SIZES if scheme == "light" else SIZES[:1]:
+                await page.set_viewport_size({"width": width, "height": height})
+                too_wide = await page.evaluate("document.documentElement.scrollWidth > innerWidth")
+                assert not too_wide, f"{path} at {width} px"
+            if path != "/login":  # there, the field for the token waits for keys already
+                await page.keyboard.press("Tab")
+                assert await page.evaluate("document.activeElement.textContent") == "Skip to the content", path
+        assert visitor.troubles == []
+
+
+async def test_pages_do_not_jump_while_they_load(visitor: Visitor) -> None:
+    shifted = """() => new Promise(done => {
+        let sum = 0;
+        new PerformanceObserver(list => list.getEntries().forEach(one => { if (!one.hadRecentInput) sum += one.value }))
+            .observe({ type: "layout-shift", buffered: true });
+        requestAnimationFrame(() => requestAnimationFrame(() => done(sum)));
+    })"""
+    for path in ("/", f"/topic?name={TOPIC}", f"/dead?topic={TOPIC}", "/schedules"):
+        page = await visitor.go(path)
+        assert await page.evaluate(shifted) <= 0.1, path  # what browsers' makers call good
+
+
+async def test_the_overview_is_live_and_as_the_command_line_has_it(
+    visitor: Visitor, stage: Site, tl: timeline.Timeline
+) -> None:
+    page = await visitor.go("/")
+    (told,) = await cli(stage, "top", "--once")
+    for topic in told["topics"]:
+        row = page.locator("tbody tr").filter(has=page.get_by_role("link", name=topic["name"], exact=True))
+        cells = [cell.replace(",", "") for cell in await row.locator("td").all_inner_texts()]
+        assert cells[1] == str(topic["due"]) and cells[5] in (str(topic["waiting"]), "…"), cells
+    (before,) = re.findall(r"([\d,]+)\s+in the next hour", await visitor.text())
+    async with tl.producer(TOPIC) as producer:
+        await producer.produce_many(timeline.Batch(payloads=[b"x"] * 500, in_="30m", tags="live"))
+    more = re.compile(rf"{int(before.replace(',', '')) + 500:,}\s+in the next hour")
+    await expect(page.locator("#live")).to_contain_text(more, timeout=WAIT_MS, use_inner_text=True)
+    async with tl.producer(TOPIC) as producer:
+        await producer.cancel_tag("live")
+
+
+async def test_a_page_that_nobody_sees_takes_no_connection(visitor: Visitor) -> None:
+    """Browsers have six connections to a site: more pages than that are open without harm."""
+    page = await visitor.go("/")
+    hide = """hidden => {
+        Object.defineProperty(document, "hidden", { configurable: true, get: () => hidden });
+        document.dispatchEvent(new Event("visibilitychange"));
+        return [...sources.values()].map(source => source.readyState);
+    }"""
+    assert await page.evaluate(hide, True) == [2], "closed"
+    assert await page.evaluate(hide, False) in ([0], [1]), "open again"
+    await expect(page.locator("#live")).to_contain_text(TOPIC, timeout=WAIT_MS)
+
+
+async def test_times_are_in_the_readers_zone_with_utc_on_hover(visitor: Visitor, tl: timeline.Timeline) -> None:
+    page = await visitor.go(f"/message?topic={TOPIC}&id=order-3")
+    one = await tl.get(TOPIC, "order-3")
+    assert one is not None
+    shown = page.locator("dt:text-is('Due') + dd time")
+    assert (await shown.get_attribute("title") or "").startswith(f"{one.due:%Y-%m-%d %H:%M}")
+    assert (await shown.inner_text()).startswith(f"{one.due.astimezone(ZoneInfo('America/New_York')):%Y-%m-%d %H:%M}")
+    assert await page.locator("form [name=zone]").first.input_value() == "America/New_York"
+    assert "America/New_York" in await page.inner_text("footer")
+
+
+async def test_a_message_is_produced_moved_delivered_now_and_cancelled(visitor: Visitor, tl: timeline.Timeline) -> None:
+    page = await visitor.go(f"/produce?topic={TOPIC}")
+    await page.get_by_label("Payload").fill('{"a": 1}')
+    await page.get_by_label("It is JSON").check()
+    await page.get_by_label("In", exact=True).fill("2h")
+    await page.get_by_text("More").click()
+    await page.locator("[name=id]").fill("clicked")
+    await page.get_by_role("button", name="Put it on the timeline").click()
+    await page.get_by_text("clicked is on the timeline of mails.").wait_for()
+    await page.get_by_label("Time", exact=True).fill("2031-05-01T09:30")
+    await page.get_by_role("button", name="Move").click()
+    await page.get_by_text("clicked is due at 2031-05-01 13:30:00 UTC now.").wait_for()
+    await page.get_by_role("button", name="Deliver now").click()
+    await page.get_by_text("clicked is due now.").wait_for()
+    one = await tl.get(TOPIC, "clicked")
+    assert one is not None and one.state is State.AVAILABLE and one.headers == {"content-type": "application/json"}
+    page.once("dialog", lambda asked: asked.dismiss())
+    await page.get_by_role("button", name="Cancel").click()
+    assert await tl.get(TOPIC, "clicked") is not None, "it is cancelled only when that is confirmed"
+    page.once("dialog", lambda asked: asked.accept())
+    await page.get_by_role("button", name="Cancel").click()
+    await page.get_by_text("clicked was cancelled.").wait_for()
+    assert await tl.get(TOPIC, "clicked") is None
+
+
+async def test_letters_are_filtered_looked_at_and_revived_over_ten_minutes(
+    visitor: Visitor, stage: Site, tl: timeline.Timeline
+) -> None:
+    """The job: find those of a tag whose reason names a host, look at one, and revive them spread over ten minutes."""
+    await tl.create_topic("job")
+    await bury(tl, [f"lost-{at}" for at in range(36)], "job")
+    page = await visitor.go("/dead?topic=job")
+    await page.get_by_role("link", name=re.compile(re.escape(PICKY))).click()
+    await page.get_by_role("textbox", name="Tag").fill("autumn")
+    await page.get_by_role("button", name="Filter").click()
+    await page.get_by_text("12 of 12 match").wait_for()
+    (letters,) = [await cli(stage, "dead", "list", "job", "--tag", "autumn")]
+    assert len(letters) == 12
+    await page.get_by_role("link", name="lost-3", exact=True).click()
+    assert PICKY in await visitor.text()
+    await page.go_back()
+    await visitor.settled()
+    await page.get_by_label("spread over").fill("10m")
+    await page.get_by_role("button", name="Count all that match").click()
+    await page.get_by_role("button", name="Revive all 12").click()
+    await page.get_by_text("12 revived, spread over 10m.").wait_for()
+    due = sorted([one.due_ms async for one in tl.scan("job", state=("waiting", "available"))])
+    assert len(due) == 12 and due[-1] - due[0] == 11 * 50_000
+    await page.get_by_role("link", name="Show what is left").click()
+    await page.get_by_text("No dead letter matches").first.wait_for()
+
+
+async def test_letters_are_chosen_one_by_one_and_purged(visitor: Visitor, tl: timeline.Timeline) -> None:
+    await tl.create_topic("chosen")
+    await bury(tl, [f"lost-{at}" for at in range(6)], "chosen")
+    page = await visitor.go("/dead?topic=chosen")
+    purge = page.get_by_role("button", name="Purge the chosen")
+    assert await purge.is_disabled()
+    await page.get_by_label("Choose lost-2").check()
+    await page.get_by_label("Choose lost-4").check()
+    page.once("dialog", lambda asked: asked.accept())
+    await purge.click()
+    await page.get_by_text("2 deleted for good.").wait_for()
+    assert {one.id async for one in tl.dead("chosen")} == {"lost-0", "lost-1", "lost-3", "lost-5"}
+    await visitor.go("/dead?topic=chosen")
+    await page.get_by_label("Choose all that are shown").check()
+    await page.get_by_role("button", name="Revive the chosen 4").click()
+    await page.get_by_text("4 revived.").wait_for()
+    assert [one.id async for one in tl.dead("chosen")] == []
+
+
+async def test_why_a_reminder_was_late_is_three_clicks_away(visitor: Visitor, tl: timeline.Timeline) -> None:
+    await tl.create_topic("reminders")
+    async with tl.producer("reminders") as producer:
+        now_ms = (await tl.standing()).brokers[0].now_ms
+        await producer.produce(b"", id="reminder-of-customer-815", at=now_ms - 120_000)
+    (one,) = await tl.take("reminders", 1, "20s")
+    await tl.settle([one.receipt], "ack")
+    page = await visitor.go("/")
+    await page.get_by_label("Find a message by its id or tag").fill("customer-815")
+    await page.get_by_role("button", name="Find").click()
+    await page.get_by_role("heading", name="reminder-of-customer-815").wait_for()
+    text = await visitor.text()
+    assert "late: it was put or moved too late" in text and "It is no longer on the timeline" in text
+
+
+async def test_settings_and_pause(visitor: Visitor, tl: timeline.Timeline) -> None:
+    page = await visitor.go("/")
+    await page.get_by_text("New topic").click()
+    await page.get_by_label("Name").fill("clicked-topic")
+    await page.get_by_role("button", name="Create").click()
+    await page.get_by_text("Topic clicked-topic is there.").wait_for()
+    await page.get_by_text("Settings", exact=True).click()
+    await page.get_by_label("max_rate_per_s").fill("50")
+    await page.get_by_role("button", name="Save").click()
+    await page.get_by_text("Changed: max_rate_per_s.").wait_for()
+    await page.get_by_role("button", name="Pause").click()
+    await page.get_by_text("clicked-topic is paused: nothing is delivered.").wait_for()
+    settings = next(each.settings for each in await tl.topics() if each.name == "clicked-topic")
+    assert settings.max_rate_per_s == 50 and settings.paused
+
+
+async def test_a_schedule_is_made_with_a_preview(visitor: Visitor, tl: timeline.Timeline) -> None:
+    page = await visitor.go("/schedules")
+    await page.get_by_text("New schedule").click()
+    await page.get_by_label("Name").fill("by-hand")
+    await page.get_by_label("Cron").fill("30 6 * * 1-5")
+    await page.get_by_role("button", name="Show its next times").click()
+    await page.get_by_text("At 06:30 on Monday through Friday, in America/New_York").wait_for()
+    await page.get_by_role("button", name="Create", exact=True).click()
+    await page.get_by_text("by-hand is there.").wait_for()
+    page.once("dialog", lambda asked: asked.accept())
+    await page.get_by_role("button", name="Delete").click()
+    await page.get_by_text("by-hand was deleted.").wait_for()
+    assert await tl.get_schedule(TOPIC, "by-hand") is None
+
+
+async def test_two_browsers_at_once(stage: Site, require_service: Callable[[str], None], tl: timeline.Timeline) -> None:
+    """What one does, the other sees; and what the other asked on an old page is refused."""
+    require_service("chromium")
+    async with tl.producer(TOPIC) as producer:
+        await producer.produce(b"", id="shared", in_="1h")
+    async with chromium() as browser, window(browser, stage.url) as one, window(browser, stage.url) as other:
+        for visitor in (one, other):
+            await visitor.go(f"/message?topic={TOPIC}&id=shared")
+        await one.page.get_by_label("In", exact=True).fill("3h")
+        await one.page.get_by_role("button", name="Move").click()
+        await one.page.get_by_text("shared is due at").wait_for()
+        await other.page.get_by_role("button", name="Deliver now").click()
+        await other.page.get_by_role("heading", name="It has changed since").wait_for()
+        assert "shared" in await (await other.go(f"/messages?topic={TOPIC}&prefix=shared")).inner_text("body")
+
+
+async def test_a_broker_is_killed_while_a_page_is_open(tmp_path: Path, require_service: Callable[[str], None]) -> None:
+    """The page says so, keeps what it had, and goes on when the broker is back."""
+    require_service("chromium")
+    store = f"sqlite:///{tmp_path / 'store.db'}"
+    with broker(tmp_path, "--store", store) as served, gateway(tmp_path, served["listen"]) as opened:
+        async with timeline.connect(served["listen"]) as tl:
+            await fill(tl)
+        async with chromium() as browser, window(browser, f"http://{opened['listen']}") as visitor:
+            page = await visitor.go("/")
+            served["process"].send_signal(signal.SIGKILL)
+            await page.locator("#live .banner.bad").first.wait_for()
+            assert TOPIC in await page.inner_text("#live"), "what was known stays"
+            port = served["listen"].rpartition(":")[2]
+            with broker(tmp_path, "--store", store, "--listen", f"127.0.0.1:{port}"):
+                await page.locator("#live .banner.bad").first.wait_for(state="detached")
+                await expect(page.locator("#live")).to_contain_text(f"{WAITING}", timeout=WAIT_MS)
+
+
+async def test_somebody_logs_in_and_out(tmp_path: Path, require_service: Callable[[str], None]) -> None:
+    """Live values and actions go with the token of the cookie."""
+    require_service("chromium")
+    tokens = Tokens(tmp_path)
+    token = tokens.add("ops", "produce", "consume", "admin", "operator", "schedule")
+    with broker(tmp_path, "--tokens", str(tokens.path)) as served, gateway(tmp_path, served["listen"]) as opened:
+        async with timeline.connect(served["listen"], token=token) as tl:
+            await fill(tl)
+        async with chromium() as browser, window(browser, f"http://{opened['listen']}") as visitor:
+            page = await visitor.go(f"/topic?name={TOPIC}")
+            await page.get_by_label("Token").fill(token)
+            await page.get_by_role("button", name="Log in").click()
+            await page.get_by_role("heading", name=TOPIC, exact=True).wait_for()
+            await visitor.go("/")
+            await expect(page.locator("#live")).to_contain_text(f"{WAITING}", timeout=WAIT_MS)
+            assert token not in await page.evaluate("document.cookie + document.documentElement.outerHTML")
+            await page.get_by_role("button", name="Log out").click()
+            await page.get_by_text("You are logged out.").wait_for()
+            await visitor.page.goto(f"{visitor.url}/")
+            await page.get_by_role("heading", name="Log in").wait_for()
+            assert visitor.troubles == []

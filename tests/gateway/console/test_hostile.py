@@ -1,0 +1,81 @@
+"""Texts of an attacker, in every place of the console: nothing runs, nothing hides, nothing reaches elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import urlencode
+
+import pytest
+
+import timeline
+from tests.gateway.conftest import Site
+from tests.gateway.console.stage import Visitor, chromium, window
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+TOPIC = "hostile"
+TEXTS = (
+    "<script>window.hacked=1</script>",
+    "\"><img src=x onerror='window.hacked=1'>",
+    "'-alert(1)-'{{7*7}}{% raw %}",
+    "javascript:window.hacked=1",
+    "&lt;b&gt;&#x3c;script&#x3e;",
+    "</textarea></pre></title><svg/onload=window.hacked=1>",
+    "safe\u202egnp.exe",
+    "zero\u200bwidth\ufeff",
+    "..",
+    "a/../b?c#d%2e%00",
+)
+LONG = "x" * 1_048_576
+
+
+async def bury(tl: timeline.Timeline, id: str, text: str, payload: bytes) -> None:
+    async with tl.producer(TOPIC) as producer:
+        await producer.produce(payload, id=id, in_=0, tag=text[:60], headers={"x-evil": text, text: "1"})
+    (one,) = await tl.take(TOPIC, 1, "20s")
+    await tl.settle([one.receipt], "bury", reason=text)
+
+
+async def test_nothing_of_an_attacker_runs_or_hides(
+    stage: Site, tl: timeline.Timeline, require_service: Callable[[str], None]
+) -> None:
+    require_service("chromium")
+    await tl.create_topic(TOPIC, max_payload_bytes=2 * 1_048_576)
+    ids = []
+    for at, text in enumerate(TEXTS):
+        for payload in (text.encode(), b'{"a": "' + text.encode().replace(b'"', b"'") + b'"}'):
+            for id in (text, f"plain-{at}-{len(payload)}"):
+                try:
+                    await bury(tl, id, text, payload)
+                    ids.append(id)
+                except timeline.TimelineError:
+                    continue  # no id of a message, so nobody meets it
+    await bury(tl, "long", "y" * 900, LONG.encode())
+    async with chromium() as browser, window(browser, stage.url) as visitor:
+        page = visitor.page
+        page.on("dialog", lambda asked: visitor.troubles.append(asked.message))
+        page.on(
+            "request", lambda asked: None if asked.url.startswith(stage.url) else visitor.troubles.append(asked.url)
+        )
+        messages = [f"/message?{urlencode({'topic': TOPIC, 'id': id})}" for id in (*dict.fromkeys(ids), "long")]
+        others = [f"/find?{urlencode({'q': text})}" for text in TEXTS]
+        others += [f"/topic?{urlencode({'name': TOPIC, 'tag': text})}" for text in TEXTS]
+        others += [f"/dead?{urlencode({'topic': TOPIC, 'reason': text})}" for text in TEXTS]
+        for path in (f"/topic?name={TOPIC}", f"/dead?topic={TOPIC}", "/late", *messages, *others):
+            await visitor.go(path)
+            assert await page.evaluate("window.hacked") is None, path
+            assert await page.locator("main script, main img, main svg").count() == 0, path
+            shown = await page.inner_text("body")
+            assert not {"\u202e", "\u200b", "\ufeff"} & set(shown), path
+            assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
+        assert await page.evaluate("document.title")
+        said = [one for one in visitor.troubles if "status of 404" not in one]
+        assert said == []
+
+
+async def test_the_first_and_last_of_it_are_seen_as_text(visitor: Visitor, tl: timeline.Timeline) -> None:
+    text = TEXTS[0]
+    async with tl.producer(TOPIC) as producer:
+        await producer.produce(text.encode(), id="seen", in_="1h", tag=text[:60], headers={"x": text})
+    page = await visitor.go(f"/message?topic={TOPIC}&id=seen")
+    assert (await page.inner_text("main")).count(text) >= 3

@@ -1,0 +1,229 @@
+"""What pages say and do, as the broker has it, and what they answer to what is wrong."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import re
+from typing import Any
+
+import httpx
+import pytest
+
+import timeline
+from tests.gateway.console.stage import DEAD, EMPTY, PICKY, TOPIC, WAITING, Console, bury
+from timeline.model import State
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+PAGES = (
+    "/", "/late", "/dead", f"/dead?topic={TOPIC}", "/schedules", f"/schedule?topic={TOPIC}&name=daily", "/produce",
+    "/cluster", f"/topic?name={TOPIC}", f"/message?topic={TOPIC}&id=order-1", "/find?q=nothing", "/login",
+)  # fmt: skip
+
+
+def seen(answer: httpx.Response) -> str:
+    """What somebody reads on a page."""
+    text = re.sub(r"<(script|style)\b.*?</\1>", " ", answer.text, flags=re.DOTALL)
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", text)))
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_every_page_is_whole_and_guarded(console: Console, path: str) -> None:
+    answer = await console.get(path)
+    assert answer.status_code == 200, answer.text
+    assert answer.text.rstrip().endswith("</html>")
+    assert "default-src 'self'" in answer.headers["content-security-policy"]
+    assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers["x-frame-options"] == "DENY"
+    assert not re.search(r"<script(?![^>]* src=)|\son\w+=|style=|javascript:", answer.text), "code or style in a page"
+    for name in re.findall(r'(?:src|href)="(/static/[^"]+)"', answer.text):
+        held = await console.get(name)
+        assert held.status_code == 200 and "immutable" in held.headers["cache-control"]
+    assert not re.search(r'(?:src|href|action)="(?:https?:)?//', answer.text), "something from elsewhere"
+
+
+async def test_a_topic_and_its_messages_are_as_the_broker_has_them(console: Console, tl: timeline.Timeline) -> None:
+    told = seen(await console.get("/topic", name=TOPIC))
+    record = next(each for each in await tl.topics() if each.name == TOPIC)
+    assert (
+        f"{record.settings.lease_ms // 1000}s" in told
+        or 'value="30s"' in (await console.get("/topic", name=TOPIC)).text
+    )
+    listed: set[str] = set()
+    path = f"/messages?topic={TOPIC}&state=waiting"
+    while path:
+        answer = await console.get(path)
+        listed.update(re.findall(r">(order-\d+)</a>", answer.text))
+        following = re.search(r'hx-get="([^"]+)"', answer.text)
+        path = html.unescape(following[1]) if following else ""
+    assert listed == {entry.id async for entry in tl.scan(TOPIC, state="waiting") if entry.id.startswith("order-")}
+    assert len(listed) == WAITING
+
+
+@pytest.mark.parametrize(
+    ("query", "ids"),
+    [
+        ({"tag": "tag-1", "state": "waiting"}, {f"order-{at}" for at in range(1, WAITING, 4)}),
+        ({"prefix": "order-11"}, {"order-11", *(f"order-{at}" for at in range(110, WAITING))}),
+        ({"state": "dead", "tag": "autumn"}, {f"lost-{at}" for at in range(0, DEAD, 3)}),
+        ({"due_from": "2001-01-01T00:00", "due_to": "2001-01-02T00:00", "zone": "Asia/Tokyo"}, set()),
+    ],
+)
+async def test_filters_choose_messages(console: Console, query: dict[str, Any], ids: set[str]) -> None:
+    answer = await console.get("/messages", topic=TOPIC, **query)
+    assert set(re.findall(r">((?:order|lost)-\d+)</a>", answer.text)) == ids
+    if not ids:
+        assert "No message matches" in answer.text
+
+
+async def test_a_message_shows_all_that_it_has(console: Console) -> None:
+    told = seen(await console.get("/message", topic=TOPIC, id="order-5"))
+    for word in ("tag-1", "content-type", "application/json", '"to": "ada"', "7b 22 74 6f", "It waits, due at"):
+        assert word in told
+    dead = seen(await console.get("/message", topic=TOPIC, id="lost-0"))
+    assert f"{PICKY} refused it" in dead and "Revive" in dead and "Deliver now" not in dead
+    held = await console.get("/message/payload", topic=TOPIC, id="order-5")
+    assert held.json() == {"to": "ada", "lines": [1, 2]}
+    assert held.headers["content-disposition"].startswith("attachment")
+    assert held.headers["content-type"] == "application/octet-stream"
+
+
+async def test_a_message_is_put_moved_delivered_now_and_cancelled(console: Console, tl: timeline.Timeline) -> None:
+    put = {"topic": TOPIC, "payload": "hello\r\nyou", "in": "2h", "id": "steered", "tag": "by hand", "headers": "a: b"}
+    answer = await console.post("/produce", put)
+    assert answer.status_code == 303 and "id=steered" in answer.headers["location"]
+    one = await tl.get(TOPIC, "steered")
+    assert one is not None and one.payload == b"hello\nyou" and one.headers == {"a": "b"} and one.tag == "by hand"
+    form = {"topic": TOPIC, "id": "steered", "group": "default", "version": one.version}
+    picked = {"do": "move", "at": "2031-05-01T09:30", "zone": "Europe/Berlin"}
+    assert (await console.post("/message", form | picked)).status_code == 303
+    moved = await tl.get(TOPIC, "steered")
+    assert moved is not None and moved.due.isoformat() == "2031-05-01T07:30:00+00:00"
+    stale = await console.post("/message", form | {"do": "cancel"})
+    assert stale.status_code == 412 and "changed since" in stale.text
+    form["version"] = moved.version
+    assert (await console.post("/message", form | {"do": "now"})).status_code == 303
+    now = await tl.get(TOPIC, "steered")
+    assert now is not None and now.state is State.AVAILABLE
+    form["version"] = now.version
+    assert (await console.post("/message", form | {"do": "cancel"})).status_code == 303
+    assert await tl.get(TOPIC, "steered") is None
+    told = seen(await console.get("/topic", name=TOPIC))
+    assert "steered was cancelled." in told
+    assert "steered was cancelled." not in seen(await console.get("/topic", name=TOPIC)), "a notice is shown once"
+
+
+async def test_dead_letters_are_found_counted_and_revived_spread_over_time(
+    console: Console, tl: timeline.Timeline
+) -> None:
+    topic = "letters"
+    await tl.create_topic(topic)
+    await bury(tl, [f"gone-{at}" for at in range(90)], topic)
+    found = await console.get("/dead/letters", topic=topic, tag="autumn", reason="SMTP.example")
+    assert "30 of 30 match" in seen(found)
+    asked = {"topic": topic, "tag": "autumn", "reason": "SMTP.example"}
+    refused = await console.post("/dead/step", asked | {"do": "purge"}, hx_request="true")
+    assert "count all that match first" in refused.text
+    when = {"at": "2031-01-01T00:00", "spread": "10m", "zone": "UTC"}
+    counted = (await console.post("/dead/step", asked | when | {"do": "count"}, hx_request="true")).text
+    assert "<b>30</b> of 30 dead letters match" in counted and "spread over 10m" in counted
+    carried = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', counted))
+    revived = await console.post("/dead/step", carried | {"do": "revive"}, hx_request="true")
+    assert "30 revived, spread over 10m" in revived.text
+    due = sorted([entry.due_ms async for entry in tl.scan(topic, state="waiting")])
+    assert len(due) == 30 and due[0] == 1_924_992_000_000
+    assert {later - sooner for sooner, later in itertools.pairwise(due)} == {20_000}
+    chosen = {"topic": topic, "do": "purge", "id": ["default\ngone-1", "default\ngone-2"]}
+    assert "2 deleted for good" in (await console.post("/dead/step", chosen, hx_request="true")).text
+    assert len([letter async for letter in tl.dead(topic)]) == 58
+
+
+async def test_reasons_are_counted(console: Console) -> None:
+    told = (await console.get("/dead/reasons", topic=TOPIC)).text
+    assert "<b>20</b> … after … s" in told and f"<b>10</b> {PICKY} refused it: … no user …" in told
+    assert told.rstrip().endswith("event: end\ndata: end")
+
+
+async def test_schedules_are_shown_made_and_steered(console: Console, tl: timeline.Timeline) -> None:
+    told = seen(await console.get("/schedules"))
+    assert "daily" in told and "At 09:00" in told and "paused" in told
+    week = seen(await console.get("/schedules/week", zone="Europe/Berlin"))
+    assert "in Europe/Berlin" in week and week.count("daily") in (6, 7)
+    rules = {"cron": "30 6 * * 1", "zone": "Europe/Berlin"}
+    assert "T06:30:00+" in (await console.post("/schedules/preview", rules)).text
+    made = await console.post("/schedules/create", rules | {"topic": TOPIC, "name": "weekly", "payload": "x"})
+    assert made.status_code == 303
+    one = await tl.get_schedule(TOPIC, "weekly")
+    assert one is not None and one.specification.cron == ("30 6 * * 1",)
+    asked = {"topic": TOPIC, "name": "weekly"}
+    for deed, status in (("pause", "paused"), ("resume", "active")):
+        assert (await console.post("/schedule", asked | {"do": deed})).status_code == 303
+        assert (await one.refresh()).status == status
+    assert (await console.post("/schedule", asked | {"do": "trigger"})).status_code == 303
+    assert [m.id async for m in tl.scan(TOPIC) if m.id.startswith("weekly@")]
+    assert (await console.post("/schedule", asked | {"do": "delete"})).status_code == 303
+    assert await tl.get_schedule(TOPIC, "weekly") is None
+    wrong = await console.post("/schedules/create", {"topic": TOPIC, "name": "weekly", "cron": "61 * * * *"})
+    assert wrong.status_code == 400 and "61" in seen(wrong) and 'value="weekly"' in wrong.text
+
+
+async def test_a_topic_is_created_changed_paused_and_resumed(console: Console, tl: timeline.Timeline) -> None:
+    assert (await console.post("/topic/create", {"name": "fresh"})).status_code == 303
+    changes = {"topic": "fresh", "lease": "45s", "was_lease": "30s", "max_deliveries": "25", "was_max_deliveries": "25"}
+    assert (await console.post("/topic/settings", changes | {"was_paused": "False"})).status_code == 303
+    wrong = await console.post("/topic/settings", {"topic": "fresh", "lease": "soon", "was_lease": "45s"})
+    assert wrong.status_code == 400 and "lease" in seen(wrong)
+    assert (await console.post("/topic/pause", {"topic": "fresh", "do": "pause"})).status_code == 303
+    settings = next(each.settings for each in await tl.topics() if each.name == "fresh")
+    assert settings.lease_ms == 45_000 and settings.paused
+    assert (await console.post("/topic/pause", {"topic": "fresh", "do": "resume"})).status_code == 303
+    assert not next(each.settings for each in await tl.topics() if each.name == "fresh").paused
+    taken = await console.post("/topic/create", {"name": "not/a name"})
+    assert taken.status_code == 400 and "letters" in seen(taken)
+
+
+async def test_a_message_is_found_by_id_by_tag_and_by_a_part_of_a_late_one(
+    console: Console, tl: timeline.Timeline
+) -> None:
+    exact = await console.get("/find", q="order-7")
+    assert exact.status_code == 303 and exact.headers["location"] == f"/message?topic={TOPIC}&id=order-7"
+    by_tag = seen(await console.get("/find", q="tag-2"))
+    assert "order-2" in by_tag and "order-3 " not in by_tag
+    await tl.create_topic("slow")
+    async with tl.producer("slow") as producer:
+        await producer.produce(b"", id="customer-4711-reminder", at=(await _now(tl)) - 60_000)
+    (late,) = await tl.take("slow", 1, "20s")
+    await tl.settle([late.receipt], "ack")
+    found = await console.get("/find", q="4711")
+    assert found.status_code == 303, found.text
+    told = seen(await console.get(found.headers["location"]))
+    assert "late" in told and "it was put or moved too late" in told and "no longer on the timeline" in told
+    assert "customer-4711-reminder" in seen(await console.get("/late"))
+
+
+async def _now(tl: timeline.Timeline) -> int:
+    return (await tl.standing()).brokers[0].now_ms
+
+
+async def test_what_is_wrong_is_said(console: Console) -> None:
+    for path, status, words in (
+        ("/topic?name=nowhere", 404, "there is no topic 'nowhere'"),
+        ("/messages?topic=mails&cursor=!!", 400, "this is no cursor"),
+        ("/messages?topic=mails&due_from=soon", 400, "is no time"),
+        (f"/dead?topic={TOPIC}&died_from=2031-01-01T00:00&zone=Mars", 400, "there is no time zone 'Mars'"),
+        ("/late?since=long", 400, "since must be"),
+        ("/load?window=2y", 400, "window is one of"),
+        ("/schedule?topic=mails&name=none", 404, "there is no schedule"),
+        ("/static/none.css", 404, "No such page"),
+    ):
+        answer = await console.get(path)
+        assert answer.status_code == status, path
+        assert words in seen(answer), path
+    gone = seen(await console.get("/message", topic=TOPIC, id="nobody"))
+    assert "no message 'nobody' is on mails" in gone
+    nothing = seen(await console.get("/find", q="nobody"))
+    assert "Nothing was found" in nothing
+    assert "No message matches" in seen(await console.get("/messages", topic=EMPTY))
+    form = await console.post("/produce", {"topic": TOPIC, "payload": "kept <b>", "in": "", "at": ""})
+    assert form.status_code == 400 and "give either at" in seen(form) and "kept &lt;b&gt;" in form.text

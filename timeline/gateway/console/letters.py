@@ -1,0 +1,279 @@
+"""Dead letters: their reasons counted, those that match found, and all of them revived or purged in steps.
+
+A step reads a bounded number of letters. Its answer has the form of the next one, which the browser sends by itself. So
+nothing is kept here between two steps, a million letters block nobody, and a page that is closed stops the work.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from litestar import Response, get, post
+
+from timeline.columns import Bools
+from timeline.driver.receipts import Receipts
+from timeline.driver.times import duration_ms
+from timeline.errors import Invalid, TimelineError
+from timeline.gateway.clients import CallerClient
+from timeline.gateway.console.live import event
+from timeline.gateway.console.rendering import part
+from timeline.gateway.console.search import ROWS, begins_with, search
+from timeline.gateway.console.visit import Fields, Visit, sentence, visiting
+from timeline.gateway.problems import ClientGone
+from timeline.gateway.requests import ApiRequest, Streamed, while_connected
+from timeline.gateway.routes.reading import read_cursor, shown_cursor
+from timeline.gateway.service import HttpGateway, gateway_of
+from timeline.gateway.streams import EVENT_STREAM
+from timeline.model import DEFAULT_GROUP, MAX_BATCH
+
+STEP_ROWS = 20_000
+"""Dead letters that one step reads."""
+STEP_CHANGES = 2_000
+"""Dead letters that one step changes, at most a page of the scan more."""
+SAMPLE = 20_000
+"""Letters whose reasons are counted before anybody asks for all."""
+REASONS_SHOWN = 30
+REASONS_KEPT = 2_000
+"""Different reasons that are counted apart. Numbers and ids in them are read as one and the same."""
+VARIES = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|0x[0-9a-f]+|[0-9]+(?:[.:,][0-9]+)*", re.IGNORECASE)
+DEEDS = ("revive", "purge")
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which dead letters of a topic: by tag, by a part of the reason, by the beginning of the id, by time of death."""
+
+    topic: str
+    tag: str = ""
+    reason: str = ""
+    prefix: str = ""
+    died_from: str = ""
+    died_to: str = ""
+    zone: str = ""
+
+    @classmethod
+    def of(cls, fields: Fields) -> Filter:
+        """Return the filter that a query or a form has. Raise Invalid for a time that is none."""
+        found = cls(**{name: fields.text(name) for name in cls.__slots__})
+        found.died_ms()
+        return found
+
+    def fields(self) -> dict[str, str]:
+        """Return the filter's fields, as links and forms carry them."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @property
+    def plain(self) -> bool:
+        """Whether the store chooses all by itself."""
+        return not (self.reason or self.prefix or self.died_from or self.died_to)
+
+    def died_ms(self) -> tuple[int | None, int | None]:
+        """Return between which times they died. None: no bound."""
+        given = Fields({name: [value] for name, value in self.fields().items()})
+        return given.instant_ms("died_from"), given.instant_ms("died_to")
+
+    def matches(self, rows: Any) -> Bools:
+        """Return which rows of a page match. The store has chosen by tag before."""
+        chosen = np.ones(len(rows), dtype=np.bool_)
+        low, high = self.died_ms()
+        if low is not None:
+            chosen &= rows.died_ms >= low
+        if high is not None:
+            chosen &= rows.died_ms < high
+        if self.prefix:
+            chosen &= begins_with(rows, self.prefix.encode())
+        if self.reason:
+            wanted = self.reason.lower()
+            reasons = (reason.decode(errors="replace").lower() for reason in rows.dead.tolist())
+            chosen &= np.array([wanted in reason for reason in reasons], dtype=np.bool_)
+        return chosen
+
+    def scan(self, client: CallerClient, limit: int, cursor: bytes) -> Any:
+        """Return the pages of dead letters of the tag from a cursor on."""
+        return client.timeline.scan_pages(self.topic, state="dead", tag=self.tag or None, limit=limit, cursor=cursor)
+
+
+@get("/dead", include_in_schema=False)
+async def dead(request: ApiRequest) -> Response[bytes]:
+    """Show the dead letters of a topic: a form that chooses, the reasons, and a list that loads by itself."""
+    async with visiting(request) as visit:
+        chosen = Filter.of(visit.query)
+        names = [each.name for each in await visit.timeline.topics()]
+        if not chosen.topic:
+            return visit.page("dead_topics.html", names=names)
+        await visit.topic(chosen.topic)
+        return visit.page("dead.html", chosen=chosen, every=visit.query.has("every"), names=names)
+
+
+@get("/dead/letters", include_in_schema=False)
+async def letters(request: ApiRequest) -> Response[bytes]:
+    """Show some letters that match, as a part of the page."""
+    async with visiting(request) as visit:
+        chosen = Filter.of(visit.query)
+        pages = chosen.scan(visit.client, ROWS if chosen.plain else 0, read_cursor(visit.query.text("cursor")))
+        found = await search(visit, "/dead/letters", chosen.fields(), pages, None if chosen.plain else chosen.matches)
+        return visit.page("_letters.html", chosen=chosen, found=found)
+
+
+@get("/dead/reasons", include_in_schema=False)
+async def reasons(request: ApiRequest) -> Streamed:
+    """Count the letters by reason, and show the counts while they grow."""
+    return Streamed(_reasons(request, gateway_of(request)), 200, EVENT_STREAM)
+
+
+async def _reasons(request: ApiRequest, gateway: HttpGateway) -> AsyncGenerator[bytes, None]:
+    async with visiting(request) as visit:
+        try:
+            chosen, every = Filter.of(visit.query), visit.query.has("every")
+            counts: Counter[str] = Counter()
+            read, done = 0, False
+            async with aclosing(chosen.scan(visit.client, 0 if every else SAMPLE, b"")) as pages:
+                while not done:
+                    page: Any = await while_connected(request, anext(pages, None), gateway.ending)
+                    if page is not None:
+                        matching = page.rows.take(np.flatnonzero(chosen.matches(page.rows)))
+                        _count(counts, matching.dead.tolist())
+                        read += len(page.rows)
+                    done = page is None or not page.cursor or (not every and read >= SAMPLE)
+                    partly = done and page is not None and bool(page.cursor)
+                    yield event("reasons", _told(chosen, counts, read, done, partly))
+            yield event("end", "end")
+        except ClientGone:
+            return
+        except TimelineError as trouble:
+            yield event("reasons", part("_trouble.html", sentence=sentence(trouble)))
+            yield event("end", "end")
+
+
+def _count(counts: Counter[str], reasons: list[bytes]) -> None:
+    for reason, count in Counter(reasons).items():
+        kind = VARIES.sub("…", reason.decode(errors="replace"))
+        if kind not in counts and len(counts) >= REASONS_KEPT:
+            kind = ""
+        counts[kind] += count
+
+
+def _told(chosen: Filter, counts: Counter[str], read: int, done: bool, partly: bool) -> str:
+    most = counts.most_common(REASONS_SHOWN)
+    rest = sum(counts.values()) - sum(count for _, count in most)
+    shown = [(kind, count, _longest_part(kind)) for kind, count in most]
+    return part("_reasons.html", chosen=chosen, reasons=shown, rest=rest, read=read, done=done, partly=partly)
+
+
+def _longest_part(kind: str) -> str:
+    """Return the longest part of a kind of reason that all reasons of the kind have, to choose them by."""
+    return max((one.strip() for one in kind.split("…")), key=len, default="")
+
+
+@dataclass(frozen=True, slots=True)
+class LettersWork:
+    """How far it has come to count, revive or purge letters. `total`: how many were counted, over which `spread_ms` is
+    divided, from `base_ms` on."""
+
+    deed: str
+    cursor: bytes = b""
+    read: int = 0
+    matched: int = 0
+    done: int = 0
+    failed: int = 0
+    total: int = 0
+    base_ms: int = 0
+    spread_ms: int = 0
+    why: str = ""
+
+    @classmethod
+    def of(cls, form: Fields, now_ms: int) -> LettersWork:
+        """Return the work of a step's form. Raise Invalid."""
+        deed = form.text("do")
+        if deed not in ("count", *DEEDS):
+            raise Invalid(f"do is count, revive or purge, not {deed!r:.40}")
+        base_ms = form.number("base_ms") or now_ms
+        if not form.number("base_ms"):
+            base_ms = form.instant_ms("at") or now_ms
+        numbers = {name: form.number(name) for name in ("read", "matched", "done", "failed", "total")}
+        spread_ms = form.number("spread_ms") or duration_ms(form.text("spread") or "0s", "spread")
+        cursor = read_cursor(form.text("cursor"))
+        return cls(deed, cursor, **numbers, base_ms=base_ms, spread_ms=spread_ms, why=form.text("why"))
+
+    def fields(self) -> dict[str, str | int]:
+        """Return what the form of the next step carries."""
+        names = ("read", "matched", "done", "failed", "total", "base_ms", "spread_ms", "why")
+        return {"do": self.deed, "cursor": shown_cursor(self.cursor) or ""} | {
+            name: getattr(self, name) for name in names
+        }
+
+    def due_ms(self, count: int) -> list[int]:
+        """Return when the next `count` letters are due: evenly spread in the order in which they are found."""
+        total = max(self.total, 1)
+        places = range(self.done + self.failed, self.done + self.failed + count)
+        return [self.base_ms + self.spread_ms * min(at, total) // total for at in places]
+
+
+@post("/dead/step", include_in_schema=False)
+async def step(request: ApiRequest) -> Response[bytes]:
+    """Do one step of counting, reviving or purging the letters that match, and offer the next one."""
+    async with visiting(request) as visit:
+        form = await visit.form()
+        chosen, work = Filter.of(form), LettersWork.of(form, visit.gateway.clock.now_ms())
+        ids = form.texts("id")
+        if work.deed in DEEDS and not ids and not work.total:
+            raise Invalid("count all that match first, then revive or purge them")
+        if ids:
+            work = await _of_ids(visit, chosen, work, ids)
+        else:
+            work = await _stepped(visit, chosen, work)
+        return visit.page("_work.html", chosen=chosen, work=work, more=bool(work.cursor), ids=ids)
+
+
+async def _stepped(visit: Visit, chosen: Filter, work: LettersWork) -> LettersWork:
+    """Return the work after one step."""
+    begun = work.done + work.failed
+    async with aclosing(chosen.scan(visit.client, STEP_ROWS, work.cursor)) as pages:
+        async for page in pages:
+            places = np.flatnonzero(chosen.matches(page.rows))
+            work = replace(work, read=work.read + len(page.rows), matched=work.matched + len(places))
+            if work.deed in DEEDS and len(places):
+                rows = page.rows.take(places)
+                by_group: dict[str, list[str]] = {}
+                for id, group in zip(rows.ids.tolist(), rows.groups.tolist(), strict=True):
+                    by_group.setdefault(group.decode(), []).append(id.decode())
+                for group, ids in by_group.items():
+                    work = await _change(visit, chosen.topic, group, ids, work)
+            work = replace(work, cursor=page.cursor)
+            if not page.cursor or work.done + work.failed - begun >= STEP_CHANGES:
+                break
+    return work
+
+
+async def _of_ids(visit: Visit, chosen: Filter, work: LettersWork, ids: list[str]) -> LettersWork:
+    """Return the work on letters that were chosen one by one: each field has a group and an id."""
+    if len(ids) > MAX_BATCH:
+        raise Invalid(f"at most {MAX_BATCH:,} can be chosen one by one: use a filter")
+    by_group: dict[str, list[str]] = {}
+    for one in ids:
+        group, _, id = one.partition("\n")
+        by_group.setdefault(group or DEFAULT_GROUP, []).append(id)
+    work = replace(work, total=len(ids), matched=len(ids), cursor=b"")
+    if work.deed in DEEDS:
+        for group, some in by_group.items():
+            work = await _change(visit, chosen.topic, group, some, work)
+    return work
+
+
+async def _change(visit: Visit, topic: str, group: str, ids: list[str], work: LettersWork) -> LettersWork:
+    async with visit.client.producer(topic, group) as producer:
+        if work.deed == "purge":
+            receipts: Receipts = await producer.purge(ids)
+        elif work.spread_ms:
+            receipts = await producer.revive(ids, at=work.due_ms(len(ids)))
+        else:
+            receipts = await producer.revive(ids, at=work.base_ms)
+    failed = receipts.failed
+    why = work.why or (f"{failed[0].id}: {failed[0].status}" if len(failed) else "")
+    return replace(work, done=work.done + len(receipts) - len(failed), failed=work.failed + len(failed), why=why)

@@ -1,0 +1,152 @@
+"""Pages about one message: what it is, why it is late or what it waits for, and what may be done with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import Response, get, post
+
+from timeline.driver.late import Why
+from timeline.driver.message import StoredMessage
+from timeline.driver.receipts import Receipts
+from timeline.driver.schedules import ScheduleOrigin
+from timeline.errors import Forbidden, NotFound
+from timeline.gateway.console.rendering import link
+from timeline.gateway.console.visit import Fields, Visit, sentence, visiting
+from timeline.gateway.requests import ApiRequest
+from timeline.gateway.values import is_json
+
+SHOWN_BYTES = 64 * 1024
+"""A payload's bytes on the page. The rest is in the download."""
+HEX_BYTES = 4 * 1024
+PER_LINE = 16
+PATH = ("waiting", "available", "leased")
+"""The states of a message in the order in which it passes them."""
+
+
+@get("/message", include_in_schema=False)
+async def message(request: ApiRequest) -> Response[bytes]:
+    """Show a message with its payload, and explain where it is."""
+    async with visiting(request) as visit:
+        topic, id = visit.query.text("topic"), visit.query.raw("id")
+        stored, hidden = await _stored(visit, topic, id)
+        told, absent = await _why(visit, topic, id)
+        return visit.page(
+            "message.html",
+            topic=topic,
+            id=id,
+            message=stored,
+            hidden=hidden,
+            why=told,
+            absent=absent,
+            origin=_origin(told),
+            path=PATH,
+            payload=None if stored is None or stored.payload is None else _payload(stored),
+        )
+
+
+async def _stored(visit: Visit, topic: str, id: str) -> tuple[StoredMessage | None, str]:
+    """Return a message, with its payload if the token may read it, and else why it may not."""
+    try:
+        return await visit.timeline.get(topic, id), ""
+    except Forbidden as denied:
+        return await visit.timeline.get(topic, id, payload=False), sentence(denied)
+
+
+async def _why(visit: Visit, topic: str, id: str) -> tuple[Why | None, str]:
+    """Return what is known about where a message is, or the sentence that nothing is."""
+    try:
+        return await visit.timeline.why(topic, id), ""
+    except NotFound as absent:
+        return None, sentence(absent)
+
+
+def _origin(told: Why | None) -> ScheduleOrigin | None:
+    return None if told is None else told.schedule
+
+
+def _payload(message: StoredMessage) -> dict[str, Any]:
+    """Return a payload as text, as JSON and as bytes. Each is cut, and None where it cannot be."""
+    held = message.payload or b""
+    try:
+        text: str | None = held.decode()
+    except UnicodeDecodeError:
+        text = None
+    pretty = None
+    if text and len(held) <= SHOWN_BYTES and (is_json(message.headers) or text[:1] in "{["):
+        try:
+            pretty = msgspec.json.format(held, indent=2).decode()
+        except msgspec.DecodeError:
+            pretty = None  # its header, or its first letter, is not true
+    return {
+        "bytes": len(held),
+        "text": None if text is None else text[:SHOWN_BYTES],
+        "json": pretty,
+        "hex": _hex(held[:HEX_BYTES]),
+        "cut": len(held) > SHOWN_BYTES,
+        "hex_cut": len(held) > HEX_BYTES,
+    }
+
+
+def _hex(held: bytes) -> str:
+    """Return bytes in hexadecimal digits and as text, a line for each sixteen."""
+    lines = []
+    for at in range(0, len(held), PER_LINE):
+        some = held[at : at + PER_LINE]
+        shown = "".join(chr(one) if 32 <= one < 127 else "·" for one in some)
+        lines.append(f"{at:08x}  {some.hex(' '):<{PER_LINE * 3 - 1}}  {shown}")
+    return "\n".join(lines)
+
+
+@get("/message/payload", include_in_schema=False)
+async def payload(request: ApiRequest) -> Response[bytes]:
+    """Return the payload as a file to keep: browsers show none of it."""
+    async with visiting(request) as visit:
+        stored = await visit.timeline.get(visit.query.text("topic"), visit.query.raw("id"))
+        if stored is None:
+            raise NotFound(id=visit.query.raw("id"))
+        headers = {
+            "Content-Disposition": 'attachment; filename="payload.bin"',
+            "Content-Security-Policy": "default-src 'none'; sandbox",
+            "X-Content-Type-Options": "nosniff",
+            "Cache-Control": "no-store",
+        }
+        return Response(stored.payload or b"", media_type="application/octet-stream", headers=headers)
+
+
+@post("/message", include_in_schema=False)
+async def act(request: ApiRequest) -> Response[bytes]:
+    """Move a message, deliver it now, cancel it, or revive or purge it if it is a dead letter."""
+    async with visiting(request) as visit:
+        form = await visit.form()
+        topic, id, deed = form.text("topic"), form.raw("id"), form.text("do")
+        page = link("/message", topic=topic, id=id)
+        said = await _done(visit, form, topic, id, deed)
+        gone = deed in ("cancel", "purge")
+        return visit.back(link("/topic", name=topic) if gone else page, said)
+
+
+async def _done(visit: Visit, form: Fields, topic: str, id: str, deed: str) -> str:
+    """Do what the form asks, and say what was done. Raise TimelineError."""
+    version = form.number("version") or None
+    async with visit.client.producer(topic, form.text("group") or "default") as producer:
+        if deed == "move":
+            receipt = await producer.move(id, if_version=version, **form.due())
+            return f"{id} is due at {receipt.due:%Y-%m-%d %H:%M:%S} UTC now." if receipt.due else f"{id} was moved."
+        if deed == "now":
+            await producer.move(id, in_=0, if_version=version)
+            return f"{id} is due now."
+        if deed == "cancel":
+            await producer.cancel(id, leased=form.has("leased"), if_version=version)
+            return f"{id} was cancelled."
+        if deed == "revive":
+            when = form.due() if form.text("at") or form.text("in") else {"in_": 0}
+            _check(await producer.revive([id], **when))
+            return f"{id} is back on the timeline."
+        _check(await producer.purge([id]))
+        return f"{id} was deleted for good."
+
+
+def _check(receipts: Receipts) -> None:
+    receipts.raise_failed()

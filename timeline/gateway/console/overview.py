@@ -1,0 +1,144 @@
+"""Pages about the whole: topics and their load, brokers and consumers, what was late, and finding a message."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from litestar import Response, get
+
+from timeline.driver.late import HAPPENED, LEARNT, LateDelivery
+from timeline.driver.message import StoredMessage
+from timeline.driver.queries import Outlook, messages_of
+from timeline.errors import Invalid, TimelineError
+from timeline.gateway.console.live import LiveLook, look_of, looks
+from timeline.gateway.console.rendering import link
+from timeline.gateway.console.visit import Visit, sentence, visiting
+from timeline.gateway.requests import ApiRequest, Streamed
+from timeline.gateway.service import gateway_of
+from timeline.gateway.streams import EVENT_STREAM
+from timeline.model import MAX_BATCH
+
+WINDOWS = {"1h": "1m", "24h": "15m", "7d": "2h"}
+"""Windows of a chart, each with its step."""
+CHARTED_TOPICS = 50
+SINCE = ("10m", "1h", "6h", "24h", "7d")
+LATE_SHOWN = 200
+FOUND = 20
+"""Messages of a tag that a search shows, of each topic."""
+TOPICS_AT_ONCE = 20
+"""Topics that are searched at a time."""
+LATE_KNOWN = "36500d"
+
+
+@get("/", include_in_schema=False)
+async def overview(request: ApiRequest) -> Response[bytes]:
+    """Show topics, the coming load, and how the brokers fare."""
+    async with visiting(request) as visit:
+        return visit.page("overview.html", look=await look_of(visit.client), windows=WINDOWS)
+
+
+@get("/live", include_in_schema=False)
+async def live(request: ApiRequest) -> Streamed:
+    """Show the same again every two seconds."""
+    template = "_brokers.html" if request.query_params.get("part") == "brokers" else "_topics.html"
+    return Streamed(looks(request, gateway_of(request), template), 200, EVENT_STREAM)
+
+
+@get("/load", include_in_schema=False)
+async def load(request: ApiRequest) -> Response[dict[str, Any]]:
+    """Return the coming load of a topic, or of the largest topics together, for a chart."""
+    async with visiting(request) as visit:
+        window, topic = visit.query.text("window", "1h"), visit.query.text("topic")
+        if window not in WINDOWS:
+            raise Invalid(f"window is one of {', '.join(WINDOWS)}, not {window!r:.40}")
+        names = [topic] if topic else _largest(await look_of(visit.client))
+        asked = (visit.timeline.forecast(name, window, WINDOWS[window]) for name in names)
+        told: list[Outlook] = await asyncio.gather(*asked)
+        edges = told[0].edges_ms[:-1].tolist() if told else []
+        counts = [sum(column) for column in zip(*(one.counts.tolist() for one in told), strict=False)]
+        answer = {
+            "starts": [at_ms / 1000 for at_ms in edges],
+            "counts": counts,
+            "overdue": sum(one.overdue for one in told),
+            "exact": all(one.exact for one in told),
+        }
+        return Response(answer, headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
+
+
+def _largest(look: LiveLook) -> list[str]:
+    topics = sorted(look.seen.topics, key=lambda one: -((one.waiting or 0) + one.due))
+    return [one.name for one in topics[:CHARTED_TOPICS]]
+
+
+@get("/cluster", include_in_schema=False)
+async def cluster(request: ApiRequest) -> Response[bytes]:
+    """Show the brokers, their clocks, and the consumers."""
+    async with visiting(request) as visit:
+        return visit.page("cluster.html", look=await look_of(visit.client))
+
+
+@get("/late", include_in_schema=False)
+async def late(request: ApiRequest) -> Response[bytes]:
+    """Show what was late, by cause."""
+    async with visiting(request) as visit:
+        since = visit.query.text("since", "1h")
+        topic, cause = visit.query.text("topic"), visit.query.text("cause")
+        report = await visit.timeline.late(since, topic=topic, limit=MAX_BATCH)
+        chosen = [one for one in reversed(report.deliveries) if cause in ("", one.cause)]
+        return visit.page(
+            "late.html",
+            since=since,
+            spans=SINCE if since in SINCE else (*SINCE, since),
+            topic=topic,
+            cause=cause,
+            causes=[(one, count, HAPPENED[one], LEARNT[one]) for one, count in report.causes.items()],
+            report=report,
+            deliveries=chosen[:LATE_SHOWN],
+            more=max(0, len(chosen) - LATE_SHOWN),
+        )
+
+
+@get("/find", include_in_schema=False)
+async def find(request: ApiRequest) -> Response[bytes]:
+    """Find messages by id or by tag, in all topics, and late deliveries whose id contains the text."""
+    async with visiting(request) as visit:
+        wanted = visit.query.text("q")
+        if not wanted:
+            return visit.back("/")
+        names = [each.name for each in await visit.timeline.topics()]
+        found = []
+        for at in range(0, len(names), TOPICS_AT_ONCE):
+            found += await asyncio.gather(*(_found_in(visit, each, wanted) for each in names[at : at + TOPICS_AT_ONCE]))
+        messages = [one for some, _ in found for one in some]
+        troubles = sorted({trouble for _, trouble in found if trouble})
+        known = await _late_of(visit, wanted)
+        exact = [(name, one) for name, one in messages if one.id == wanted]
+        if len(exact) == 1 and len(messages) == 1:
+            return visit.back(link("/message", topic=exact[0][0], id=wanted))
+        if not messages and not troubles and len({(one.topic, one.id) for one in known}) == 1:
+            return visit.back(link("/message", topic=known[0].topic, id=known[0].id))
+        return visit.page("find.html", wanted=wanted, messages=messages, known=known, troubles=troubles)
+
+
+async def _found_in(visit: Visit, topic: str, wanted: str) -> tuple[list[tuple[str, StoredMessage]], str]:
+    """Return the messages of a topic whose id or tag is `wanted`, and why others could not be looked for."""
+    try:
+        found = []
+        one = await visit.timeline.get(topic, wanted, payload=False)
+        if one is not None:
+            found.append(one)
+        states = ("waiting", "available", "leased", "dead")
+        async for page in visit.timeline.scan_pages(topic, state=states, tag=wanted, limit=FOUND):
+            found += [message for message in messages_of(page) if message.id != wanted]
+        return [(topic, message) for message in found], ""
+    except Invalid:
+        return [], ""  # no id and no tag can be so long
+    except TimelineError as trouble:
+        return [], f"{topic}: {sentence(trouble)}"
+
+
+async def _late_of(visit: Visit, wanted: str) -> list[LateDelivery]:
+    """Return the late deliveries whose id contains a text, the newest first."""
+    report = await visit.timeline.late(LATE_KNOWN, limit=MAX_BATCH)
+    return [one for one in reversed(report.deliveries) if wanted in one.id][:LATE_SHOWN]

@@ -1,0 +1,120 @@
+"""Pages from templates, and the files that they need, with the headers that keep strangers' texts harmless."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from litestar import Response, get
+from litestar.exceptions import NotFoundException
+from markupsafe import Markup, escape
+
+from timeline.driver.times import as_datetime
+from timeline.wording import printable, shown_duration, shown_lateness, typed_name, typed_value
+
+FOLDER = Path(__file__).parent
+SECURITY = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+FOR_EVER = "public, max-age=31536000, immutable"
+
+
+def page(template: str, values: dict[str, Any], status: int = 200) -> Response[bytes]:
+    """Return a page, or a part of one, as an answer that nobody keeps."""
+    body = _environment().get_template(template).render(values).encode("utf-8", "replace")
+    headers = {**SECURITY, "Cache-Control": "no-store"}
+    return Response(body, status_code=status, media_type="text/html; charset=utf-8", headers=headers)
+
+
+def part(template: str, **values: Any) -> str:
+    """Return a part of a page as text."""
+    return _environment().get_template(template).render(values)
+
+
+@cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(FOLDER / "templates"),
+        autoescape=True,
+        finalize=_shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "block": block,
+        "count": lambda number: f"{number:,}",
+        "duration": shown_duration,
+        "lateness": shown_lateness,
+        "setting": typed_name,
+        "typed": typed_value,
+        "when": when,
+    }
+    made.globals |= {"static": static_path, "link": link}
+    return made
+
+
+def _shown(value: object) -> object:
+    """Return what a template shows of a value. Texts of others stay on their line, and turn no other text around."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return printable(value)
+    return value
+
+
+def block(text: str) -> Markup:
+    """Return a text of several lines for a `<pre>`. Its lines and tabs stay. All else that is invisible is escaped."""
+    lines = ("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
+    return escape("\n".join(lines))
+
+
+def when(at_ms: int | None, empty: str = "–") -> Markup:
+    """Return a time, which the browser shows in its own zone. Without a script it stands in UTC."""
+    if not at_ms:
+        return escape(empty)
+    at = as_datetime(at_ms).astimezone(UTC)
+    machine = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    text = f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03}"
+    return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(machine, text, text)
+
+
+def link(path: str, **values: object) -> str:
+    """Return the address of a page with a query. Values that are None or empty are left out."""
+    given = {name: value for name, value in values.items() if value not in (None, "", (), [])}
+    return f"{path}?{urlencode(given, doseq=True)}" if given else path
+
+
+@cache
+def _files() -> dict[str, tuple[str, bytes]]:
+    """Return the static files by the name under which they are asked for, which changes with what they hold."""
+    found = {}
+    for file in sorted((FOLDER / "static").iterdir()):
+        if file.suffix in KINDS:
+            held = file.read_bytes()
+            found[f"{hashlib.sha256(held).hexdigest()[:12]}.{file.name}"] = (KINDS[file.suffix], held)
+    return found
+
+
+@cache
+def static_path(name: str) -> str:
+    """Return the address of a static file."""
+    return next(f"/static/{hashed}" for hashed in _files() if hashed.partition(".")[2] == name)
+
+
+@get("/static/{name:str}", include_in_schema=False)
+async def static(name: str) -> Response[bytes]:
+    """Return a file that pages need."""
+    if name not in _files():
+        raise NotFoundException
+    kind, held = _files()[name]
+    return Response(held, media_type=kind, headers={**SECURITY, "Cache-Control": FOR_EVER})

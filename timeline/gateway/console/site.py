@@ -1,0 +1,122 @@
+"""All pages of the console, and what becomes of an error on its way to a browser."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from litestar import Request, Response, Router, get, post
+from litestar.exceptions import HTTPException
+
+from timeline.errors import Invalid, TimelineError
+from timeline.gateway.clients import UNAUTHENTICATED, Caller
+from timeline.gateway.console import letters, messages, overview, rendering, schedules, topics
+from timeline.gateway.console.rendering import link
+from timeline.gateway.console.visit import check_own_page, form_of, log_in, log_out, redirect, sentence, shown
+from timeline.gateway.problems import ClientGone, problem_of
+from timeline.gateway.requests import ApiRequest
+from timeline.gateway.service import gateway_of
+
+log = logging.getLogger("timeline.gateway")
+
+
+@get("/login", include_in_schema=False)
+async def login_form(request: ApiRequest) -> Response[bytes]:
+    """Ask for a token."""
+    return shown(request, "login.html", next=_own_path(request.query_params.get("next", "/")), trouble="")
+
+
+@post("/login", include_in_schema=False)
+async def login(request: ApiRequest) -> Response[bytes]:
+    """Keep a token that brokers let in."""
+    form = await form_of(request)
+    token, as_operator = form.text("token"), form.has("operator")
+    path, gateway = _own_path(form.text("next")), gateway_of(request)
+    try:
+        await gateway.check_guarded()
+        if not token:
+            raise Invalid("give a token: 'timeline token create' makes one")
+        async with gateway.clients.serving(Caller(token, as_operator)) as client:
+            await client.timeline.topics(timeout="5s")
+    except TimelineError as denied:
+        problem = problem_of(denied)
+        return shown(request, "login.html", problem.status, next=path, trouble=problem.detail)
+    return log_in(request, token, as_operator, path)
+
+
+@post("/logout", include_in_schema=False)
+async def logout(request: ApiRequest) -> Response[bytes]:
+    """Forget the token."""
+    await form_of(request)
+    return log_out(request, "/login")
+
+
+def _own_path(path: str) -> str:
+    """Return a path of this console, whatever a link says."""
+    own = path.startswith("/") and not path.startswith(("//", "/\\"))
+    return path if own and path.isascii() and path.isprintable() else "/"
+
+
+HANDLERS: tuple[Any, ...] = (
+    rendering.static, login_form, login, logout,
+    overview.overview, overview.live, overview.load, overview.cluster, overview.late, overview.find,
+    topics.topic, topics.messages, topics.create, topics.settings, topics.pause, topics.produce_form, topics.produce,
+    messages.message, messages.payload, messages.act,
+    letters.dead, letters.letters, letters.reasons, letters.step,
+    schedules.schedules, schedules.week, schedules.schedule, schedules.act, schedules.preview, schedules.create,
+)  # fmt: skip
+
+
+async def check_request(request: Request[Any, Any, Any]) -> None:
+    """Let only a page of this console change something."""
+    assert isinstance(request, ApiRequest)
+    if request.method not in ("GET", "HEAD"):
+        check_own_page(request)
+
+
+def of_driver(request: Request[Any, Any, Any], error: TimelineError) -> Response[bytes]:
+    """Show what went wrong, or ask for a token."""
+    assert isinstance(request, ApiRequest)
+    problem = problem_of(error)
+    if problem.code == UNAUTHENTICATED:
+        path = request.scope["path"]
+        query = request.scope["query_string"].decode("latin-1")
+        asked = f"{path}?{query}" if query else path
+        whole = request.method == "GET" and "hx-request" not in request.headers
+        return redirect(request, link("/login", next=asked if whole else "/"))
+    if "hx-request" in request.headers:
+        return shown(request, "_trouble.html", sentence=sentence(error))
+    told = {"title": problem.title, "status": problem.status, "code": problem.code, "detail": sentence(error)}
+    return shown(request, "error.html", problem.status, problem=told)
+
+
+def of_anything(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    """Show that the gateway failed. Its log says why."""
+    log.error("%s %s failed", request.method, request.scope.get("path_template", ""), exc_info=error)
+    assert isinstance(request, ApiRequest)
+    said = "The gateway failed, and its log says why. What was asked may have happened: look before you ask again."
+    problem = {"title": "The gateway failed", "status": 500, "code": "UNKNOWN", "detail": said}
+    return shown(request, "error.html", 500, problem=problem)
+
+
+def gone(_: Request[Any, Any, Any], error: ClientGone) -> Response[bytes]:
+    """Answer nobody."""
+    return Response(b"", status_code=499)
+
+
+def of_framework(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
+    """Show a page that is not there, or a request that is none."""
+    assert isinstance(request, ApiRequest)
+    problem = {"title": "No such page", "status": error.status_code, "code": "", "detail": error.detail}
+    return shown(request, "error.html", error.status_code, problem=problem)
+
+
+def console() -> Router:
+    """Return the pages for the application."""
+    errors: dict[Any, Any] = {
+        TimelineError: of_driver,
+        ClientGone: gone,
+        HTTPException: of_framework,
+        Exception: of_anything,
+    }
+    return Router("/", route_handlers=HANDLERS, before_request=check_request, exception_handlers=errors)

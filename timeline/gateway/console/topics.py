@@ -1,0 +1,198 @@
+"""Pages about one topic: its load and settings, its messages, and a form that puts a message."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from litestar import Response, get, post
+
+from timeline.driver.queries import DURATIONS, PERCENTS
+from timeline.errors import Invalid
+from timeline.gateway.console.live import look_of
+from timeline.gateway.console.overview import WINDOWS
+from timeline.gateway.console.rendering import link
+from timeline.gateway.console.search import ROWS, begins_with, search
+from timeline.gateway.console.visit import Fields, Visit, visiting
+from timeline.gateway.requests import ApiRequest
+from timeline.gateway.routes.reading import read_cursor
+from timeline.gateway.values import CONTENT_TYPE, JSON, expiry, length
+from timeline.model import DEFAULT_GROUP, TopicSettings
+from timeline.wording import typed_name, typed_value
+
+STATES = ("waiting", "available", "leased", "dead")
+FIXED = ("buckets", "kind")
+GROUPS = {
+    "Delivery": ("paused", "max_rate_per_s", "lease", "max_lease", "lease_ahead", "max_deliveries"),
+    "Retry": ("redelivery_backoff", "retry_first", "retry_factor", "retry_cap", "retry_jitter"),
+    "Webhook": ("push_url", "push_timeout", "push_concurrency", "push_rate"),
+    "Storage": ("horizon", "remember", "dead_retention", "max_payload_bytes", "buckets", "kind"),
+}
+"""Settings, as they are typed, in the order of the form."""
+
+
+@get("/topic", include_in_schema=False)
+async def topic(request: ApiRequest) -> Response[bytes]:
+    """Show a topic: its load, its messages, its consumers and its settings."""
+    async with visiting(request) as visit:
+        record = await visit.topic(visit.query.text("name"))
+        look = await look_of(visit.client)
+        return visit.page(
+            "topic.html",
+            record=record,
+            look=look,
+            load=next((one for one in look.seen.topics if one.name == record.name), None),
+            consumers=[one for one in look.seen.consumers if one.topic == record.name],
+            windows=WINDOWS,
+            states=STATES,
+            filters=_filters(visit.query),
+            settings=_settings(record.settings),
+            fixed=FIXED,
+        )
+
+
+def _settings(settings: TopicSettings) -> dict[str, list[tuple[str, str, str]]]:
+    """Return the settings by group: the name, the value and the default, as they are typed."""
+    default = TopicSettings()
+    by_name = {typed_name(one.name): one.name for one in dataclasses.fields(settings)}
+
+    def typed(of: TopicSettings, name: str) -> str:
+        return typed_value(by_name[name], getattr(of, by_name[name]))
+
+    return {
+        group: [(name, typed(settings, name), typed(default, name)) for name in names]
+        for group, names in GROUPS.items()
+    }
+
+
+def _filters(query: Fields) -> dict[str, Any]:
+    """Return the filters of a list of messages, as its form has them."""
+    given = {name: query.text(name) for name in ("tag", "prefix", "due_from", "due_to", "zone")}
+    return given | {"states": [one for one in query.texts("state") if one in STATES]}
+
+
+@get("/messages", include_in_schema=False)
+async def messages(request: ApiRequest) -> Response[bytes]:
+    """Show some messages of a topic, as a part of its page."""
+    async with visiting(request) as visit:
+        query, name = visit.query, visit.query.text("topic")
+        filters = _filters(query)
+        due = query.instant_ms("due_from"), query.instant_ms("due_to")
+        prefix = filters["prefix"].encode()
+        pages = visit.timeline.scan_pages(
+            name,
+            state=filters["states"] or STATES,
+            tag=filters["tag"] or None,
+            due=None if due == (None, None) else due,
+            limit=0 if prefix else ROWS,
+            cursor=read_cursor(query.text("cursor")),
+        )
+        fields = filters | {"topic": name, "state": filters.pop("states")}
+        chosen = (lambda rows: begins_with(rows, prefix)) if prefix else None
+        found = await search(visit, "/messages", fields, pages, chosen)
+        return visit.page("_messages.html", topic=name, found=found)
+
+
+@post("/topic/create", include_in_schema=False)
+async def create(request: ApiRequest) -> Response[bytes]:
+    """Create a topic."""
+    async with visiting(request) as visit:
+        name = (await visit.form()).text("name")
+        made = await visit.timeline.create_topic(name)
+        return visit.back(link("/topic", name=made.name), f"Topic {made.name} is there.")
+
+
+@post("/topic/settings", include_in_schema=False)
+async def settings(request: ApiRequest) -> Response[bytes]:
+    """Change settings of a topic: those that differ from what the form was made with."""
+    async with visiting(request) as visit:
+        form = await visit.form()
+        name = form.text("topic")
+        changed = _changed(form)
+        if not changed:
+            return visit.back(link("/topic", name=name), "Nothing was changed.")
+        await visit.timeline.update_topic(name, **changed)
+        return visit.back(link("/topic", name=name), f"Changed: {', '.join(sorted(changed))}.")
+
+
+def _changed(form: Fields) -> dict[str, Any]:
+    """Return the settings that the form changes, as the driver takes them. Raise Invalid."""
+    found: dict[str, Any] = {}
+    for name in (name for names in GROUPS.values() for name in names if name not in FIXED):
+        said, before = form.text(name), form.text(f"was_{name}")
+        if name == "paused":
+            said = str(form.has(name))
+        if said != before:
+            found[name] = _setting(name, said)
+    return found
+
+
+def _setting(name: str, said: str) -> Any:
+    if name == "paused":
+        return said == "True"
+    if name == "push_url":
+        return said
+    if name in DURATIONS:
+        return said if said == "auto" else length(said, name)
+    try:
+        return float(said) if name in PERCENTS else int(said)
+    except ValueError:
+        raise Invalid(f"{name} must be a number, not {said!r:.60}") from None
+
+
+@post("/topic/pause", include_in_schema=False)
+async def pause(request: ApiRequest) -> Response[bytes]:
+    """Pause a topic, or resume it."""
+    async with visiting(request) as visit:
+        form = await visit.form()
+        name, stop = form.text("topic"), form.text("do") == "pause"
+        await visit.timeline.update_topic(name, paused=stop)
+        said = f"{name} is paused: nothing is delivered." if stop else f"{name} delivers again."
+        return visit.back(link("/topic", name=name), said)
+
+
+@get("/produce", include_in_schema=False)
+async def produce_form(request: ApiRequest) -> Response[bytes]:
+    """Show a form that puts a message."""
+    async with visiting(request) as visit:
+        names = [each.name for each in await visit.timeline.topics()]
+        return visit.page("produce.html", names=names, given=visit.query, trouble="")
+
+
+@post("/produce", include_in_schema=False)
+async def produce(request: ApiRequest) -> Response[bytes]:
+    """Put a message. A form with a mistake comes back as it was filled in."""
+    async with visiting(request) as visit:
+        form = await visit.form()
+        try:
+            return await _produced(visit, form)
+        except Invalid as wrong:
+            names = [each.name for each in await visit.timeline.topics()]
+            return visit.page("produce.html", status=400, names=names, given=form, trouble=wrong.reason)
+
+
+async def _produced(visit: Visit, form: Fields) -> Response[bytes]:
+    name, headers = form.text("topic"), _headers(form.raw("headers"))
+    if form.has("json"):
+        headers.setdefault(CONTENT_TYPE, JSON)
+    asked = {
+        "id": form.text("id") or None,
+        "tag": form.text("tag") or None,
+        "headers": headers or None,
+        "expires": expiry(form.text("expires")) if form.text("expires") else None,
+        **form.due(),
+    }
+    async with visit.client.producer(name, form.text("group") or DEFAULT_GROUP) as producer:
+        receipt = await producer.produce(form.raw("payload").encode(), **asked)
+    return visit.back(link("/message", topic=name, id=receipt.id), f"{receipt.id} is on the timeline of {name}.")
+
+
+def _headers(text: str) -> dict[str, str]:
+    """Return headers that are written a line each: `name: value`. Raise Invalid."""
+    found: dict[str, str] = {}
+    for line in filter(None, map(str.strip, text.split("\n"))):
+        name, colon, value = line.partition(":")
+        if not colon or not name.strip():
+            raise Invalid(f"write each header on a line of its own, name: value, not {line!r:.80}")
+        found[name.strip()] = value.strip()
+    return found

@@ -1,0 +1,253 @@
+"""One request of a browser: who asks, by which client, and what the page that answers has in common with the others.
+
+A token that somebody logged in with lies in a cookie that no script reads. Each form has a secret that another site
+cannot know, and a request that changes something must come from a page of this gateway.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from litestar import Response
+from litestar.datastructures import Cookie
+
+from timeline.driver.times import Duration, instant_ms
+from timeline.errors import Forbidden, Invalid, NotFound, TimelineError, sentence_of
+from timeline.gateway.clients import Caller, CallerClient
+from timeline.gateway.console.rendering import SECURITY, page
+from timeline.gateway.requests import ApiRequest
+from timeline.gateway.service import HttpGateway, gateway_of
+from timeline.gateway.values import due_of, length
+from timeline.model import Status, Topic
+from timeline.wording import no_such_topic
+
+TOKEN, OPERATOR, CSRF, NOTICE = "timeline_token", "timeline_operator", "timeline_csrf", "timeline_notice"
+FORM = "application/x-www-form-urlencoded"
+FIELD = "csrf"
+LOGIN_S = 12 * 3_600
+NOTICE_S = 60
+MAX_NOTICE = 1_000
+IN_DOUBT = "it may have happened: look before you ask for it again"
+STALE = "this form is no longer valid: go back, load its page again, and send it once more"
+
+
+def sentence(error: TimelineError) -> str:
+    """Return the sentence for an error, as the command line has it."""
+    if error.code in (Status.UNKNOWN, "SUPERSEDED", "LEASE_LOST"):
+        return f"{error.reason.rstrip('.') or 'the answer was lost'}; {IN_DOUBT}"
+    return sentence_of(error)
+
+
+class Fields:
+    """The fields of a form or of a query: texts by name."""
+
+    def __init__(self, given: Mapping[str, list[str]]) -> None:
+        self._given = given
+
+    def text(self, name: str, default: str = "") -> str:
+        """Return the text of a field without spaces around it."""
+        return self._given.get(name, [default])[0].strip()
+
+    def raw(self, name: str) -> str:
+        """Return the text of a field as it was written, with the line ends of Unix."""
+        return self._given.get(name, [""])[0].replace("\r\n", "\n")
+
+    def texts(self, name: str) -> list[str]:
+        """Return all texts of a field that are not empty."""
+        return [one for one in self._given.get(name, []) if one]
+
+    def number(self, name: str, default: int = 0) -> int:
+        """Return a whole number. Raise Invalid."""
+        said = self.text(name)
+        if said and (not said.isascii() or not said.lstrip("-").isdigit() or len(said) > 18):
+            raise Invalid(f"{name} must be a whole number, not {said!r:.60}")
+        return int(said) if said else default
+
+    def has(self, name: str) -> bool:
+        """Return whether a box is checked, or a field is there at all."""
+        return name in self._given
+
+    def instant_ms(self, name: str) -> int | None:
+        """Return a time that was picked on the clocks of `zone`. None: the field is empty. Raise Invalid."""
+        said = self.text(name)
+        if not said:
+            return None
+        try:
+            picked = datetime.fromisoformat(said)
+        except ValueError:
+            raise Invalid(f"{name} {said!r:.60} is no time: write 2030-03-29T09:00") from None
+        if picked.tzinfo is None:
+            picked = picked.replace(tzinfo=self.zone)
+        return instant_ms(picked, name)
+
+    @property
+    def zone(self) -> ZoneInfo:
+        """The time zone of the form's times: UTC if it names none. Raise Invalid."""
+        name = self.text("zone") or "UTC"
+        try:
+            return ZoneInfo(name)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            raise Invalid(f"there is no time zone {name!r:.80}: write one such as Europe/Berlin, or UTC") from None
+
+    def due(self) -> dict[str, Any]:
+        """Return `at=` or `in_=` for the driver. Raise Invalid unless exactly one is given."""
+        return due_of(self.instant_ms("at"), self.text("in") or None)
+
+    def length(self, name: str) -> Duration | None:
+        """Return a duration for the driver. None: the field is empty. Raise Invalid."""
+        said = self.text(name)
+        return length(said, name) if said else None
+
+
+class Visit:
+    """One request of a browser, and the client of the token that its visitor logged in with."""
+
+    def __init__(self, request: ApiRequest, client: CallerClient) -> None:
+        self.request, self.client = request, client
+        self.gateway: HttpGateway = gateway_of(request)
+        self.timeline = client.timeline
+        self.query = Fields(_listed(request))
+
+    @property
+    def partial(self) -> bool:
+        """Whether a page that is open asks for a part of itself."""
+        return "hx-request" in self.request.headers
+
+    async def form(self) -> Fields:
+        """Return the fields of the form that was sent. Raise Forbidden unless it is one of ours."""
+        return await form_of(self.request)
+
+    async def topic(self, name: str) -> Topic:
+        """Return the record of a topic. Raise NotFound."""
+        found = next(
+            (one for one in await self.timeline.topics(internal=name.startswith("~")) if one.name == name), None
+        )
+        if found is None:
+            raise NotFound(no_such_topic(name))
+        return found
+
+    def page(self, template: str, **values: Any) -> Response[bytes]:
+        """Return a page."""
+        return shown(self.request, template, **values)
+
+    def back(self, path: str, notice: str = "", bad: bool = False) -> Response[bytes]:
+        """Send the browser to a page, which shows `notice` once."""
+        return redirect(self.request, path, notice, bad)
+
+
+def caller_of(request: ApiRequest) -> Caller:
+    """Return who asks, by the cookies."""
+    return Caller(unquote(request.cookies.get(TOKEN, "")), OPERATOR in request.cookies)
+
+
+@asynccontextmanager
+async def visiting(request: ApiRequest) -> AsyncIterator[Visit]:
+    """Lend the client of the visitor's token. Raise what `service.serving` raises."""
+    gateway = gateway_of(request)
+    await gateway.check_guarded()
+    async with gateway.clients.serving(caller_of(request)) as client:
+        yield Visit(request, client)
+
+
+def _listed(request: ApiRequest) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, value in request.query_params.multi_items():
+        found.setdefault(name, []).append(str(value))
+    return found
+
+
+async def form_of(request: ApiRequest) -> Fields:
+    """Return the fields of a form. Raise Invalid for another body, Forbidden for a form that is not ours."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != FORM:
+        raise Invalid(f"a form is sent as {FORM}, not as {kind!r:.60}")
+    try:
+        text = (await request.body()).decode()
+        given = parse_qs(text, keep_blank_values=True, strict_parsing=bool(text), max_num_fields=20_000)
+    except ValueError:
+        raise Invalid("this form cannot be read: send it from its page") from None
+    fields = Fields(given)
+    check_csrf(request, fields)
+    return fields
+
+
+def check_csrf(request: ApiRequest, fields: Fields) -> None:
+    """Raise Forbidden unless the form has the secret of the browser's cookie."""
+    known = request.cookies.get(CSRF, "")
+    if not known or not hmac.compare_digest(known.encode(), fields.text(FIELD).encode()):
+        raise Forbidden(STALE)
+
+
+def check_own_page(request: ApiRequest) -> None:
+    """Raise Forbidden unless a page of this gateway sent the request, or a program that is no browser."""
+    origin = request.headers.get("origin", "")
+    site = request.headers.get("sec-fetch-site", "")
+    own = origin.partition("://")[2] == request.headers.get("host", "")
+    if (site and site != "same-origin") or (origin and not own):
+        raise Forbidden("only pages of this console may change something: open it, and use its forms")
+
+
+def shown(request: ApiRequest, template: str, status: int = 200, **values: Any) -> Response[bytes]:
+    """Return a page with what all pages have: the navigation, the secret of its forms, and a notice."""
+    csrf = request.cookies.get(CSRF, "") or secrets.token_urlsafe(24)
+    said = unquote(request.cookies.get(NOTICE, ""))
+    partial = "hx-request" in request.headers
+    common = {
+        "path": request.scope["path"],
+        "csrf": csrf,
+        "logged_in": TOKEN in request.cookies,
+        "notice": "" if partial else said[1:],
+        "notice_bad": said.startswith("!"),
+        "version": gateway_of(request).version,
+        "now_ms": gateway_of(request).clock.now_ms(),
+    }
+    answer = page(template, {**common, **values}, status)
+    if CSRF not in request.cookies:
+        answer.cookies.append(_cookie(request, CSRF, csrf))
+    if said and not partial:
+        answer.cookies.append(_cookie(request, NOTICE, "", 0))
+    return answer
+
+
+def redirect(request: ApiRequest, path: str, notice: str = "", bad: bool = False) -> Response[bytes]:
+    """Send the browser to a page, which shows `notice` once."""
+    headers = {**SECURITY, "Cache-Control": "no-store"}
+    status = 303
+    if "hx-request" in request.headers:
+        headers["HX-Redirect"], status = path, 200
+    else:
+        headers["Location"] = path
+    answer = Response(b"", status_code=status, headers=headers)
+    if notice:
+        text = ("!" if bad else ".") + notice[:MAX_NOTICE]
+        answer.cookies.append(_cookie(request, NOTICE, quote(text), NOTICE_S))
+    return answer
+
+
+def log_in(request: ApiRequest, token: str, as_operator: bool, path: str) -> Response[bytes]:
+    """Keep a token in the browser, and send it to a page."""
+    answer = redirect(request, path)
+    answer.cookies.append(_cookie(request, TOKEN, quote(token), LOGIN_S))
+    answer.cookies.append(_cookie(request, OPERATOR, "1", LOGIN_S if as_operator else 0))
+    answer.cookies.append(_cookie(request, CSRF, secrets.token_urlsafe(24)))
+    return answer
+
+
+def log_out(request: ApiRequest, path: str) -> Response[bytes]:
+    """Make the browser forget its token."""
+    answer = redirect(request, path, "You are logged out.")
+    for name in (TOKEN, OPERATOR, CSRF):
+        answer.cookies.append(_cookie(request, name, "", 0))
+    return answer
+
+
+def _cookie(request: ApiRequest, name: str, value: str, age_s: int | None = None) -> Cookie:
+    secure = request.scope.get("scheme") == "https"
+    return Cookie(name, value=value, path="/", max_age=age_s, secure=secure, httponly=True, samesite="strict")
