@@ -55,7 +55,7 @@ def demo(
       timeline demo --speed 6000 --json   # about 20 seconds, for machines
       timeline demo --day 2013-06-13 --data flights_2013.parquet
       timeline demo --cluster             # two brokers, one of which is killed
-      timeline demo --console             # watch the day in a browser, and look around in the end
+      timeline demo --console             # watch it in a browser, too
     """
     if store:
         make_store(store)  # a bad URL is a usage error, before anything starts
