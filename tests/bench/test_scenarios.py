@@ -13,6 +13,7 @@ from timeline.bench.figures import BenchReport
 from timeline.bench.peers.bare import run_bare, run_bare_push
 from timeline.bench.peers.beanstalkd import KINDS, run_beanstalkd
 from timeline.bench.processes import CannotMeasure, disk_stalled_s
+from timeline.bench.scenarios.console import ConsoleScenario
 from timeline.bench.scenarios.holding import OPERATIONS, MemoryScenario, PayloadScenario, RestartScenario
 from timeline.bench.scenarios.http import HttpScenario, WebhookScenario
 from timeline.bench.scenarios.lateness import OF, BurstScenario, CancelTagScenario, LatenessScenario, ScaleScenario
@@ -186,3 +187,10 @@ async def test_webhooks(tmp_path: Path) -> None:
     report = await WebhookScenario("memory://", rate=200, seconds=0.5, backlog=300).run(tmp_path)
     _well(report, "webhook_p50_ms", "webhook_p99_ms", "backlog_per_s")
     assert report.figures["webhook_min_ms"] >= 0
+
+
+async def test_the_console(tmp_path: Path) -> None:
+    asked = ConsoleScenario("memory://", pending=300, dead=50, people=2, rate=100, seconds=0.5)
+    report = await asked.run(tmp_path)
+    _well(report, "overview_p50_ms", "page_max_ms", "gateway_us_per_page", "late_p99_ratio", "gateway_grown_mib")
+    assert report.figures["page_max_ms"] >= report.figures["letters_p50_ms"] > 0
