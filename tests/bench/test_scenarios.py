@@ -11,7 +11,7 @@ import pytest
 from tests.services import require_service
 from timeline.bench.figures import BenchReport
 from timeline.bench.peers.bare import run_bare, run_bare_push
-from timeline.bench.peers.beanstalkd import KINDS, run_beanstalkd
+from timeline.bench.peers.beanstalkd import KINDS, WAYS, run_beanstalkd
 from timeline.bench.processes import CannotMeasure, disk_stalled_s
 from timeline.bench.scenarios.console import ConsoleScenario
 from timeline.bench.scenarios.holding import OPERATIONS, MemoryScenario, PayloadScenario, RestartScenario
@@ -61,7 +61,9 @@ async def test_beanstalkd(kind: str, tmp_path: Path) -> None:
     require_service("beanstalkd")
     report = await run_beanstalkd(CycleScenario(messages=6_000, batch=1_000, warm_up=100), kind, tmp_path)
     _well(report, "rate_per_s")
-    assert report.notes == [KINDS[kind]]
+    worth, driven = report.notes
+    assert worth == KINDS[kind]
+    assert all(way in driven for way in WAYS.values())
 
 
 @pytest.mark.prove

@@ -10,6 +10,7 @@ import pytest
 import timeline
 from tests.gateway.conftest import Site
 from tests.gateway.console.stage import Visitor, chromium, window
+from timeline.model import State
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -26,6 +27,7 @@ TEXTS = (
     "..",
     "a/../b?c#d%2e%00",
 )
+ODD = (" begins", "ends ", "a\nb", "c\r\nd", "zero\u200bwidth", "..", "a/../b?c#d%2e&e=f", "+")
 MAX_BYTES = 2 * 1_048_576
 LONG = "x" * 1_048_576
 
@@ -81,3 +83,26 @@ async def test_markup_is_seen_as_text(visitor: Visitor, tl: timeline.Timeline) -
         await producer.produce(text.encode(), id="seen", in_="1h", tag=text[:60], headers={"x": text})
     page = await visitor.go(f"/message?topic={TOPIC}&id=seen")
     assert (await page.inner_text("main")).count(text) >= 3
+
+
+@pytest.mark.parametrize(
+    "id", [" begins", "ends ", "a\nb", "c\r\nd", "zero\u200bwidth", "..", "a/../b?c#d%2e&e=f", "+"]
+)
+async def test_an_odd_id_is_acted_upon_and_no_other(visitor: Visitor, tl: timeline.Timeline, id: str) -> None:
+    await tl.create_topic(TOPIC, max_payload_bytes=MAX_BYTES)
+    async with tl.producer(TOPIC) as producer:
+        await producer.produce(b"", id=id, in_="1h", tag="odd")
+    page = await visitor.go(f"/message?{urlencode({'topic': TOPIC, 'id': id})}")
+    page.once("dialog", lambda asked: asked.accept())
+    await page.get_by_role("button", name="Cancel").click()
+    await page.get_by_text("was cancelled.").wait_for()
+    assert await tl.get(TOPIC, id) is None
+    await bury(tl, id, "it is odd", b"")
+    page = await visitor.go(f"/dead?{urlencode({'topic': TOPIC, 'tag': 'it is odd'})}")
+    await page.get_by_label("Choose all that are shown").check()
+    await page.get_by_role("button", name="Revive the chosen 1").click()
+    await page.get_by_text("1 revived.").wait_for()
+    one = await tl.get(TOPIC, id)
+    assert one is not None and one.state is not State.DEAD
+    async with tl.producer(TOPIC) as producer:
+        await producer.cancel(id)

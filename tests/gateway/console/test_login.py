@@ -17,6 +17,7 @@ from timeline.gateway.console.site import HANDLERS
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
+KEPT = "/message?topic=mails&id=kept"
 OPEN = {"/login", "/logout", "/static/{name:str}"}
 """Pages without a token: they show nothing of any topic."""
 
@@ -76,7 +77,7 @@ async def test_nothing_is_done_without_a_token(console: Console, tl: timeline.Ti
         "in": "1h",
         "cron": "@daily",
     }
-    answer = await console.post(path, form)
+    answer = await console.post(f"{path}?topic=mails&name=mails&id=kept", form)
     assert answer.status_code == 303 and answer.headers["location"].startswith("/login"), answer.text
     assert await tl.get("mails", "kept") is not None
 
@@ -90,7 +91,7 @@ async def test_a_token_opens_what_it_may(console: Console, tl: timeline.Timeline
     kept = next(one for one in right.headers.get_list("set-cookie") if one.startswith("timeline_token="))
     assert "HttpOnly" in kept and "SameSite=strict" in kept
     assert "very private" in (await console.get("/message", topic="mails", id="kept")).text
-    assert (await console.post("/message", {"topic": "mails", "id": "kept", "do": "now"})).status_code == 303
+    assert (await console.post(KEPT, {"do": "now"})).status_code == 303
     assert (await console.post("/logout", {})).headers["location"] == "/login"
     assert (await console.get("/")).status_code == 303
     assert tokens["all"] not in log.read_text()
@@ -103,7 +104,7 @@ async def test_a_token_without_the_right_sees_no_payload_and_changes_nothing(
     told = (await console.get("/message", topic="mails", id="kept")).text
     assert "very private" not in told and "may not" in told
     assert (await console.get("/message/payload", topic="mails", id="kept")).status_code == 403
-    denied = await console.post("/topic/pause", {"topic": "mails", "do": "pause"})
+    denied = await console.post("/topic/pause?topic=mails", {"do": "pause"})
     assert denied.status_code == 403 and "needs the right" in denied.text
 
 
@@ -119,8 +120,8 @@ async def test_an_operator_acts_on_messages_of_any_group(console: Console, tl: t
     await log_in(console, guarded[2]["all"], operator="on")
     async with tl.producer("mails", group="theirs") as producer:
         await producer.produce(b"x", id="of-theirs", in_="1h")
-    form = {"topic": "mails", "id": "of-theirs", "group": "theirs", "do": "cancel"}
-    assert (await console.post("/message", form)).status_code == 303
+    form = {"group": "theirs", "do": "cancel"}
+    assert (await console.post("/message?topic=mails&id=of-theirs", form)).status_code == 303
     assert await tl.get("mails", "of-theirs") is None
 
 
@@ -138,7 +139,7 @@ async def test_another_site_changes_nothing(
     console: Console, tl: timeline.Timeline, guarded: Any, headers: dict[str, str]
 ) -> None:
     await log_in(console, guarded[2]["all"])
-    answer = await console.post("/message", {"topic": "mails", "id": "kept", "do": "cancel"}, **headers)
+    answer = await console.post(KEPT, {"do": "cancel"}, **headers)
     assert answer.status_code == 403 and "only pages of this console" in answer.text
     assert await tl.get("mails", "kept") is not None
 
@@ -146,10 +147,9 @@ async def test_another_site_changes_nothing(
 async def test_a_form_needs_its_secret(console: Console, tl: timeline.Timeline, guarded: Any) -> None:
     await log_in(console, guarded[2]["all"])
     for secret in ("", "guessed"):
-        form = {"csrf": secret, "topic": "mails", "id": "kept", "do": "cancel"}
-        answer = await console.http.post("/message", data=form)
+        answer = await console.http.post(KEPT, data={"csrf": secret, "do": "cancel"})
         assert answer.status_code == 403 and "no longer valid" in answer.text
-    as_json = await console.http.post("/message", json={"topic": "mails", "id": "kept", "do": "cancel"})
+    as_json = await console.http.post(KEPT, json={"do": "cancel"})
     assert as_json.status_code == 400
     assert await tl.get("mails", "kept") is not None
 

@@ -95,19 +95,20 @@ async def test_a_message_is_put_moved_delivered_now_and_cancelled(console: Conso
     assert answer.status_code == 303 and "id=steered" in answer.headers["location"]
     one = await tl.get(TOPIC, "steered")
     assert one is not None and one.payload == b"hello\nyou" and one.headers == {"a": "b"} and one.tag == "by hand"
-    form = {"topic": TOPIC, "id": "steered", "group": "default", "version": one.version}
+    page = f"/message?topic={TOPIC}&id=steered"
+    form = {"group": "default", "version": one.version}
     picked = {"do": "move", "at": "2031-05-01T09:30", "zone": "Europe/Berlin"}
-    assert (await console.post("/message", form | picked)).status_code == 303
+    assert (await console.post(page, form | picked)).status_code == 303
     moved = await tl.get(TOPIC, "steered")
     assert moved is not None and moved.due.isoformat() == "2031-05-01T07:30:00+00:00"
-    stale = await console.post("/message", form | {"do": "cancel"})
+    stale = await console.post(page, form | {"do": "cancel"})
     assert stale.status_code == 412 and "changed since" in stale.text
     form["version"] = moved.version
-    assert (await console.post("/message", form | {"do": "now"})).status_code == 303
+    assert (await console.post(page, form | {"do": "now"})).status_code == 303
     now = await tl.get(TOPIC, "steered")
     assert now is not None and now.state is State.AVAILABLE
     form["version"] = now.version
-    assert (await console.post("/message", form | {"do": "cancel"})).status_code == 303
+    assert (await console.post(page, form | {"do": "cancel"})).status_code == 303
     assert await tl.get(TOPIC, "steered") is None
     told = seen(await console.get("/topic", name=TOPIC))
     assert "steered was cancelled." in told
@@ -134,7 +135,7 @@ async def test_dead_letters_are_found_counted_and_revived_spread_over_time(
     due = sorted([entry.due_ms async for entry in tl.scan(topic, state="waiting")])
     assert len(due) == 30 and due[0] == 1_924_992_000_000
     assert {later - sooner for sooner, later in itertools.pairwise(due)} == {20_000}
-    chosen = {"topic": topic, "do": "purge", "id": ["default\ngone-1", "default\ngone-2"]}
+    chosen = {"topic": topic, "do": "purge", "id": ["?group=default&id=gone-1", "?group=default&id=gone-2"]}
     assert "2 deleted for good" in (await console.post("/dead/step", chosen, hx_request="true")).text
     assert len([letter async for letter in tl.dead(topic)]) == 58
 
@@ -156,13 +157,13 @@ async def test_schedules_are_shown_made_and_steered(console: Console, tl: timeli
     assert made.status_code == 303
     one = await tl.get_schedule(TOPIC, "weekly")
     assert one is not None and one.specification.cron == ("30 6 * * 1",)
-    asked = {"topic": TOPIC, "name": "weekly"}
+    page = f"/schedule?topic={TOPIC}&name=weekly"
     for deed, status in (("pause", "paused"), ("resume", "active")):
-        assert (await console.post("/schedule", asked | {"do": deed})).status_code == 303
+        assert (await console.post(page, {"do": deed})).status_code == 303
         assert (await one.refresh()).status == status
-    assert (await console.post("/schedule", asked | {"do": "trigger"})).status_code == 303
+    assert (await console.post(page, {"do": "trigger"})).status_code == 303
     assert [m.id async for m in tl.scan(TOPIC) if m.id.startswith("weekly@")]
-    assert (await console.post("/schedule", asked | {"do": "delete"})).status_code == 303
+    assert (await console.post(page, {"do": "delete"})).status_code == 303
     assert await tl.get_schedule(TOPIC, "weekly") is None
     wrong = await console.post("/schedules/create", {"topic": TOPIC, "name": "weekly", "cron": "61 * * * *"})
     assert wrong.status_code == 400 and "61" in seen(wrong) and 'value="weekly"' in wrong.text
@@ -170,14 +171,14 @@ async def test_schedules_are_shown_made_and_steered(console: Console, tl: timeli
 
 async def test_a_topic_is_created_changed_paused_and_resumed(console: Console, tl: timeline.Timeline) -> None:
     assert (await console.post("/topic/create", {"name": "fresh"})).status_code == 303
-    changes = {"topic": "fresh", "lease": "45s", "was_lease": "30s", "max_deliveries": "25", "was_max_deliveries": "25"}
-    assert (await console.post("/topic/settings", changes | {"was_paused": "False"})).status_code == 303
-    wrong = await console.post("/topic/settings", {"topic": "fresh", "lease": "soon", "was_lease": "45s"})
+    changes = {"lease": "45s", "was_lease": "30s", "max_deliveries": "25", "was_max_deliveries": "25"}
+    assert (await console.post("/topic/settings?topic=fresh", changes | {"was_paused": "False"})).status_code == 303
+    wrong = await console.post("/topic/settings?topic=fresh", {"lease": "soon", "was_lease": "45s"})
     assert wrong.status_code == 400 and "lease" in seen(wrong)
-    assert (await console.post("/topic/pause", {"topic": "fresh", "do": "pause"})).status_code == 303
+    assert (await console.post("/topic/pause?topic=fresh", {"do": "pause"})).status_code == 303
     settings = next(each.settings for each in await tl.topics() if each.name == "fresh")
     assert settings.lease_ms == 45_000 and settings.paused
-    assert (await console.post("/topic/pause", {"topic": "fresh", "do": "resume"})).status_code == 303
+    assert (await console.post("/topic/pause?topic=fresh", {"do": "resume"})).status_code == 303
     assert not next(each.settings for each in await tl.topics() if each.name == "fresh").paused
     taken = await console.post("/topic/create", {"name": "not/a name"})
     assert taken.status_code == 400 and "letters" in seen(taken)

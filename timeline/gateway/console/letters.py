@@ -19,7 +19,7 @@ from litestar import Response, get, post
 from timeline.columns import Bools
 from timeline.driver.receipts import Receipts
 from timeline.driver.times import duration_ms
-from timeline.errors import Invalid, TimelineError
+from timeline.errors import Invalid, Throttled, TimelineError, Unavailable, Unknown
 from timeline.gateway.clients import CallerClient
 from timeline.gateway.console.live import event
 from timeline.gateway.console.rendering import part
@@ -30,7 +30,7 @@ from timeline.gateway.requests import ApiRequest, Streamed, while_connected
 from timeline.gateway.routes.reading import read_cursor, shown_cursor
 from timeline.gateway.service import HttpGateway, gateway_of
 from timeline.gateway.streams import EVENT_STREAM
-from timeline.model import DEFAULT_GROUP, MAX_BATCH
+from timeline.model import MAX_BATCH
 
 STEP_ROWS = 20_000
 """Dead letters that one step reads."""
@@ -60,7 +60,8 @@ class Filter:
     @classmethod
     def of(cls, fields: Fields) -> Filter:
         """Return the filter that a query or a form has. Raise Invalid for a time that is none."""
-        found = cls(**{name: fields.text(name) for name in cls.__slots__})
+        typed = {name: fields.text(name) for name in cls.__slots__}
+        found = cls(**typed | {"topic": fields.exact("topic")})
         found.died_ms()
         return found
 
@@ -224,11 +225,12 @@ async def step(request: ApiRequest) -> Response[bytes]:
         ids = form.texts("id")
         if work.deed in DEEDS and not ids and not work.total:
             raise Invalid("count all that match first, then revive or purge them")
-        if ids:
-            work = await _of_ids(visit, chosen, work, ids)
-        else:
-            work = await _stepped(visit, chosen, work)
-        return visit.page("_work.html", chosen=chosen, work=work, more=bool(work.cursor), ids=ids)
+        trouble = ""
+        try:
+            done = await (_of_ids(visit, chosen, work, ids) if ids else _stepped(visit, chosen, work))
+        except (Unavailable, Unknown, Throttled) as lost:  # the same step may be asked for again
+            done, trouble = work, sentence(lost)
+        return visit.page("_work.html", chosen=chosen, work=done, ids=ids if trouble else [], trouble=trouble)
 
 
 async def _stepped(visit: Visit, chosen: Filter, work: LettersWork) -> LettersWork:
@@ -256,9 +258,8 @@ async def _of_ids(visit: Visit, chosen: Filter, work: LettersWork, ids: list[str
     if len(ids) > MAX_BATCH:
         raise Invalid(f"at most {MAX_BATCH:,} can be chosen one by one: use a filter")
     by_group: dict[str, list[str]] = {}
-    for one in ids:
-        group, _, id = one.partition("\n")
-        by_group.setdefault(group or DEFAULT_GROUP, []).append(id)
+    for one in map(Fields.of, ids):
+        by_group.setdefault(one.exact("group"), []).append(one.exact("id"))
     work = replace(work, total=len(ids), matched=len(ids), cursor=b"")
     if work.deed in DEEDS:
         for group, some in by_group.items():

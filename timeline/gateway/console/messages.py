@@ -16,6 +16,7 @@ from timeline.gateway.console.rendering import link
 from timeline.gateway.console.visit import Fields, Visit, sentence, visiting
 from timeline.gateway.requests import ApiRequest
 from timeline.gateway.values import is_json
+from timeline.model import DEFAULT_GROUP
 
 SHOWN_BYTES = 64 * 1024
 """A payload's bytes on the page. The rest is in the download."""
@@ -29,7 +30,7 @@ PATH = ("waiting", "available", "leased")
 async def message(request: ApiRequest) -> Response[bytes]:
     """Show a message with its payload, and explain where it is."""
     async with visiting(request) as visit:
-        topic, id = visit.query.text("topic"), visit.query.raw("id")
+        topic, id = visit.query.exact("topic"), visit.query.exact("id")
         stored, hidden = await _stored(visit, topic, id)
         told, absent = await _why(visit, topic, id)
         return visit.page(
@@ -103,9 +104,9 @@ def _hex(held: bytes) -> str:
 async def payload(request: ApiRequest) -> Response[bytes]:
     """Return the payload as a file to keep: browsers show none of it."""
     async with visiting(request) as visit:
-        stored = await visit.timeline.get(visit.query.text("topic"), visit.query.raw("id"))
+        stored = await visit.timeline.get(visit.query.exact("topic"), visit.query.exact("id"))
         if stored is None:
-            raise NotFound(id=visit.query.raw("id"))
+            raise NotFound(id=visit.query.exact("id"))
         headers = {
             "Content-Disposition": 'attachment; filename="payload.bin"',
             "Content-Security-Policy": "default-src 'none'; sandbox",
@@ -120,7 +121,7 @@ async def act(request: ApiRequest) -> Response[bytes]:
     """Move a message, deliver it now, cancel it, or revive or purge it if it is a dead letter."""
     async with visiting(request) as visit:
         form = await visit.form()
-        topic, id, deed = form.text("topic"), form.raw("id"), form.text("do")
+        topic, id, deed = visit.query.exact("topic"), visit.query.exact("id"), form.text("do")
         page = link("/message", topic=topic, id=id)
         said = await _done(visit, form, topic, id, deed)
         gone = deed in ("cancel", "purge")
@@ -130,7 +131,7 @@ async def act(request: ApiRequest) -> Response[bytes]:
 async def _done(visit: Visit, form: Fields, topic: str, id: str, deed: str) -> str:
     """Do what the form asks, and say what was done. Raise TimelineError."""
     version = form.number("version") or None
-    async with visit.client.producer(topic, form.text("group") or "default") as producer:
+    async with visit.client.producer(topic, form.exact("group") or DEFAULT_GROUP) as producer:
         if deed == "move":
             receipt = await producer.move(id, if_version=version, **form.due())
             return f"{id} is due at {receipt.due:%Y-%m-%d %H:%M:%S} UTC now." if receipt.due else f"{id} was moved."

@@ -49,7 +49,7 @@ async def live(request: ApiRequest) -> Streamed:
 async def load(request: ApiRequest) -> Response[dict[str, Any]]:
     """Return the coming load of a topic, or of the largest topics together, for a chart."""
     async with visiting(request) as visit:
-        window, topic = visit.query.text("window", "1h"), visit.query.text("topic")
+        window, topic = visit.query.text("window", "1h"), visit.query.exact("topic")
         if window not in WINDOWS:
             raise Invalid(f"window is one of {', '.join(WINDOWS)}, not {window!r:.40}")
         names = [topic] if topic else _largest(await look_of(visit.client))
@@ -83,7 +83,7 @@ async def late(request: ApiRequest) -> Response[bytes]:
     """Show what was late, by cause."""
     async with visiting(request) as visit:
         since = visit.query.text("since", "1h")
-        topic, cause = visit.query.text("topic"), visit.query.text("cause")
+        topic, cause = visit.query.exact("topic"), visit.query.text("cause")
         report = await visit.timeline.late(since, topic=topic, limit=MAX_BATCH)
         chosen = [one for one in reversed(report.deliveries) if cause in ("", one.cause)]
         return visit.page(

@@ -56,6 +56,7 @@ def _environment() -> Environment:
         "block": block,
         "count": lambda number: f"{number:,}",
         "duration": shown_duration,
+        "exact": exact,
         "lateness": shown_lateness,
         "setting": typed_name,
         "typed": typed_value,
@@ -70,6 +71,11 @@ def _shown(value: object) -> object:
     if isinstance(value, str) and not isinstance(value, Markup):
         return printable(value)
     return value
+
+
+def exact(value: object) -> Markup:
+    """Return a value for the field of a form, which sends it back as it is. It is not for people to read."""
+    return escape(str(value))
 
 
 def block(text: str) -> Markup:

@@ -34,7 +34,7 @@ NAMES_SHOWN = 3
 async def schedules(request: ApiRequest) -> Response[bytes]:
     """Show a page of schedules, the coming week, and a form that makes one."""
     async with visiting(request) as visit:
-        topic, cursor = visit.query.text("topic"), visit.query.text("cursor")
+        topic, cursor = visit.query.exact("topic"), visit.query.text("cursor")
         found, after = await _page(visit, topic, ROWS, cursor)
         following = link("/schedules", topic=topic, cursor=shown_cursor(after)) if after else ""
         names = [each.name for each in await visit.timeline.topics()]
@@ -50,7 +50,7 @@ async def _page(visit: Visit, topic: str, limit: int, cursor: str) -> tuple[list
 async def week(request: ApiRequest) -> Response[bytes]:
     """Show the coming week as a calendar, as a part of the page."""
     async with visiting(request) as visit:
-        found, after = await _page(visit, visit.query.text("topic"), WEEK_SCHEDULES, "")
+        found, after = await _page(visit, visit.query.exact("topic"), WEEK_SCHEDULES, "")
         zone = visit.query.zone
         now = as_datetime(visit.gateway.clock.now_ms()).astimezone(zone)
         midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
@@ -96,7 +96,7 @@ async def schedule(request: ApiRequest) -> Response[bytes]:
 
 
 async def _standing(visit: Visit, fields: Fields) -> Schedule:
-    topic, name = fields.text("topic"), fields.text("name")
+    topic, name = fields.exact("topic"), fields.exact("name")
     found = await visit.timeline.get_schedule(topic, name)
     if found is None:
         raise NotFound(f"there is no schedule {name!r:.120} on topic {topic!r:.120}")
@@ -108,7 +108,7 @@ async def act(request: ApiRequest) -> Response[bytes]:
     """Pause, resume, trigger or delete a schedule."""
     async with visiting(request) as visit:
         form = await visit.form()
-        one, deed = await _standing(visit, form), form.text("do")
+        one, deed = await _standing(visit, visit.query), form.text("do")
         page, name = link("/schedule", topic=one.topic, name=one.name), one.name
         if deed == "pause":
             await one.pause()
@@ -152,7 +152,7 @@ async def create(request: ApiRequest) -> Response[bytes]:
                 given["every"] = length(given["every"], "every", least_ms=1)
             if form.has("json"):
                 given["headers"] = {CONTENT_TYPE: JSON}
-            made = await visit.timeline.schedule(form.text("topic"), form.text("name"), **given)
+            made = await visit.timeline.schedule(form.exact("topic"), form.text("name"), **given)
         except Invalid as wrong:
             found, after = await _page(visit, "", ROWS, "")
             following = link("/schedules", cursor=shown_cursor(after)) if after else ""

@@ -35,7 +35,7 @@ GROUPS = {
 async def topic(request: ApiRequest) -> Response[bytes]:
     """Show a topic: its load, its messages, its consumers and its settings."""
     async with visiting(request) as visit:
-        record = await visit.topic(visit.query.text("name"))
+        record = await visit.topic(visit.query.exact("name"))
         look = await look_of(visit.client)
         return visit.page(
             "topic.html",
@@ -75,7 +75,7 @@ def _filters(query: Fields) -> dict[str, Any]:
 async def messages(request: ApiRequest) -> Response[bytes]:
     """Show some messages of a topic, as a part of its page."""
     async with visiting(request) as visit:
-        query, name = visit.query, visit.query.text("topic")
+        query, name = visit.query, visit.query.exact("topic")
         filters = _filters(query)
         due = query.instant_ms("due_from"), query.instant_ms("due_to")
         prefix = filters["prefix"].encode()
@@ -107,7 +107,7 @@ async def settings(request: ApiRequest) -> Response[bytes]:
     """Change settings of a topic: those that differ from what the form was made with."""
     async with visiting(request) as visit:
         form = await visit.form()
-        name = form.text("topic")
+        name = visit.query.exact("topic")
         changed = _changed(form)
         if not changed:
             return visit.back(link("/topic", name=name), "Nothing was changed.")
@@ -145,7 +145,7 @@ async def pause(request: ApiRequest) -> Response[bytes]:
     """Pause a topic, or resume it."""
     async with visiting(request) as visit:
         form = await visit.form()
-        name, stop = form.text("topic"), form.text("do") == "pause"
+        name, stop = visit.query.exact("topic"), form.text("do") == "pause"
         await visit.timeline.update_topic(name, paused=stop)
         said = f"{name} is paused: nothing is delivered." if stop else f"{name} delivers again."
         return visit.back(link("/topic", name=name), said)
@@ -172,7 +172,7 @@ async def produce(request: ApiRequest) -> Response[bytes]:
 
 
 async def _produced(visit: Visit, form: Fields) -> Response[bytes]:
-    name, headers = form.text("topic"), _headers(form.raw("headers"))
+    name, headers = form.exact("topic"), _headers(form.raw("headers"))
     if form.has("json"):
         headers.setdefault(CONTENT_TYPE, JSON)
     asked = {

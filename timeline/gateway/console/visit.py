@@ -34,6 +34,7 @@ FIELD = "csrf"
 LOGIN_S = 12 * 3_600
 NOTICE_S = 60
 MAX_NOTICE = 1_000
+MOST_FIELDS = 20_000
 IN_DOUBT = "it may have happened: look before you ask for it again"
 STALE = "this form is no longer valid: go back, load its page again, and send it once more"
 
@@ -51,9 +52,27 @@ class Fields:
     def __init__(self, given: Mapping[str, list[str]]) -> None:
         self._given = given
 
+    @classmethod
+    def of(cls, encoded: str) -> Fields:
+        """Return the fields of a form's body, or of a query. Raise Invalid."""
+        try:
+            given = parse_qs(
+                encoded.removeprefix("?"),
+                keep_blank_values=True,
+                strict_parsing=bool(encoded),
+                max_num_fields=MOST_FIELDS,
+            )
+        except ValueError:
+            raise Invalid("this form cannot be read: send it from its page") from None
+        return cls(given)
+
     def text(self, name: str, default: str = "") -> str:
         """Return the text of a field without spaces around it."""
         return self._given.get(name, [default])[0].strip()
+
+    def exact(self, name: str) -> str:
+        """Return the text of a field as it was sent: a name or an id, which may begin with a space."""
+        return self._given.get(name, [""])[0]
 
     def raw(self, name: str) -> str:
         """Return the text of a field as it was written, with the line ends of Unix."""
@@ -168,12 +187,7 @@ async def form_of(request: ApiRequest) -> Fields:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != FORM:
         raise Invalid(f"a form is sent as {FORM}, not as {kind!r:.60}")
-    try:
-        text = (await request.body()).decode()
-        given = parse_qs(text, keep_blank_values=True, strict_parsing=bool(text), max_num_fields=20_000)
-    except ValueError:
-        raise Invalid("this form cannot be read: send it from its page") from None
-    fields = Fields(given)
+    fields = Fields.of((await request.body()).decode(errors="replace"))
     check_csrf(request, fields)
     return fields
 
