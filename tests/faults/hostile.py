@@ -112,13 +112,14 @@ async def unending(address: str, method: str, announced: int) -> int:
     return sent
 
 
+SETTINGS_AGREED = b"\0\0\0\x04\x01\0\0\0\0"
 PING = bytes.fromhex("000008060000000000")
 PONG = bytes.fromhex("000008060100000000")
 """Headers of an HTTP/2 ping and of its answer. Eight bytes follow, the same in both."""
 
 
 class Plain:
-    """A connection that sends once, keeps what comes, and answers pings whenever it looks."""
+    """A connection that sends once, keeps what comes, and answers settings and pings whenever it looks."""
 
     def __init__(self, address: str, said: bytes) -> None:
         host, _, port = address.rpartition(":")
@@ -127,6 +128,7 @@ class Plain:
         self._socket.setblocking(False)
         self.heard = b""
         self.over = False
+        self._agreed = False
         self._pings_until = 0
 
     def look(self) -> None:
@@ -135,6 +137,7 @@ class Plain:
             while data := self._receive():
                 self.heard += data
             self.over = data is not None
+            self._agree()
             self._answer_pings()
         except ConnectionError:
             self.over = True
@@ -145,6 +148,12 @@ class Plain:
             return self._socket.recv(65_536)
         except BlockingIOError:
             return None
+
+    def _agree(self) -> None:
+        """Acknowledges the settings, with which every connection begins. Without that, it is closed after a while."""
+        if self.heard and not self._agreed:
+            self._agreed = True
+            self._socket.sendall(SETTINGS_AGREED)
 
     def _answer_pings(self) -> None:
         while (at := self.heard.find(PING, self._pings_until)) >= 0 and len(self.heard) >= at + 17:
