@@ -112,6 +112,8 @@ async def test_every_query_of_the_dashboard_runs_and_finds_something(
         return found
 
     await until_nothing(empty, "every panel to show something")
+    async with httpx.AsyncClient(base_url=f"http://{cluster.hosts['gateway']}:9080/v1", timeout=30) as http:
+        assert (await http.delete("/topics/shown-pushed")).status_code == 204  # its receiver is down for good
     await until_nothing(prometheus.firing, "all to be well")
 
 

@@ -96,12 +96,34 @@ async def test_both_ways_have_the_same_names_in_metrics(http: httpx.AsyncClient)
     ],
 )
 def test_usual_requests_alone_go_past_the_framework(path: str, more: dict[str, Any], direct: bool) -> None:
-    calls = DirectCalls(cast(Any, None), OFTEN, HostNames(GatewaySettings()))
+    calls = DirectCalls(cast(Any, None), OFTEN, HostNames(GatewaySettings()), unasked)
     usual = [(b"host", b"localhost:9080"), (b"content-type", b"application/json")]
     scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": usual, **more}
     call, given = calls._found(scope)
     assert (call is not None) is direct
     assert given == ({"topic": "departures"} if direct and path != ACK else {})
+
+
+async def unasked() -> bool:
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("host", "known"),
+    [
+        ("gateway:9080", True),
+        ("timeline.default.svc", True),
+        ("timeline.default.svc.cluster.local:9080", True),
+        ("10.0.0.7:9080", True),
+        ("app.example.org", True),
+        ("evil.example:9080", False),
+        ("local.evil.example", False),
+        ("", False),
+    ],
+)
+def test_an_open_gateway_answers_to_names_that_no_stranger_owns(host: str, known: bool) -> None:
+    names = HostNames(GatewaySettings("0.0.0.0:9080", insecure=True, origins=("https://app.example.org",)))
+    assert (names.refusal([(b"host", host.encode())]) is None) is known
 
 
 @pytest.mark.parametrize("origin", ["https://[x", "https://a b", "ftp://a", "https://a/b", "a.example"])

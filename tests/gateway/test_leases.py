@@ -110,6 +110,14 @@ async def test_a_wrong_poll_gets_the_sentence_that_mends_it(
     assert said in problem(answer, 400, "INVALID")
 
 
+@pytest.mark.parametrize("verb", ["ack", "release"])
+async def test_a_call_takes_so_many_receipts_at_most(http: httpx.AsyncClient, verb: str) -> None:
+    """Each is judged and answered alone, which would hold up others."""
+    many = await http.post(f"/v1/leases:{verb}", json={"receipts": [""] * 10_001})
+    assert "length <= 10000" in problem(many, 400, "INVALID")
+    assert await settle(http, verb, *["none"] * 10_000) == ["INVALID"] * 10_000
+
+
 async def test_a_verb_takes_its_own_fields_only(http: httpx.AsyncClient) -> None:
     answer = await http.post("/v1/leases:ack", json={"receipts": [], "reason": "x"})
     assert "unknown field 'reason'" in problem(answer, 400, "INVALID")

@@ -82,6 +82,20 @@ async def test_the_body_is_the_payload_when_a_header_says_the_time(
     assert "Timeline-In or Timeline-At" in problem(answer, 400, "INVALID")
 
 
+async def test_headers_of_a_payload_are_utf8_and_its_trace_goes_on(http: httpx.AsyncClient) -> None:
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    named = [(b"timeline-in", b"1h"), (b"timeline-id", "zürich".encode()), (b"traceparent", parent.encode())]
+    assert (await http.post(MESSAGES, content=b"x", headers=named)).json()["id"] == "zürich"
+    shown = (await http.get(f"{MESSAGES}/z%C3%BCrich")).json()
+    assert not shown.get("headers"), "a repeat may be of another trace"
+    assert (await http.delete(f"{MESSAGES}/z%C3%BCrich")).status_code == 200
+    made = await http.post(MESSAGES, content=b"x", headers={"Timeline-In": "1h", "traceparent": parent})
+    stored = (await http.get(f"{MESSAGES}/{made.json()['id']}")).json()
+    assert stored["headers"] == {"traceparent": parent}
+    wrong = await http.post(MESSAGES, content=b"x", headers=[(b"timeline-in", b"1h"), (b"timeline-tag", b"\xff")])
+    assert problem(wrong, 400, "INVALID") == "Timeline-Tag must be UTF-8"
+
+
 async def test_an_id_may_have_any_character(http: httpx.AsyncClient) -> None:
     id = "a/b?c%2F d:ü"
     assert (await http.post(MESSAGES, json={"id": id, "payload": 1, "in": "1h"})).status_code == 201

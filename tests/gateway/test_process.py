@@ -206,6 +206,39 @@ async def test_it_ends_after_the_requests_under_way(tmp_path: Path, site: Site) 
         assert opened["process"].wait(60) == 0
 
 
+async def test_an_upload_under_way_ends_its_connection(tmp_path: Path, site: Site) -> None:
+    """Its answer comes, and nothing more is served there."""
+    with gateway(tmp_path, site.broker) as opened:
+        host, _, port = opened["listen"].partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = "POST /v1/topics/departures/messages HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+        body = b'{"id":"uploaded","payload":1,"in":"1h"}'
+        writer.write(
+            f"{head}Content-Type: application/json\r\n\r\n{len(body) - 1:x}\r\n".encode() + body[:-1] + b"\r\n"
+        )
+        async with httpx.AsyncClient(base_url=f"http://{opened['listen']}", timeout=60) as http, asyncio.timeout(60):
+            while "in_flight 2.0" not in (await http.get("/metrics")).text:
+                pass
+        opened["process"].send_signal(signal.SIGTERM)
+        async with asyncio.timeout(60):
+            while "about to end" not in (await _ready(opened["listen"])):
+                pass
+        writer.write(b"1\r\n}\r\n0\r\n\r\n")
+        async with asyncio.timeout(20):
+            answered = await reader.read()
+        assert answered.startswith(b"HTTP/1.1 201") and b'"uploaded"' in answered
+        writer.close()
+
+
+async def _ready(listen: str) -> str:
+    """What a probe hears: once the gateway takes no more connections, that it is about to end."""
+    try:
+        async with httpx.AsyncClient(base_url=f"http://{listen}", timeout=60) as http:
+            return (await http.get("/readyz")).text
+    except httpx.TransportError:
+        return "about to end"
+
+
 def test_beyond_this_machine_it_wants_tls(tmp_path: Path) -> None:
     import subprocess
 

@@ -31,6 +31,15 @@ async def topic(http: httpx.AsyncClient) -> AsyncIterator[None]:
     assert (await http.delete("/v1/topics/recurring")).status_code == 204
 
 
+async def test_a_body_that_a_call_does_not_read_is_refused(http: httpx.AsyncClient) -> None:
+    """It would be ignored: the call would cancel what lies ahead."""
+    await made(http)
+    said = problem(await http.post(f"{ALL}/monthly:pause", json={"pending": "keep"}), 400, "INVALID")
+    assert said == "this POST has no body: write what it says into the address, ?name=value; this call takes pending"
+    assert (await http.get(f"{ALL}/monthly")).json()["paused"] is False
+    assert (await http.post(f"{ALL}/monthly:pause?pending=keep")).json()["paused"] is True
+
+
 async def made(http: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
     told = await http.post(ALL, json=MONTHLY | fields)
     assert told.status_code == 201, told.text

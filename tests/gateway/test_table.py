@@ -8,10 +8,13 @@ from typing import Any
 import httpx
 import pytest
 
+import timeline
 from tests.gateway.test_leases import lease, put, settle
 from tests.gateway.test_messages import problem
 from timeline.driver.queries import NAMES
-from timeline.gateway.shapes import NewTopic
+from timeline.gateway.clients import CallerClient
+from timeline.gateway.routes import many
+from timeline.gateway.shapes import DeadLetters, NewTopic
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -94,6 +97,29 @@ async def test_dead_letters_are_listed_revived_and_purged(http: httpx.AsyncClien
     problem(await http.post(f"{path}/dead:purge", json={}), 400, "INVALID")
 
 
+async def test_a_call_for_all_letters_that_breaks_off_says_how_far_it_came(
+    http: httpx.AsyncClient, tl: timeline.Timeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = await made(http, "broken-off")
+    await put(http, "broken-off", "one", "two")
+    for _ in range(2):
+        (message,) = await lease(http, "broken-off", max=1)
+        await settle(http, "bury", message["receipt"], reason="bad")
+    monkeypatch.setattr(many, "LETTERS_AT_ONCE", 1)
+    asked: list[str] = []
+    async with tl.producer("broken-off") as producer:
+
+        async def purge(ids: list[str]) -> timeline.Receipts:
+            asked.extend(ids)
+            if len(asked) > 1:
+                raise timeline.Unavailable("no broker answers")
+            return await producer.purge(ids)
+
+        told = await many._letters(CallerClient(tl), "broken-off", DeadLetters(all=True), purge)
+    assert told.counts == {"OK": 1} and (told.stopped or "").startswith("no broker answers")
+    assert len((await http.get(f"{path}/dead")).json()["messages"]) == 1
+
+
 async def test_what_comes_due_what_was_late_and_the_cluster(http: httpx.AsyncClient) -> None:
     path = await made(http, "looked-at")
     await put(http, "looked-at", "late")
@@ -157,7 +183,7 @@ async def test_a_body_that_is_not_read_is_refused_and_one_that_is_needed_is_aske
     ):
         said = problem(await http.request("DELETE", where, json=asked), 400, "INVALID")
         assert said.startswith(
-            "a DELETE has no body: write what it says into the address, ?name=value; this call takes"
+            "this DELETE has no body: write what it says into the address, ?name=value; this call takes"
         )
     listed = (await http.get(f"{path}/messages")).json()
     assert sorted(one["id"] for one in listed["messages"]) == ["a", "b"]

@@ -83,4 +83,4 @@ def application(gateway: HttpGateway) -> ASGIApp:
         request_max_body_size=None,
         logging_config=None,
     )
-    return Observed(DirectCalls(inside, OFTEN, HostNames(gateway.settings)), gateway.metrics)
+    return Observed(DirectCalls(inside, OFTEN, HostNames(gateway.settings), gateway.is_open), gateway.metrics)

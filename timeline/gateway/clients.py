@@ -27,6 +27,8 @@ PRODUCERS = 256
 TIMEOUT = "10s"
 ADMITTED_MS = 2_000.0
 """How long a broker's word holds that it lets a token in."""
+ASK_AGAIN_MS = 250.0
+"""How long nobody asks again after a broker gave no answer."""
 UNAUTHENTICATED = "UNAUTHENTICATED"
 """In `found` of an error: the token is missing, unknown or has expired."""
 
@@ -77,7 +79,9 @@ class CallerClient:
             except Forbidden:
                 raise
             except TimelineError:
-                return  # the call itself meets the same, and has more time
+                # The call itself meets the same, and has more time. Those that wait here need not ask, too.
+                self._asked_ms = self._clock.monotonic_ms() - ADMITTED_MS + ASK_AGAIN_MS
+                return
             self._asked_ms = now_ms
 
     @asynccontextmanager

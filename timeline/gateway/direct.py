@@ -28,6 +28,8 @@ PREFIX = "/v1"
 TOPIC = "{topic:str}"
 HOST_HEADER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:/@\[\]\s]+)(?::[0-9]+)?")
 """The host's name or address, and perhaps a port."""
+PRIVATE = (".internal", ".local", ".svc", ".home.arpa", ".lan")
+"""Ends of names that are no one's on the Internet, as clusters and local networks have them."""
 MOST_HOSTS = 100
 """How many hosts are kept with what was found about them."""
 USUAL_HOST = re.compile(rb"[A-Za-z0-9.-]+(:[0-9]+)?")
@@ -56,20 +58,19 @@ class _Call:
 class HostNames:
     """The hosts under which a gateway may be asked.
 
-    A gateway that only its own machine reaches often asks for no token. A web page can give its own name this machine's
-    address, and then ask it like a page of its own. So such a gateway answers to addresses, to `localhost` and names
-    below it, and to the hosts of `origins` alone. One that other machines reach answers to all names.
+    A web page can give its own name any address, and then ask a gateway there like a page of its own. Where tokens are
+    asked for, it learns nothing. A gateway that only its own machine reaches, or whose brokers ask for none, answers to
+    addresses, to `localhost` and names below it, and to the hosts of `origins` alone. One that other machines reach
+    answers to names that nobody outside can own, too.
     """
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._own = {"localhost", *(urlsplit(one).hostname for one in settings.origins)}
-        self._any = settings.exposed
+        self.exposed = settings.exposed
         self._judged: dict[bytes, bool] = {}
 
     def refusal(self, headers: Sequence[tuple[bytes, bytes]]) -> Forbidden | None:
-        """Return why a request with these headers is refused. None: it is not."""
-        if self._any:
-            return None
+        """Return why a request with these headers is refused, if no token is asked for. None: it is not."""
         host = next((value for name, value in headers if name == b"host"), b"localhost")
         if host not in self._judged:
             if len(self._judged) >= MOST_HOSTS:
@@ -87,17 +88,25 @@ class HostNames:
         name = found[1].strip("[]").removesuffix(".").lower() if found else ""
         with suppress(ValueError):
             return bool(ip_address(name))
-        return name in self._own or name.endswith(".localhost")
+        private = self.exposed and bool(name) and ("." not in name or name.endswith(PRIVATE))
+        return name in self._own or name.endswith(".localhost") or private
 
 
 class DirectCalls:
     """An ASGI application: POST to `handlers`, and all else to the application `inside`, which has them, too.
 
-    A request under another host than `names` permit is refused. At the end of each request, its body has no room left.
+    A request under another host than `names` permit is refused, unless `is_open` says that callers need a token, and
+    other machines reach the gateway. At the end of each request, its body has no room left.
     """
 
-    def __init__(self, inside: Litestar, handlers: Sequence[HTTPRouteHandler], names: HostNames) -> None:
-        self._inside, self._names = inside, names
+    def __init__(
+        self,
+        inside: Litestar,
+        handlers: Sequence[HTTPRouteHandler],
+        names: HostNames,
+        is_open: Callable[[], Awaitable[bool]],
+    ) -> None:
+        self._inside, self._names, self._is_open = inside, names, is_open
         calls = [_Call.of(handler) for handler in handlers]
         self._whole = {call.template: call for call in calls if "{" not in call.template}
         self._of_topic = {call.template.rpartition("/")[2]: call for call in calls if "{" in call.template}
@@ -109,7 +118,8 @@ class DirectCalls:
             release_body(scope)
 
     async def _serve(self, scope: Any, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (refused := self._names.refusal(scope["headers"])) is not None:
+        refused = self._names.refusal(scope["headers"]) if scope["type"] == "http" else None
+        if refused is not None and (not self._names.exposed or await self._is_open()):
             scope["app"] = scope["litestar_app"] = self._inside
             await self._fail(refused, ApiRequest(scope, receive, send))
             return

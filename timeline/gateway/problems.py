@@ -17,7 +17,7 @@ from litestar.routes import HTTPRoute
 
 from timeline import errors
 from timeline.credentials import BadCredentials
-from timeline.errors import Forbidden, Invalid, TimelineError, Unavailable, sentence_of
+from timeline.errors import Forbidden, Invalid, TimelineError, sentence_of
 from timeline.gateway.clients import UNAUTHENTICATED, no_token
 from timeline.gateway.routes.verbs import as_called
 from timeline.gateway.shapes import Problem
@@ -46,7 +46,10 @@ STATUSES: dict[str, tuple[int, str]] = {
 }
 """By code: the status of HTTP, and a title."""
 SAME_KEY = "it may have happened: send it again with the same id or Idempotency-Key to learn which"
+GO_ON = "it may have happened in part: send it again with 'resume' as it stands here, or messages may be changed twice"
 RETRY_AFTER_S = 1
+GONE = 499
+"""The status in logs and metrics of a request whose caller has disconnected."""
 
 
 class ClientGone(Exception):
@@ -62,9 +65,9 @@ def problem_of(error: TimelineError) -> Problem:
         code = Status.UNKNOWN
     status, title = STATUSES[code]
     said = sentence(error)
-    if code == Status.UNKNOWN:
-        said = f"{error.reason.rstrip('.') or 'the answer was lost'}; {SAME_KEY}"
     resume = None if error.progress is None or error.progress.finished else error.progress.resume
+    if code == Status.UNKNOWN:
+        said = f"{error.reason.rstrip('.') or 'the answer was lost'}; {SAME_KEY if resume is None else GO_ON}"
     return plain(status, code, title, said, id=error.id, resume=resume)
 
 
@@ -152,7 +155,7 @@ def of_anything(request: Request[Any, Any, Any], error: Exception) -> Response[b
 
 def gone(_: Request[Any, Any, Any], error: ClientGone) -> Response[bytes]:
     """Answer nobody."""
-    return answer_of(Unavailable("the caller has disconnected"))
+    return Response(b"", status_code=GONE)
 
 
 HANDLERS: tuple[tuple[type[Exception], Callable[[Request[Any, Any, Any], Any], Response[bytes]]], ...] = (

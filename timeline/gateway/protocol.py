@@ -275,6 +275,11 @@ class BoundedHttp(HttpToolsProtocol):
                 if self._last and self.transport.can_write_eof():
                     self.transport.write_eof()
 
+    def shutdown(self) -> None:
+        """End the connection after the request under way, also if its body is still to come."""
+        self._last = True
+        super().shutdown()
+
     def send_400_response(self, msg: str) -> None:
         """End the connection after the requests before, which were good. No answer of theirs can be taken for this
         one."""

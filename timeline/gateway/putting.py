@@ -262,6 +262,7 @@ class LineStream:
             yield [(self._line, bytes(rest))]
 
     async def _put(self, lines: list[tuple[int, bytes]]) -> tuple[list[int], PutOutcome]:
+        await asyncio.sleep(0)  # lines of which none is good would hold up other requests
         outcome = await self._puts.part([_decoded(line) for _, line in lines], self._put_lines)
         self._put_lines += len(lines)
         return [number for number, _ in lines], outcome

@@ -272,6 +272,8 @@ def _too_large(most_bytes: int) -> TooLarge:
     return TooLarge(f"the body has more than {most_bytes} bytes", advice=FIXED_LIMIT)
 
 
+READ_BY_THEMSELVES = ("putMessages",)
+"""Calls that read their body in shapes of their own."""
 OURS = {"request", "client", "data"}
 """What a call gets that its caller does not name."""
 
@@ -281,8 +283,10 @@ def check_body(request: ApiRequest) -> None:
     that is not read would be ignored, and the call would cancel."""
     shape = request.route_handler.parsed_data_field
     has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
-    if has_body and request.method == "DELETE":
-        raise Invalid(f"a DELETE has no body: write what it says into the address, ?name=value; {_takes(request)}")
+    reads = shape is not None or request.route_handler.operation_id in READ_BY_THEMSELVES
+    if has_body and not reads:
+        said = "write what it says into the address, ?name=value"
+        raise Invalid(f"this {request.method} has no body: {said}; {_takes(request)}")
     if not has_body and shape is not None and not shape.is_optional:
         raise Invalid("this call needs a body in JSON: /docs shows its fields")
 

@@ -108,6 +108,8 @@ class HttpGateway:
         self._reached = _Cached(self.clock, self._reach)
         self._serves = _Cached(self.clock, self._ask_health)
         self._guarded = settings.exposed and not settings.insecure
+        self._asks_tokens = False
+        """Whether brokers refused a caller without a token when they answered last."""
         self._ending: asyncio.Future[Any] | None = None
 
     async def start(self) -> None:
@@ -144,15 +146,24 @@ class HttpGateway:
             async with self.clients.serving(Caller()) as client:
                 await client.timeline.ping(timeout=LOOK_S)
         except Forbidden:
+            self._asks_tokens = True
             return ""
         except TimelineError as trouble:
             return explain(trouble)
+        self._asks_tokens = False
         return OPEN_TO_ALL if self._guarded else ""
 
+    async def is_open(self) -> bool:
+        """Return whether callers need no token, as far as is known."""
+        await self._reached.get()
+        return not self._asks_tokens
+
     async def check_guarded(self) -> None:
-        """Raise Unavailable while everybody on other machines could do everything: the broker asks for no tokens."""
-        if self._guarded and await self._reached.get() == OPEN_TO_ALL:
-            raise Unavailable(OPEN_TO_ALL, advice=OPEN_TO_ALL)
+        """Raise Unavailable while everybody on other machines could do everything: the broker asks for no tokens, or it
+        has not said yet whether it does."""
+        if not self._guarded or not (said := await self._reached.get()) or self._asks_tokens:
+            return
+        raise Unavailable(said, advice=said)
 
 
 def gateway_of(request: ApiRequest) -> HttpGateway:

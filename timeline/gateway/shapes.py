@@ -122,6 +122,11 @@ class TagAnswer(Struct, kw_only=True):
     resume: str | None
 
 
+MOST_AT_ONCE = 10_000
+"""Receipts or ids of one call. Each has an answer of its own."""
+Receipts = Annotated[list[str], Meta(max_length=MOST_AT_ONCE)]
+
+
 class Leasing(Asked):
     """How many messages to take, how long to wait for the first, and how long each is leased."""
 
@@ -157,20 +162,20 @@ class Leases(Struct):
 class AckLeases(Asked):
     """The receipts of messages that are done."""
 
-    receipts: list[str]
+    receipts: Receipts
 
 
 class ExtendLeases(Asked):
     """The receipts of messages that stay leased for `lease` from now."""
 
-    receipts: list[str]
+    receipts: Receipts
     lease: str | int | float
 
 
 class ReleaseLeases(Asked):
     """The receipts of messages that are due again: at once, after `in`, or `at` a time."""
 
-    receipts: list[str]
+    receipts: Receipts
     at: When = None
     in_: Length = field(default=None, name="in")
     reason: str = ""
@@ -179,7 +184,7 @@ class ReleaseLeases(Asked):
 class BuryLeases(Asked):
     """The receipts of messages that become dead letters, with a reason."""
 
-    receipts: list[str]
+    receipts: Receipts
     reason: str
 
 
@@ -281,7 +286,7 @@ class ForecastAnswer(Struct, kw_only=True):
 class DeadLetters(Asked):
     """Which dead letters: `ids`, all of a `tag`, or `all` of the group. Revive: when they are due; default: now."""
 
-    ids: list[str] | None = None
+    ids: Annotated[list[str], Meta(max_length=MOST_AT_ONCE)] | None = None
     tag: str | None = None
     all: bool = False
     group: str = DEFAULT_GROUP
@@ -295,11 +300,13 @@ class ReviveLetters(DeadLetters):
 
 
 class LettersAnswer(Struct, kw_only=True):
-    """How many letters have each status. `results`: of all `ids`; else the first failures."""
+    """How many letters have each status. `results`: of all `ids`; else the first failures. `stopped`: why it broke off
+    after some letters. The same call goes on with the others."""
 
     counts: dict[str, int]
     results: list[PutAnswer]
     omitted: int
+    stopped: str | None = None
 
 
 class NewTopic(Asked):

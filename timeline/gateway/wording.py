@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 _MESSAGE = "GET /v1/topics/{topic}/messages/{id}"
 _RESUME = "as 'resume' of the answer had it"
@@ -27,6 +28,7 @@ _WORDS = tuple(
 )
 
 
+@lru_cache(1024)
 def in_words_of_http(sentence: str) -> str:
     """Return a sentence with HTTP's names in place of those of the driver and of the command line."""
     for theirs, ours in _WORDS:

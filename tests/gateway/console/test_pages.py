@@ -226,5 +226,51 @@ async def test_what_is_wrong_is_said(console: Console) -> None:
     nothing = seen(await console.get("/find", q="nobody"))
     assert "Nothing was found" in nothing
     assert "No message matches" in seen(await console.get("/messages", topic=EMPTY))
-    form = await console.post("/produce", {"topic": TOPIC, "payload": "kept <b>", "in": "", "at": ""})
-    assert form.status_code == 400 and "give either at" in seen(form) and "kept &lt;b&gt;" in form.text
+    form = await console.post("/produce", {"topic": TOPIC, "payload": "kept <b>", "in": "soon"})
+    assert form.status_code == 400 and "in must be" in seen(form) and "kept &lt;b&gt;" in form.text
+
+
+async def test_a_form_without_a_deed_does_nothing(console: Console, tl: timeline.Timeline) -> None:
+    for deed in ({}, {"do": "Purge"}):
+        answer = await console.post(f"/message?topic={TOPIC}&id=lost-1", deed)
+        assert answer.status_code == 400 and "do is move, now, cancel, revive or purge" in seen(answer)
+        assert (await console.post(f"/topic/pause?topic={TOPIC}", deed)).status_code == 400
+    letter = await tl.get(TOPIC, "lost-1")
+    assert letter is not None and letter.state is State.DEAD
+
+
+async def test_a_kind_of_reason_chooses_its_letters_alone(console: Console, tl: timeline.Timeline) -> None:
+    topic = "kinds"
+    await tl.create_topic(topic)
+    for ids, reason in ((["a", "b"], "504 after 31 s"), (["c"], "looked after 2 s"), (["d"], "17"), (["e"], "none")):
+        await bury(tl, ids, topic, reason)
+    told = (await console.get("/dead/reasons", topic=topic, prefix="", died_from="2020-01-01T00:00")).text
+    links = {kind: html.unescape(path) for path, kind in re.findall(r'href="([^"]+)"><b>\d+</b> ([^<]+)</a>', told)}
+    assert set(links) == {"… after … s", "looked after … s", "…", "none"}
+    assert all("died_from=2020-01-01T00%3A00" in path for path in links.values()), "other filters stay"
+    found = await console.get(links["… after … s"].replace("/dead?", "/dead/letters?"))
+    assert set(re.findall(r">(\w)</a>", found.text)) == {"a", "b"}
+    assert set(re.findall(r">(\w)</a>", (await console.get(links["…"].replace("/dead?", "/dead/letters?"))).text)) == {
+        "d"
+    }
+
+
+async def test_letters_that_die_after_the_count_are_left_alone(console: Console, tl: timeline.Timeline) -> None:
+    topic = "later"
+    await tl.create_topic(topic)
+    await bury(tl, ["counted"], topic)
+    counted = (await console.post("/dead/step", {"topic": topic, "do": "count"}, hx_request="true")).text
+    carried = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', counted))
+    await bury(tl, ["later"], topic)
+    purged = await console.post("/dead/step", carried | {"do": "purge"}, hx_request="true")
+    assert "1 deleted for good" in purged.text
+    assert [letter.id async for letter in tl.dead(topic)] == ["later"]
+
+
+@pytest.mark.parametrize("depth", [1_000, 30_000])
+async def test_json_of_many_levels_is_shown_as_text(console: Console, tl: timeline.Timeline, depth: int) -> None:
+    async with tl.producer(TOPIC) as producer:
+        await producer.produce(b"[" * depth + b"]" * depth, id=f"deep-{depth}", in_="1h")
+    answer = await console.get("/message", topic=TOPIC, id=f"deep-{depth}")
+    assert answer.status_code == 200 and len(answer.content) < 2_000_000
+    assert "<summary>JSON</summary>" not in answer.text and "<summary>Text</summary>" in answer.text

@@ -46,8 +46,8 @@ def test_a_lease_that_cannot_be_read_is_no_ack(lease: str) -> None:
 
 
 def test_410_buries_with_the_reason() -> None:
-    assert judged(410, b"no such customer") == Settlement(Verb.BURY, "410: no such customer")
-    assert judged(410) == Settlement(Verb.BURY, "410")
+    assert judged(410, b"no such customer") == Settlement(Verb.BURY, "410: no such customer", status=410)
+    assert judged(410) == Settlement(Verb.BURY, "410", status=410)
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -75,7 +75,7 @@ def test_no_answer_releases_and_counts_against_the_receiver() -> None:
 def test_the_last_delivery_buries_with_the_last_answer() -> None:
     outcome = judged(503, b"down", retry_after="5")
     assert outcome.last(24, 25) == outcome == outcome.last(1_000, 0)
-    assert outcome.last(25, 25) == Settlement(Verb.BURY, "max_deliveries: 503: down", broken=True)
+    assert outcome.last(25, 25) == Settlement(Verb.BURY, "max_deliveries: 503: down", broken=True, status=503)
     assert judged(200).last(25, 25).verb is Verb.ACK
     assert judged(202, timeline_lease="1m").last(25, 25).verb is Verb.KEEP
 

@@ -30,8 +30,9 @@ from timeline.gateway.requests import ApiRequest, Streamed, while_connected
 from timeline.gateway.routes.reading import read_cursor, shown_cursor
 from timeline.gateway.service import HttpGateway, gateway_of
 from timeline.gateway.streams import EVENT_STREAM
-from timeline.model import MAX_BATCH
+from timeline.model import Status
 
+STOPPED = "the brokers did not answer for all of them"
 STEP_ROWS = 20_000
 """Dead letters that one step reads."""
 STEP_CHANGES = 2_000
@@ -42,16 +43,22 @@ REASONS_SHOWN = 30
 REASONS_KEPT = 2_000
 """Different reasons that are counted apart. Numbers and ids in them are read as one and the same."""
 VARIES = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|0x[0-9a-f]+|[0-9]+(?:[.:,][0-9]+)*", re.IGNORECASE)
+OTHERS = ""
+"""Stands for the kinds that are not counted apart, and for letters without a reason."""
 DEEDS = ("revive", "purge")
+AGAIN = (Status.UNAVAILABLE, Status.UNKNOWN, Status.THROTTLED)
+"""What letters may meet that are to be asked for again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which dead letters of a topic: by tag, by a part of the reason, by the beginning of the id, by time of death."""
+    """Which dead letters of a topic: by tag, by a part of the reason or its kind, by the beginning of the id, by when
+    they died."""
 
     topic: str
     tag: str = ""
     reason: str = ""
+    kind: str = ""
     prefix: str = ""
     died_from: str = ""
     died_to: str = ""
@@ -72,7 +79,11 @@ class Filter:
     @property
     def plain(self) -> bool:
         """Whether the store chooses all by itself."""
-        return not (self.reason or self.prefix or self.died_from or self.died_to)
+        return not (self.reason or self.kind or self.prefix or self.died_from or self.died_to)
+
+    def of_kind(self, kind: str) -> dict[str, str]:
+        """Return the fields of a filter for those among them whose reason is of a kind."""
+        return {**self.fields(), "kind": kind}
 
     def died_ms(self) -> tuple[int | None, int | None]:
         """Return between which times they died. None: no bound."""
@@ -93,6 +104,8 @@ class Filter:
             wanted = self.reason.lower()
             reasons = (reason.decode(errors="replace").lower() for reason in rows.dead.tolist())
             chosen &= np.array([wanted in reason for reason in reasons], dtype=np.bool_)
+        if self.kind:
+            chosen &= np.array([kind_of(reason) == self.kind for reason in rows.dead.tolist()], dtype=np.bool_)
         return chosen
 
     def scan(self, client: CallerClient, limit: int, cursor: bytes) -> Any:
@@ -143,7 +156,7 @@ async def _reasons(request: ApiRequest, gateway: HttpGateway) -> AsyncGenerator[
                         read += len(page.rows)
                     done = page is None or not page.cursor or (not every and read >= SAMPLE)
                     partly = done and page is not None and bool(page.cursor)
-                    yield event("reasons", _told(chosen, counts, read, done, partly))
+                    yield event("reasons", _told(chosen, counts, read, done, partly, every))
             yield event("end", "end")
         except ClientGone:
             return
@@ -154,28 +167,29 @@ async def _reasons(request: ApiRequest, gateway: HttpGateway) -> AsyncGenerator[
 
 def _count(counts: Counter[str], reasons: list[bytes]) -> None:
     for reason, count in Counter(reasons).items():
-        kind = VARIES.sub("…", reason.decode(errors="replace"))
+        kind = kind_of(reason)
         if kind not in counts and len(counts) >= REASONS_KEPT:
-            kind = ""
+            kind = OTHERS
         counts[kind] += count
 
 
-def _told(chosen: Filter, counts: Counter[str], read: int, done: bool, partly: bool) -> str:
-    most = counts.most_common(REASONS_SHOWN)
+def kind_of(reason: bytes) -> str:
+    """Return what a reason has in common with those that differ from it in numbers and ids alone."""
+    return " ".join(VARIES.sub("…", reason.decode(errors="replace")).split())
+
+
+def _told(chosen: Filter, counts: Counter[str], read: int, done: bool, partly: bool, every: bool) -> str:
+    most = [(kind, count) for kind, count in counts.most_common(REASONS_SHOWN) if kind != OTHERS]
     rest = sum(counts.values()) - sum(count for _, count in most)
-    shown = [(kind, count, _longest_part(kind)) for kind, count in most]
-    return part("_reasons.html", chosen=chosen, reasons=shown, rest=rest, read=read, done=done, partly=partly)
-
-
-def _longest_part(kind: str) -> str:
-    """Return the longest part of a kind of reason that all reasons of the kind have, to choose them by."""
-    return max((one.strip() for one in kind.split("…")), key=len, default="")
+    values = {"reasons": most, "rest": rest, "read": read, "done": done, "partly": partly, "every": every}
+    return part("_reasons.html", chosen=chosen, **values)
 
 
 @dataclass(frozen=True, slots=True)
 class LettersWork:
     """How far it has come to count, revive or purge letters. `total`: how many were counted, over which `spread_ms` is
-    divided, from `base_ms` on."""
+    divided, from `base_ms` on; 0: from the first one that is revived. `until_ms`: when the count began. Letters that
+    died after it are left alone."""
 
     deed: str
     cursor: bytes = b""
@@ -186,6 +200,7 @@ class LettersWork:
     total: int = 0
     base_ms: int = 0
     spread_ms: int = 0
+    until_ms: int = 0
     why: str = ""
 
     @classmethod
@@ -194,20 +209,18 @@ class LettersWork:
         deed = form.text("do")
         if deed not in ("count", *DEEDS):
             raise Invalid(f"do is count, revive or purge, not {deed!r:.40}")
-        base_ms = form.number("base_ms") or now_ms
-        if not form.number("base_ms"):
-            base_ms = form.instant_ms("at") or now_ms
+        base_ms = form.number("base_ms") or form.instant_ms("at") or (now_ms if deed == "revive" else 0)
         numbers = {name: form.number(name) for name in ("read", "matched", "done", "failed", "total")}
         spread_ms = form.number("spread_ms") or duration_ms(form.text("spread") or "0s", "spread")
-        cursor = read_cursor(form.text("cursor"))
-        return cls(deed, cursor, **numbers, base_ms=base_ms, spread_ms=spread_ms, why=form.text("why"))
+        until_ms = form.number("until_ms") or now_ms
+        cursor, why = read_cursor(form.text("cursor")), form.text("why")
+        return cls(deed, cursor, **numbers, base_ms=base_ms, spread_ms=spread_ms, until_ms=until_ms, why=why)
 
     def fields(self) -> dict[str, str | int]:
         """Return what the form of the next step carries."""
-        names = ("read", "matched", "done", "failed", "total", "base_ms", "spread_ms", "why")
-        return {"do": self.deed, "cursor": shown_cursor(self.cursor) or ""} | {
-            name: getattr(self, name) for name in names
-        }
+        names = ("read", "matched", "done", "failed", "total", "base_ms", "spread_ms", "until_ms", "why")
+        carried: dict[str, str | int] = {name: getattr(self, name) for name in names}
+        return {"do": self.deed, "cursor": shown_cursor(self.cursor) or "", **carried}
 
     def due_ms(self, count: int) -> list[int]:
         """Return when the next `count` letters are due: evenly spread in the order in which they are found."""
@@ -225,49 +238,69 @@ async def step(request: ApiRequest) -> Response[bytes]:
         ids = form.texts("id")
         if work.deed in DEEDS and not ids and not work.total:
             raise Invalid("count all that match first, then revive or purge them")
-        trouble = ""
-        try:
-            done = await (_of_ids(visit, chosen, work, ids) if ids else _stepped(visit, chosen, work))
-        except (Unavailable, Unknown, Throttled) as lost:  # the same step may be asked for again
-            done, trouble = work, sentence(lost)
-        return visit.page("_work.html", chosen=chosen, work=done, ids=ids if trouble else [], trouble=trouble)
+        if work.deed == "count" and ids:
+            raise Invalid("those that match are counted, not those that are chosen")
+        left: list[str] = []
+        if ids:
+            work, trouble, left = await _of_ids(visit, chosen, work, ids)
+        else:
+            work, trouble = await _stepped(visit, chosen, work)
+        return visit.page("_work.html", chosen=chosen, work=work, ids=left, trouble=trouble)
 
 
-async def _stepped(visit: Visit, chosen: Filter, work: LettersWork) -> LettersWork:
-    """Return the work after one step."""
+async def _stepped(visit: Visit, chosen: Filter, work: LettersWork) -> tuple[LettersWork, str]:
+    """Return the work after one step, and why it stopped before its end. Then the same step goes on with the rest."""
     begun = work.done + work.failed
-    async with aclosing(chosen.scan(visit.client, STEP_ROWS, work.cursor)) as pages:
-        async for page in pages:
-            places = np.flatnonzero(chosen.matches(page.rows))
-            work = replace(work, read=work.read + len(page.rows), matched=work.matched + len(places))
-            if work.deed in DEEDS and len(places):
-                rows = page.rows.take(places)
-                by_group: dict[str, list[str]] = {}
-                for id, group in zip(rows.ids.tolist(), rows.groups.tolist(), strict=True):
-                    by_group.setdefault(group.decode(), []).append(id.decode())
-                for group, ids in by_group.items():
-                    work = await _change(visit, chosen.topic, group, ids, work)
-            work = replace(work, cursor=page.cursor)
-            if not page.cursor or work.done + work.failed - begun >= STEP_CHANGES:
-                break
-    return work
+    try:
+        async with aclosing(chosen.scan(visit.client, STEP_ROWS, work.cursor)) as pages:
+            async for page in pages:
+                rows = page.rows.take(np.flatnonzero(chosen.matches(page.rows) & (page.rows.died_ms <= work.until_ms)))
+                if work.deed in DEEDS:
+                    for group, ids in _by_group(rows).items():
+                        work, again = await _change(visit, chosen.topic, group, ids, work)
+                        if again:
+                            return work, STOPPED
+                read, matched = work.read + len(page.rows), work.matched + len(rows)
+                work = replace(work, cursor=page.cursor, read=read, matched=matched)
+                if not page.cursor or work.done + work.failed - begun >= STEP_CHANGES:
+                    break
+    except (Unavailable, Unknown, Throttled) as lost:
+        return work, sentence(lost)
+    return work, ""
 
 
-async def _of_ids(visit: Visit, chosen: Filter, work: LettersWork, ids: list[str]) -> LettersWork:
-    """Return the work on letters that were chosen one by one: each field has a group and an id."""
-    if len(ids) > MAX_BATCH:
-        raise Invalid(f"at most {MAX_BATCH:,} can be chosen one by one: use a filter")
-    by_group: dict[str, list[str]] = {}
-    for one in map(Fields.of, ids):
-        by_group.setdefault(one.exact("group"), []).append(one.exact("id"))
-    work = replace(work, total=len(ids), matched=len(ids), cursor=b"")
-    if work.deed in DEEDS:
-        for group, some in by_group.items():
-            work = await _change(visit, chosen.topic, group, some, work)
-    return work
+def _by_group(rows: Any) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for id, group in zip(rows.ids.tolist(), rows.groups.tolist(), strict=True):
+        found.setdefault(group.decode(), []).append(id.decode())
+    return found
 
 
-async def _change(visit: Visit, topic: str, group: str, ids: list[str], work: LettersWork) -> LettersWork:
+async def _of_ids(
+    visit: Visit, chosen: Filter, work: LettersWork, ids: list[str]
+) -> tuple[LettersWork, str, list[str]]:
+    """Return the work on letters that were chosen one by one, why it stopped before its end, and what is left. Each of
+    `ids` is a group and an id, as a query has them."""
+    by_group: dict[str, dict[str, str]] = {}
+    for one in ids:
+        fields = Fields.of(one)
+        by_group.setdefault(fields.exact("group"), {})[fields.exact("id")] = one
+    work = replace(work, total=max(work.total, len(ids)), cursor=b"")
+    left: list[str] = []
+    trouble = ""
+    for group, some in by_group.items():
+        try:
+            work, again = await _change(visit, chosen.topic, group, [*some], work)
+        except (Unavailable, Unknown, Throttled) as lost:
+            again, trouble = [*some], sentence(lost)
+        left += [some[id] for id in again]
+    return work, trouble or (STOPPED if left else ""), left
+
+
+async def _change(
+    visit: Visit, topic: str, group: str, ids: list[str], work: LettersWork
+) -> tuple[LettersWork, list[str]]:
+    """Return the work after some letters were changed, and which are to be asked for again."""
     async with visit.client.producer(topic, group) as producer:
         if work.deed == "purge":
             receipts: Receipts = await producer.purge(ids)
@@ -275,6 +308,9 @@ async def _change(visit: Visit, topic: str, group: str, ids: list[str], work: Le
             receipts = await producer.revive(ids, at=work.due_ms(len(ids)))
         else:
             receipts = await producer.revive(ids, at=work.base_ms)
-    failed = receipts.failed
-    why = work.why or (f"{failed[0].id}: {failed[0].status}" if len(failed) else "")
-    return replace(work, done=work.done + len(receipts) - len(failed), failed=work.failed + len(failed), why=why)
+    failed = [*receipts.failed]
+    again = [one.id for one in failed if one.status in AGAIN]
+    refused = [one for one in failed if one.status not in AGAIN]
+    why = work.why or (f"{refused[0].id}: {refused[0].status}" if refused else "")
+    done, refusals = work.done + len(receipts) - len(failed), work.failed + len(refused)
+    return replace(work, done=done, failed=refusals, why=why), again

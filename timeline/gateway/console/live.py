@@ -26,6 +26,7 @@ AHEAD_MS = 10_000.0
 SECONDS_AHEAD = 60
 TOPICS_AHEAD = 50
 """Topics whose next hour is counted, those with the most that waits."""
+TOPICS_SHOWN = 200
 HOUR = ("1h", "1m")
 
 
@@ -44,6 +45,14 @@ class LiveLook:
     seen: Snapshot
     ahead: dict[str, TopicAhead]
     trouble: str = ""
+
+    @property
+    def topics(self) -> list[TopicSnapshot]:
+        """The topics by name: all, or those with the most to do if there are very many."""
+        if len(self.seen.topics) <= TOPICS_SHOWN:
+            return [*self.seen.topics]
+        busy = sorted(self.seen.topics, key=lambda one: (one.due, one.delivered_per_s or 0.0, one.waiting or 0))
+        return sorted(busy[-TOPICS_SHOWN:], key=lambda one: one.name)
 
     @property
     def missing(self) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from timeline.driver.late import Why
 from timeline.driver.message import StoredMessage
 from timeline.driver.receipts import Receipts
 from timeline.driver.schedules import ScheduleOrigin
-from timeline.errors import Forbidden, NotFound
+from timeline.errors import Forbidden, Invalid, NotFound
 from timeline.gateway.console.rendering import link
 from timeline.gateway.console.visit import Fields, Visit, sentence, visiting
 from timeline.gateway.requests import ApiRequest
@@ -22,6 +23,9 @@ SHOWN_BYTES = 64 * 1024
 """A payload's bytes on the page. The rest is in the download."""
 HEX_BYTES = 4 * 1024
 PER_LINE = 16
+DEEPEST = 50
+"""Levels of JSON that are shown with indents."""
+BRACKET = re.compile(r"[\[\]{}]")
 PATH = ("waiting", "available", "leased")
 """The states of a message in the order in which it passes them."""
 
@@ -75,7 +79,7 @@ def _payload(message: StoredMessage) -> dict[str, Any]:
     except UnicodeDecodeError:
         text = None
     pretty = None
-    if text and len(held) <= SHOWN_BYTES and (is_json(message.headers) or text[:1] in "{["):
+    if text and len(held) <= SHOWN_BYTES and (is_json(message.headers) or text[:1] in "{[") and _is_flat(text):
         try:
             pretty = msgspec.json.format(held, indent=2).decode()
         except msgspec.DecodeError:
@@ -88,6 +92,15 @@ def _payload(message: StoredMessage) -> dict[str, Any]:
         "cut": len(held) > SHOWN_BYTES,
         "hex_cut": len(held) > HEX_BYTES,
     }
+
+
+def _is_flat(text: str) -> bool:
+    """Return whether JSON is nested as people write it. Deeper, its indents would be very many times as long as it."""
+    depth = deepest = 0
+    for bracket in BRACKET.findall(text):
+        depth += 1 if bracket in "[{" else -1
+        deepest = max(deepest, depth)
+    return deepest <= DEEPEST
 
 
 def _hex(held: bytes) -> str:
@@ -145,8 +158,10 @@ async def _done(visit: Visit, form: Fields, topic: str, id: str, deed: str) -> s
             when = form.due() if form.text("at") or form.text("in") else {"in_": 0}
             _check(await producer.revive([id], **when))
             return f"{id} is back on the timeline."
-        _check(await producer.purge([id]))
-        return f"{id} was deleted for good."
+        if deed == "purge":
+            _check(await producer.purge([id]))
+            return f"{id} was deleted for good."
+    raise Invalid(f"do is move, now, cancel, revive or purge, not {deed!r:.40}")
 
 
 def _check(receipts: Receipts) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 from litestar import Response, get
 
 from timeline.driver.late import HAPPENED, LEARNT, LateDelivery
 from timeline.driver.message import StoredMessage
-from timeline.driver.queries import Outlook, messages_of
+from timeline.driver.queries import STATES, Outlook, messages_of
 from timeline.errors import Invalid, TimelineError
 from timeline.gateway.console.live import LiveLook, look_of, looks
 from timeline.gateway.console.rendering import link
@@ -123,19 +124,17 @@ async def find(request: ApiRequest) -> Response[bytes]:
 
 async def _found_in(visit: Visit, topic: str, wanted: str) -> tuple[list[tuple[str, StoredMessage]], str]:
     """Return the messages of a topic whose id or tag is `wanted`, and why others could not be looked for."""
+    found: list[StoredMessage] = []
     try:
-        found = []
-        one = await visit.timeline.get(topic, wanted, payload=False)
-        if one is not None:
-            found.append(one)
-        states = ("waiting", "available", "leased", "dead")
-        async for page in visit.timeline.scan_pages(topic, state=states, tag=wanted, limit=FOUND):
-            found += [message for message in messages_of(page) if message.id != wanted]
-        return [(topic, message) for message in found], ""
-    except Invalid:
-        return [], ""  # no id and no tag can be so long
+        with suppress(Invalid):  # no id can be so long
+            one = await visit.timeline.get(topic, wanted, payload=False)
+            found += [] if one is None else [one]
+        with suppress(Invalid):  # no tag can be so long
+            async for page in visit.timeline.scan_pages(topic, state=STATES, tag=wanted, limit=FOUND):
+                found += [message for message in messages_of(page) if message.id != wanted]
     except TimelineError as trouble:
-        return [], f"{topic}: {sentence(trouble)}"
+        return [(topic, message) for message in found], f"{topic}: {sentence(trouble)}"
+    return [(topic, message) for message in found], ""
 
 
 async def _late_of(visit: Visit, wanted: str) -> list[LateDelivery]:

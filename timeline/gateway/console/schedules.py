@@ -11,9 +11,10 @@ from litestar import Response, get, post
 
 from timeline.driver.schedules import Schedule, schedule_page
 from timeline.driver.times import as_datetime
-from timeline.errors import Invalid, NotFound
+from timeline.errors import Forbidden, Invalid, NotFound, TimelineError
 from timeline.gateway.console.rendering import link
-from timeline.gateway.console.visit import Fields, Visit, visiting
+from timeline.gateway.console.visit import Fields, Visit, sentence, visiting
+from timeline.gateway.problems import problem_of
 from timeline.gateway.requests import ApiRequest
 from timeline.gateway.routes.reading import read_cursor, shown_cursor
 from timeline.gateway.routes.recurring import previewed
@@ -153,10 +154,13 @@ async def create(request: ApiRequest) -> Response[bytes]:
             if form.has("json"):
                 given["headers"] = {CONTENT_TYPE: JSON}
             made = await visit.timeline.schedule(form.exact("topic"), form.text("name"), **given)
-        except Invalid as wrong:
+        except Forbidden:
+            raise
+        except TimelineError as wrong:
             found, after = await _page(visit, "", ROWS, "")
             following = link("/schedules", cursor=shown_cursor(after)) if after else ""
             names = [each.name for each in await visit.timeline.topics()]
-            values = {"topic": "", "names": names, "following": following, "first": True}
-            return visit.page("schedules.html", status=400, schedules=found, given=form, trouble=wrong.reason, **values)
+            values: dict[str, Any] = {"topic": "", "names": names, "following": following, "first": True}
+            values |= {"schedules": found, "given": form, "trouble": sentence(wrong)}
+            return visit.page("schedules.html", status=problem_of(wrong).status, **values)
         return visit.back(link("/schedule", topic=made.topic, name=made.name), f"{made.name} is there.")

@@ -13,7 +13,7 @@ from timeline.gateway.clients import UNAUTHENTICATED, Caller
 from timeline.gateway.console import letters, messages, overview, rendering, schedules, topics
 from timeline.gateway.console.rendering import link
 from timeline.gateway.console.visit import check_own_page, form_of, log_in, log_out, redirect, sentence, shown
-from timeline.gateway.problems import ClientGone, problem_of
+from timeline.gateway.problems import GONE, ClientGone, problem_of
 from timeline.gateway.requests import ApiRequest
 from timeline.gateway.service import gateway_of
 
@@ -95,13 +95,15 @@ def of_anything(request: Request[Any, Any, Any], error: Exception) -> Response[b
     log.error("%s %s failed", request.method, request.scope.get("path_template", ""), exc_info=error)
     assert isinstance(request, ApiRequest)
     said = "The gateway failed, and its log says why. What was asked may have happened: look before you ask again."
+    if "hx-request" in request.headers:
+        return shown(request, "_trouble.html", sentence=said)
     problem = {"title": "The gateway failed", "status": 500, "code": "UNKNOWN", "detail": said}
     return shown(request, "error.html", 500, problem=problem)
 
 
 def gone(_: Request[Any, Any, Any], error: ClientGone) -> Response[bytes]:
     """Answer nobody."""
-    return Response(b"", status_code=499)
+    return Response(b"", status_code=GONE)
 
 
 def of_framework(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:

@@ -7,20 +7,20 @@ from typing import Any
 
 from litestar import Response, get, post
 
-from timeline.driver.queries import DURATIONS, PERCENTS
-from timeline.errors import Invalid
+from timeline.driver.queries import DURATIONS, PERCENTS, STATES
+from timeline.errors import Forbidden, Invalid, TimelineError
 from timeline.gateway.console.live import look_of
 from timeline.gateway.console.overview import WINDOWS
 from timeline.gateway.console.rendering import link
 from timeline.gateway.console.search import ROWS, begins_with, search
-from timeline.gateway.console.visit import Fields, Visit, visiting
+from timeline.gateway.console.visit import Fields, Visit, sentence, visiting
+from timeline.gateway.problems import problem_of
 from timeline.gateway.requests import ApiRequest
 from timeline.gateway.routes.reading import read_cursor
 from timeline.gateway.values import CONTENT_TYPE, JSON, expiry, length
 from timeline.model import DEFAULT_GROUP, TopicSettings
 from timeline.wording import typed_name, typed_value
 
-STATES = ("waiting", "available", "leased", "dead")
 FIXED = ("buckets", "kind")
 GROUPS = {
     "Delivery": ("paused", "max_rate_per_s", "lease", "max_lease", "lease_ahead", "max_deliveries"),
@@ -145,7 +145,10 @@ async def pause(request: ApiRequest) -> Response[bytes]:
     """Pause a topic, or resume it."""
     async with visiting(request) as visit:
         form = await visit.form()
-        name, stop = visit.query.exact("topic"), form.text("do") == "pause"
+        name, deed = visit.query.exact("topic"), form.text("do")
+        if deed not in ("pause", "resume"):
+            raise Invalid(f"do is pause or resume, not {deed!r:.40}")
+        stop = deed == "pause"
         await visit.timeline.update_topic(name, paused=stop)
         said = f"{name} is paused: nothing is delivered." if stop else f"{name} delivers again."
         return visit.back(link("/topic", name=name), said)
@@ -166,9 +169,13 @@ async def produce(request: ApiRequest) -> Response[bytes]:
         form = await visit.form()
         try:
             return await _produced(visit, form)
-        except Invalid as wrong:
+        except Forbidden:
+            raise
+        except TimelineError as wrong:
             names = [each.name for each in await visit.timeline.topics()]
-            return visit.page("produce.html", status=400, names=names, given=form, trouble=wrong.reason)
+            given = form.with_(id=wrong.id) if wrong.id else form  # so that a repeat puts no second one
+            status = problem_of(wrong).status
+            return visit.page("produce.html", status=status, names=names, given=given, trouble=sentence(wrong))
 
 
 async def _produced(visit: Visit, form: Fields) -> Response[bytes]:
@@ -180,7 +187,7 @@ async def _produced(visit: Visit, form: Fields) -> Response[bytes]:
         "tag": form.text("tag") or None,
         "headers": headers or None,
         "expires": expiry(form.text("expires")) if form.text("expires") else None,
-        **form.due(),
+        **(form.due() if form.text("in") or form.text("at") else {"in_": 0}),
     }
     async with visit.client.producer(name, form.text("group") or DEFAULT_GROUP) as producer:
         receipt = await producer.produce(form.raw("payload").encode(), **asked)

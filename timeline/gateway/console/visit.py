@@ -7,12 +7,13 @@ cannot know, and a request that changes something must come from a page of this 
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
-from urllib.parse import parse_qs, quote, unquote
+from urllib.parse import parse_qs, quote
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from litestar import Response
@@ -36,6 +37,7 @@ NOTICE_S = 60
 MAX_NOTICE = 1_000
 MOST_FIELDS = 20_000
 IN_DOUBT = "it may have happened: look before you ask for it again"
+WHOLE = re.compile(r"-?[0-9]{1,18}")
 STALE = "this form is no longer valid: go back, load its page again, and send it once more"
 
 
@@ -66,6 +68,10 @@ class Fields:
             raise Invalid("this form cannot be read: send it from its page") from None
         return cls(given)
 
+    def with_(self, **texts: str) -> Fields:
+        """Return the same fields with other texts."""
+        return Fields({**self._given, **{name: [text] for name, text in texts.items()}})
+
     def text(self, name: str, default: str = "") -> str:
         """Return the text of a field without spaces around it."""
         return self._given.get(name, [default])[0].strip()
@@ -85,7 +91,7 @@ class Fields:
     def number(self, name: str, default: int = 0) -> int:
         """Return a whole number. Raise Invalid."""
         said = self.text(name)
-        if said and (not said.isascii() or not said.lstrip("-").isdigit() or len(said) > 18):
+        if said and WHOLE.fullmatch(said) is None:
             raise Invalid(f"{name} must be a whole number, not {said!r:.60}")
         return int(said) if said else default
 
@@ -163,7 +169,7 @@ class Visit:
 
 def caller_of(request: ApiRequest) -> Caller:
     """Return who asks, by the cookies."""
-    return Caller(unquote(request.cookies.get(TOKEN, "")), OPERATOR in request.cookies)
+    return Caller(request.cookies.get(TOKEN, ""), OPERATOR in request.cookies)
 
 
 @asynccontextmanager
@@ -203,7 +209,9 @@ def check_own_page(request: ApiRequest) -> None:
     """Raise Forbidden unless a page of this gateway sent the request, or a program that is no browser."""
     origin = request.headers.get("origin", "")
     site = request.headers.get("sec-fetch-site", "")
-    own = origin.partition("://")[2] == request.headers.get("host", "")
+    own = (
+        origin.partition("://")[2] == request.headers.get("host", "") or origin in gateway_of(request).settings.origins
+    )
     if (site and site != "same-origin") or (origin and not own):
         raise Forbidden("only pages of this console may change something: open it, and use its forms")
 
@@ -211,7 +219,7 @@ def check_own_page(request: ApiRequest) -> None:
 def shown(request: ApiRequest, template: str, status: int = 200, **values: Any) -> Response[bytes]:
     """Return a page with what all pages have: the navigation, the secret of its forms, and a notice."""
     csrf = request.cookies.get(CSRF, "") or secrets.token_urlsafe(24)
-    said = unquote(request.cookies.get(NOTICE, ""))
+    said = request.cookies.get(NOTICE, "")
     partial = "hx-request" in request.headers
     common = {
         "path": request.scope["path"],
@@ -263,5 +271,6 @@ def log_out(request: ApiRequest, path: str) -> Response[bytes]:
 
 
 def _cookie(request: ApiRequest, name: str, value: str, age_s: int | None = None) -> Cookie:
-    secure = request.scope.get("scheme") == "https"
+    # A proxy in front of the gateway may end TLS. The browser then names the page's own origin with a form.
+    secure = request.scope.get("scheme") == "https" or request.headers.get("origin", "").startswith("https://")
     return Cookie(name, value=value, path="/", max_age=age_s, secure=secure, httponly=True, samesite="strict")

@@ -78,7 +78,7 @@ ANSWERS: dict[str, Example] = {
         "topic": "departures", "total": 120, "overdue": 0, "exact": True,
         "steps": [{"start": _DUE, "end": "2030-01-01T09:01:00.000Z", "count": 120}],
     },
-    "LettersAnswer": {"counts": {"OK": 1}, "results": [_PUT], "omitted": 0},
+    "LettersAnswer": {"counts": {"OK": 1}, "results": [_PUT], "omitted": 0, "stopped": None},
     "TopicAnswer": _TOPIC,
     "TopicAnswers": {"topics": [_TOPIC]},
     "ClusterAnswer": {"brokers": [], "unreachable": {"broker-2:9000": "no answer within 2 s"}},

@@ -42,6 +42,8 @@ TAKES = 4
 """Takes that wait at once while messages come. An idle topic has one."""
 LOOK_MS = 5_000.0
 """How often the topics and their secrets are read again. A former secret stays valid for a day."""
+UNSETTLED = "unsettled"
+"""The effect of a webhook whose answer could not be recorded: the message may come again."""
 PAUSE_MS = 1_000.0
 """The pause after a call that failed."""
 
@@ -204,15 +206,19 @@ class TopicPusher:
         began_ms = self._clock.monotonic_ms()
         outcome = await self._post(delivery)
         outcome = outcome.last(delivery.deliveries, self.topic.settings.max_deliveries)
-        if outcome.verb is not Verb.RETURN:
-            took_s = (self._clock.monotonic_ms() - began_ms) / 1000.0
-            self._metrics.webhook(self.topic.name, str(outcome.verb), took_s)
+        took_s = (self._clock.monotonic_ms() - began_ms) / 1000.0
         if outcome.verb is Verb.RELEASE or outcome.verb is Verb.BURY:
-            log.warning("webhook of %r of topic %r: %s. %s", delivery.id, self.topic.name, outcome.verb, outcome.reason)
+            # Not the response's body: a receiver may answer with what it got.
+            why = outcome.reason.partition("\n")[0] if outcome.status is None else outcome.status
+            log.warning("webhook of %r of topic %r: %s. %s", delivery.id, self.topic.name, outcome.verb, why)
+        effect = str(outcome.verb)
         try:
             await self._settle(delivery, outcome)
         except TimelineError as error:
+            effect = UNSETTLED
             log.warning("%s of %r of topic %r failed: %s", outcome.verb, delivery.id, self.topic.name, error.reason)
+        if outcome.verb is not Verb.RETURN:
+            self._metrics.webhook(self.topic.name, effect, took_s)
 
     async def _post(self, delivery: PulledDelivery) -> Settlement:
         settings, circuit = self.topic.settings, self._circuit
@@ -324,6 +330,8 @@ class Pusher:
         topics = {topic.name: topic for topic in await self._client.topics() if topic.settings.push_url}
         for name in [name for name in self._running if name not in topics]:
             self._stop(name, 0.0)
+        used = {host_of(topic.settings.push_url) for topic in topics.values()}
+        self._circuits = {host: circuit for host, circuit in self._circuits.items() if host in used}
         for name, topic in topics.items():
             try:
                 await self._refresh(topic)

@@ -34,13 +34,14 @@ class Verb(StrEnum):
 
 class Settlement(NamedTuple):
     """`wait_ms`: of a RELEASE; None: the topic's backoff. `lease_ms`: of a KEEP. `broken`: the receiver does not work,
-    as far as this answer shows."""
+    as far as this answer shows. `status`: of the answer that gave the reason. None: there was none."""
 
     verb: Verb
     reason: str = ""
     wait_ms: int | None = None
     lease_ms: int = 0
     broken: bool = False
+    status: int | None = None
 
     def last(self, deliveries: int, max_deliveries: int) -> Settlement:
         """Return the outcome after the `deliveries`-th delivery. A message that had all that its topic permits is
@@ -63,11 +64,11 @@ def settlement_of(status: int, headers: Mapping[str, str], body: bytes, now_ms: 
         return Settlement(Verb.ACK)
     reason = f"{status}: {body[:SHOWN_BYTES].decode('utf-8', 'replace')}" if body else str(status)
     if status == 410:
-        return Settlement(Verb.BURY, _cut(reason))
+        return Settlement(Verb.BURY, _cut(reason), status=status)
     if 300 <= status < 400:
         reason = f"{status}: redirects are not followed. Set push_url to where it leads"
     wait_ms = retry_after_ms(headers.get("retry-after", ""), now_ms) if status in (429, 503) else None
-    return Settlement(Verb.RELEASE, _cut(reason), wait_ms, broken=status in BROKEN)
+    return Settlement(Verb.RELEASE, _cut(reason), wait_ms, broken=status in BROKEN, status=status)
 
 
 def unanswered(reason: str) -> Settlement:

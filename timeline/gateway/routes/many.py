@@ -12,10 +12,10 @@ from litestar.params import Parameter
 from timeline.driver.mutations import TagProgress
 from timeline.driver.receipts import Receipts
 from timeline.driver.times import shift_ms
-from timeline.errors import Invalid
+from timeline.errors import Invalid, TimelineError
 from timeline.gateway.clients import CallerClient
 from timeline.gateway.keys import RepeatKey
-from timeline.gateway.problems import documented
+from timeline.gateway.problems import documented, sentence
 from timeline.gateway.putting import FAILED_SHOWN, answer_of_receipt
 from timeline.gateway.requests import ApiRequest
 from timeline.gateway.shapes import DeadLetters, LettersAnswer, MoveTag, ReviveLetters, TagAnswer
@@ -138,15 +138,20 @@ async def _letters(
                 found.omitted += 1
         waiting.clear()
 
-    if asked.ids is not None:
-        waiting += asked.ids
-    else:
-        async for letter in client.timeline.dead(topic, tag=asked.tag):
-            if letter.group == asked.group:
-                waiting.append(letter.id)
-            if len(waiting) >= LETTERS_AT_ONCE:
-                await flush()
-    if waiting:
-        await flush()
+    try:
+        if asked.ids is not None:
+            waiting += asked.ids
+        else:
+            async for letter in client.timeline.dead(topic, tag=asked.tag):
+                if letter.group == asked.group:
+                    waiting.append(letter.id)
+                if len(waiting) >= LETTERS_AT_ONCE:
+                    await flush()
+        if waiting:
+            await flush()
+    except TimelineError as error:
+        if not counts:  # the call as a whole has this answer
+            raise
+        found.stopped = sentence(error)
     found.counts = dict(counts)
     return found

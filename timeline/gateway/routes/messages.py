@@ -84,21 +84,30 @@ async def _encoded(request: ApiRequest, lines: LineStream) -> AsyncGenerator[byt
 def raw_message(request: ApiRequest, body: bytes, key: RepeatKey) -> ToPut:
     """Return the message whose payload is the whole body. Raise Invalid for headers that do not go together, or that
     come twice."""
-    given = {name: request.sole(header) for name, header in RAW.items()}
+    given = {name: _text(name, request.sole(header)) for name, header in RAW.items()}
     if given["at"] is None and given["in"] is None:
         raise Invalid("a body with headers Timeline-… is a payload: say when it is due, in Timeline-In or Timeline-At")
     when = due_of(given["at"], given["in"])
     expires = given["expires"]
     kind = request.headers.get("content-type")
+    headers = {**({} if given["id"] else request.trace), **({CONTENT_TYPE: kind} if kind else {})}
     fields = {
         "payload": body,
         "id": given["id"] or key.id(0),
         "tag": given["tag"],
-        "headers": {CONTENT_TYPE: kind} if kind else None,
+        "headers": headers or None,
         "expires": None if expires is None else expiry(expires),
         **when,
     }
     return ToPut(fields, given["group"] or DEFAULT_GROUP, given["if-exists"])
+
+
+def _text(name: str, value: str | None) -> str | None:
+    """Return a header's value, which is UTF-8. Raise Invalid for other bytes."""
+    try:
+        return None if value is None else value.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        raise Invalid(f"Timeline-{name.title()} must be UTF-8") from None
 
 
 def _answered(answer: PutAnswer, created: bool) -> Response[Any]:

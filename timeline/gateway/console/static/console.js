@@ -123,6 +123,14 @@ document.addEventListener("click", (event) => {
   const asked = event.target.closest("[data-confirm]");
   if (asked && !window.confirm(asked.dataset.confirm)) event.preventDefault();
 }, true);
+// A form that is on its way is not sent twice.
+document.addEventListener("submit", (event) => {
+  const pressed = event.submitter;
+  if (pressed && !event.defaultPrevented) setTimeout(() => { pressed.disabled = true; });
+});
+window.addEventListener("pageshow", (event) => {
+  if (event.persisted) window.location.reload();
+});
 document.addEventListener("change", (event) => {
   const form = event.target.closest("#letters");
   if (!form) return;
