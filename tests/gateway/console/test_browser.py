@@ -77,10 +77,10 @@ async def test_the_overview_is_live_and_as_the_command_line_has_it(
         row = page.locator("tbody tr").filter(has=page.get_by_role("link", name=topic["name"], exact=True))
         cells = [cell.replace(",", "") for cell in await row.locator("td").all_inner_texts()]
         assert cells[1] == str(topic["due"]) and cells[5] in (str(topic["waiting"]), "…"), cells
-    (before,) = re.findall(r"([\d,]+)\s+in the next hour", await visitor.text())
+    assert re.search(r"\b\d{1,2} in the next hour", await visitor.text())  # more of them as minutes pass
     async with tl.producer(TOPIC) as producer:
         await producer.produce_many(timeline.Batch(payloads=[b"x"] * 500, in_="30m", tags="live"))
-    more = re.compile(rf"{int(before.replace(',', '')) + 500:,}\s+in the next hour")
+    more = re.compile(r"\b5\d\d\s+in the next hour")
     await expect(page.locator("#live")).to_contain_text(more, timeout=WAIT_MS, use_inner_text=True)
     async with tl.producer(TOPIC) as producer:
         await producer.cancel_tag("live")
