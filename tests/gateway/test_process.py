@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import shutil
 import signal
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from tests.broker.journalled import until
 from tests.gateway.conftest import Site
 from tests.gateway.processes import broker, gateway
 from tests.gateway.test_messages import problem
-from tests.security.certificates import Authority
+from tests.security.certificates import Authority, Pair
 from tests.security.guarded import Tokens
 from tests.servers.disk import small_disk
 from timeline.credentials import PLAIN
@@ -29,6 +32,7 @@ from timeline.gateway.document import rules
 from timeline.gateway.document.answers import ANSWERS
 from timeline.gateway.document.openapi import EXAMPLES, document_of
 from timeline.gateway.service import GatewaySettings, HttpGateway
+from timeline.gateway.tls import MOST_CONNECTIONS
 from timeline.wire import MAX_TAKE_BYTES, MAX_TAKE_MESSAGES
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -348,6 +352,44 @@ async def test_a_page_of_another_site_changes_and_takes_nothing(
                 assert "--origin" in problem(answer, 403, "FORBIDDEN")
     found = await http.get(f"{topic}/messages/{made.json()['id']}", headers=headers)
     assert found.json()["deliveries"] == 0 or let_in
+
+
+async def test_a_renewed_certificate_is_served_and_handshakes_are_bounded(tmp_path: Path, site: Site) -> None:
+    authority = Authority(tmp_path, "authority")
+    first, second = authority.issue("first"), authority.issue("second")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+
+    def use(pair: Pair) -> None:
+        for made, file in ((pair.cert, cert), (pair.key, key)):
+            shutil.copy(made, f"{file}.new")
+            os.replace(f"{file}.new", file)
+
+    async def served() -> bytes:
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        shown: bytes = writer.get_extra_info("ssl_object").getpeercert(True)
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert b"200 OK" in await reader.read()
+        writer.close()
+        return ssl.DER_cert_to_PEM_cert(shown).encode()
+
+    use(first)
+    flags = ("--listen", "127.0.0.1:0", "--tls-cert", str(cert), "--tls-key", str(key))
+    with gateway(tmp_path, site.broker, *flags) as opened:
+        port = int(opened["listen"].rpartition(":")[2])
+        before = await served()
+        assert before in Path(first.cert).read_bytes()
+        key.write_text("no key")
+        assert await served() == before, "the last good one stays"
+        use(second)
+        assert await served() in Path(second.cert).read_bytes()
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MOST_CONNECTIONS + 50)]
+        async with asyncio.timeout(60):
+            assert await silent[0][0].read() == b"", "the handshake that lasts longest gives way"
+        assert await served()
+        for _, writer in silent:
+            writer.close()
 
 
 async def test_beyond_this_machine_its_broker_must_ask_for_tokens(tmp_path: Path, site: Site) -> None:

@@ -18,10 +18,12 @@ from timeline.driver.producer import Producer
 from timeline.driver.tasks import all_of
 from timeline.driver.transport.addresses import parse_addresses
 from timeline.driver.transport.grpc_transport import serves
-from timeline.errors import Forbidden, TimelineError
+from timeline.errors import Forbidden, Throttled, TimelineError
 
 CLIENTS = 256
 """Clients that are kept while nobody uses them. Those in use are not counted."""
+STRANGERS = 64
+"""Tokens at once about which no broker has said anything yet. Each takes a connection to one."""
 PRODUCERS = 256
 """Producers that one client keeps while nobody uses them."""
 TIMEOUT = "10s"
@@ -60,6 +62,8 @@ class CallerClient:
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
         self.users = 0
+        self.admitted = False
+        """Whether a broker has let this token in."""
         self._clock = Clock()
         self._asked_ms = -ADMITTED_MS
         self._asking = asyncio.Lock()
@@ -83,6 +87,7 @@ class CallerClient:
                 self._asked_ms = self._clock.monotonic_ms() - ADMITTED_MS + ASK_AGAIN_MS
                 return
             self._asked_ms = now_ms
+            self.admitted = True
 
     @asynccontextmanager
     async def producer(self, topic: str, group: str) -> AsyncIterator[Producer]:
@@ -120,6 +125,8 @@ class Clients:
         Forbidden for one that brokers do not let in."""
         client = self._clients.get(caller)
         if client is None:
+            if sum(not one.admitted for one in self._clients.values()) >= STRANGERS:
+                raise Throttled("the brokers are asked about as many new tokens as may be", retry_after_ms=1_000)
             credentials = replace(self._credentials, token=caller.token, as_operator=caller.as_operator)
             credentials.metadata()
             client = self._clients[caller] = CallerClient(Timeline(self._brokers, TIMEOUT, credentials=credentials))

@@ -28,7 +28,7 @@ CATALOG: dict[str, Declaration] = {
         "Webhooks that were sent, by what became of the message", "topic", "effect"
     ),
     "timeline_gateway_webhook_seconds": histogram("Time from sending a webhook to its answer", "topic"),
-    "timeline_gateway_circuits_open": gauge("Hosts to which no webhook goes, because the last ones failed"),
+    "timeline_gateway_circuits_open": gauge("Hosts and single receivers to which no webhook goes, because they failed"),
 }
 
 

@@ -18,6 +18,7 @@ from timeline.config import joined, listening, split_address
 from timeline.gateway.app import application
 from timeline.gateway.protocol import BoundedHttp, Connections, most_connections
 from timeline.gateway.service import GatewaySettings, HttpGateway, Part
+from timeline.gateway.tls import MOST_CONNECTIONS, TlsConnection, TlsFiles
 from timeline.logs import set_up_logs
 
 BACKLOG = 2048
@@ -58,6 +59,9 @@ async def run(
     set_up_logs(settings.log_level, settings.log_format)
     gateway = HttpGateway(settings, version, parts)
     protocol: Any = partial(BoundedHttp, Connections(most_connections()))
+    if settings.tls_cert:
+        most = min(most_connections(), MOST_CONNECTIONS)
+        protocol = partial(TlsConnection, Connections(most), TlsFiles(settings.tls_cert, settings.tls_key))
     port = listening(settings.listen, BACKLOG)
     port.setblocking(False)
     host, _ = split_address(settings.listen)
@@ -76,13 +80,11 @@ async def run(
             proxy_headers=False,
             timeout_keep_alive=IDLE_S,
             timeout_graceful_shutdown=max(1, settings.grace_ms // 1000),
-            ssl_certfile=settings.tls_cert or None,
-            ssl_keyfile=settings.tls_key or None,
         )
     )
 
     def stop() -> None:
-        gateway.stopping.set()
+        gateway.end()
         server.should_exit = True
 
     loop = asyncio.get_running_loop()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import resource
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 import httptools
 import msgspec
@@ -34,13 +34,33 @@ FILES_OF_OURS = 512
 """Descriptors that connections never get: for brokers, receivers of webhooks and the log. If there are few, half."""
 
 
+class Abortable(Protocol):
+    """A connection that can be ended at once."""
+
+    def abort(self) -> None: ...
+
+
 class Connections:
-    """All connections of a process. `most`: how many there may be. One more closes the one that is idle longest."""
+    """All connections of a process. `most`: how many there may be. One more closes the one that is idle longest, or the
+    handshake of TLS that lasts longest."""
 
     def __init__(self, most: int) -> None:
         self._most, self._open, self._heads_bytes = most, 0, 0
         self._idle: dict[BoundedHttp, None] = {}
         self._unread: dict[BoundedHttp, None] = {}
+        self._handshakes: dict[Abortable, None] = {}
+
+    def greeted(self, one: Abortable) -> None:
+        """Count a connection that has only begun its handshake."""
+        self._handshakes[one] = None
+        if self._open + len(self._handshakes) > self._most:
+            longest = next(iter(self._handshakes))
+            self.secured(longest)
+            longest.abort()
+
+    def secured(self, one: Abortable) -> None:
+        """Note that a handshake is over."""
+        self._handshakes.pop(one, None)
 
     def opened(self, one: BoundedHttp) -> None:
         """Count a connection, which is idle."""

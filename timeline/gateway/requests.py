@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -350,14 +350,23 @@ class Streamed(Response[None]):
             await send({"type": "http.response.start", "status": self.status_code or 200, "headers": headers})
 
 
-async def while_connected(request: ApiRequest, work: Coroutine[Any, Any, T], ending: asyncio.Future[Any]) -> T | None:
+async def while_connected(
+    request: ApiRequest,
+    work: Coroutine[Any, Any, T],
+    ending: asyncio.Future[Any],
+    undo: Callable[[T], Awaitable[None]] | None = None,
+) -> T | None:
     """Return the result of `work`. Cancel it when the caller disconnects, and raise ClientGone. Cancel it when `ending`
-    is done, and return None. The body must have been read before."""
+    is done, and return None. The body must have been read before. `undo`: what to do with a result that came as the
+    caller disconnected."""
     working, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
     try:
         both: set[asyncio.Future[Any]] = {working, gone, ending}
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
+            if undo is not None and gone.done():
+                await undo(working.result())
+                raise ClientGone
             return working.result()
         if gone.done():
             raise ClientGone

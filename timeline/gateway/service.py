@@ -68,12 +68,14 @@ class SettleListener(Protocol):
     """Something that gives out deliveries, and learns here which of them were settled."""
 
     def settled(self, receipts: Iterable[str]) -> None: ...
+    def extended(self, receipts: Iterable[str], until_ms: int) -> None: ...
 
 
 class Part(Protocol):
-    """Something that runs beside the calls, from start to end."""
+    """Something that runs beside the calls, from start to end. After `rest` it begins nothing more."""
 
     async def start(self, metrics: GatewayMetrics) -> None: ...
+    def rest(self) -> None: ...
     async def stop(self) -> None: ...
 
 
@@ -116,6 +118,12 @@ class HttpGateway:
         """Start the parts."""
         for part in self.parts:
             await part.start(self.metrics)
+
+    def end(self) -> None:
+        """Begin to end: calls and parts begin nothing more."""
+        self.stopping.set()
+        for part in self.parts:
+            part.rest()
 
     async def stop(self) -> None:
         """Stop the parts, and close the clients."""

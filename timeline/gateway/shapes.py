@@ -137,7 +137,8 @@ class Leasing(Asked):
 
 
 class LeasedMessage(Struct, kw_only=True, omit_defaults=True):
-    """A message that the caller has until `lease_until`. Its receipt settles it."""
+    """A message that the caller has until `lease_until`. Its receipt settles it. `retry_in_ms`: how long the topic's
+    retry settings let it wait if it is released now. `max_deliveries`: of the topic; 0: no limit."""
 
     id: str
     receipt: str
@@ -148,6 +149,8 @@ class LeasedMessage(Struct, kw_only=True, omit_defaults=True):
     deliveries: int
     lateness_ms: int
     lease_until: str
+    retry_in_ms: int
+    max_deliveries: int
     payload: Raw | UnsetType = UNSET
     payload_text: str | None = None
     payload_base64: str | None = None

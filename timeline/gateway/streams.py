@@ -44,6 +44,12 @@ class EventStream:
             if self._until_ms.pop(receipt, None) is not None:
                 self._freed.set()
 
+    def extended(self, receipts: Iterable[str], until_ms: int) -> None:
+        """Note that the leases of these receipts last longer, if they are of this stream."""
+        for receipt in receipts:
+            if receipt in self._until_ms:
+                self._until_ms[receipt] = until_ms
+
     def given(self, one: PulledDelivery) -> None:
         """Take credit for a delivery."""
         self._until_ms[one.receipt] = one.lease_until_ms

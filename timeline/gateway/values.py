@@ -251,5 +251,7 @@ def leased_message(one: PulledDelivery) -> LeasedMessage:
         deliveries=one.deliveries,
         lateness_ms=max(0, round(one.lateness.total_seconds() * 1000)),
         lease_until=iso(one.lease_until_ms),
+        retry_in_ms=one.retry_in // timedelta(milliseconds=1),
+        max_deliveries=one.max_deliveries,
         **payload_fields(one.payload, headers),
     )

@@ -57,6 +57,13 @@ class Receiver:
         return self.requests
 
 
+async def hang_up(request: web.Request, body: bytes) -> web.StreamResponse:
+    """Answers nothing."""
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
 def always(status: int, text: str = "", **headers: str) -> Answering:
     async def answer(request: web.Request, body: bytes) -> web.StreamResponse:
         return web.Response(status=status, text=text, headers={k.replace("_", "-"): v for k, v in headers.items()})

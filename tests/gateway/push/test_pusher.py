@@ -16,7 +16,7 @@ from standardwebhooks.webhooks import Webhook
 import timeline
 from tests.gateway.processes import TIMELINE, gateway
 from tests.gateway.processes import broker as served
-from tests.gateway.push.receiver import Answering, Receiver, always
+from tests.gateway.push.receiver import Answering, Receiver, always, hang_up
 from timeline.child import free_ports
 from timeline.gateway.metrics import GatewayMetrics
 from timeline.gateway.push import pusher as pusher_module
@@ -225,7 +225,7 @@ async def two_topics(tl: timeline.Timeline, receiver: Receiver) -> None:
     """Of one host, which they break together."""
     for name in ("t", "u"):
         await tl.create_topic(name, push_url=receiver.url, retry_first="1ms", retry_cap="1ms", max_deliveries=0)
-    receiver.answer = always(500)
+    receiver.answer = hang_up
 
 
 async def opened(pusher: Pusher) -> Circuit:
@@ -255,6 +255,53 @@ async def test_what_a_take_from_before_gets_while_the_circuit_is_open_goes_back_
         receiver.answer = always(204)
         while await tl.get("u", "b") is not None:
             pass
+
+
+async def test_errors_of_one_topic_hold_up_no_other_of_its_host(tl: timeline.Timeline, receiver: Receiver) -> None:
+    async def one_broken(request: web.Request, body: bytes) -> web.StreamResponse:
+        return web.Response(status=500 if request.headers["Timeline-Topic"] == "t" else 204)
+
+    await two_topics(tl, receiver)
+    receiver.answer = one_broken
+    async with pushing(tl) as pusher:
+        await produce(tl, "a")
+        broken, well = pusher._running["t"][0].receiver, pusher._running["u"][0].receiver
+        while not broken.own_open:
+            await asyncio.sleep(0)
+        assert not well.open and pusher._open_circuits() == 1
+        async with tl.producer("u") as p:
+            await p.produce(b"", id="b", in_=0)
+        while await tl.get("u", "b") is not None:
+            pass
+        await tl.drop_topic("t")
+        while pusher._open_circuits():
+            pusher._ended.set()  # another look at once
+            await asyncio.sleep(0)
+
+
+async def test_a_changed_setting_waits_for_no_request_under_way(
+    tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pusher_module, "LOOK_MS", 20.0)
+    gate = asyncio.Event()
+
+    async def held(request: web.Request, body: bytes) -> web.StreamResponse:
+        if request.headers["Timeline-Id"] == "slow":
+            await gate.wait()
+        return web.Response()
+
+    receiver.answer = held
+    await tl.create_topic("t", push_url=receiver.url, push_timeout="10m")
+    async with pushing(tl) as pusher:
+        await produce(tl, "slow")
+        await receiver.received(1)
+        await tl.update_topic("t", remember="1h", push_rate=1_000)
+        while pusher._running["t"][0].topic.settings.push_rate != 1_000:
+            await asyncio.sleep(0)
+        await produce(tl, "quick")
+        await state_of(tl, "quick", "gone")
+        gate.set()
+        await state_of(tl, "slow", "gone")
 
 
 async def test_a_topic_goes_on_after_the_probe_of_another_one_of_its_host(

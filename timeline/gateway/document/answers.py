@@ -16,7 +16,7 @@ _FAILED: Example = {"id": "UA1547", "status": "INVALID", "detail": "give one of 
 _LEASED: Example = {
     "id": "UA1545", "receipt": "AQdkZXBhcnR1cmVz", "headers": {"content-type": "application/json"}, "tag": "ops",
     "due": _DUE, "scheduled": _DUE, "deliveries": 1, "lateness_ms": 2, "lease_until": "2030-01-01T09:00:30.002Z",
-    "payload": {"gate": "A7"},
+    "retry_in_ms": 1104, "max_deliveries": 25, "payload": {"gate": "A7"},
 }  # fmt: skip
 _STORED: Example = {
     "id": "UA1545", "state": "waiting", "due": _DUE, "scheduled": _DUE, "version": 1, "deliveries": 0,

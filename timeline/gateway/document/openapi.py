@@ -11,8 +11,9 @@ from litestar.openapi import OpenAPIConfig
 from timeline.gateway import shapes as module
 from timeline.gateway.document import answers, rules
 from timeline.gateway.keys import KEYED
-from timeline.gateway.problems import PROBLEM
+from timeline.gateway.problems import PROBLEM, documented
 from timeline.gateway.routes.verbs import as_called
+from timeline.model import Status
 
 ABOUT = """Put a message on a timeline. At its time, never before, it is leased to one consumer.
 
@@ -163,9 +164,19 @@ def _complete(calls: dict[str, Any]) -> None:
         "description": "It is there already, with these settings"
     }
     create["responses"]["201"]["description"] = "The topic was created"
+    for call in calls.values():
+        if "requestBody" in call:
+            call["responses"].setdefault("413", _too_large())
     stream = calls["streamMessages"]["responses"]["200"]
     events = {"type": "string", "description": rules.EVENTS}
     stream["content"] = {"text/event-stream": {"schema": events, "examples": answers.shown(answers.EVENTS)}}
+
+
+def _too_large() -> dict[str, Any]:
+    """Return the answer to a body that is too large."""
+    spec = documented(Status.TOO_LARGE)[413]
+    shown = {each.id: {"summary": each.summary, "value": each.value} for each in spec.examples or ()}
+    return {"description": spec.description, "content": {PROBLEM: {"schema": _ref("Problem"), "examples": shown}}}
 
 
 def _parameter(call: str, parameter: dict[str, Any]) -> dict[str, Any]:

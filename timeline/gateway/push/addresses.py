@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import TypeAlias
 from urllib.parse import urlsplit
@@ -60,13 +62,18 @@ _GLOBAL = IPv6Network("2000::/3")
 _ISATAP = 0x5EFE
 
 
+_NAMES = ThreadPoolExecutor(32, "names")
+"""A look-up of a name whose servers are silent keeps its thread for a while, even if nobody waits for it any more."""
+
+
 class AddressRefused(Invalid):
     """Webhooks must not go to this address."""
 
 
 async def look_up(host: str, port: int) -> Sequence[str]:
     """Return the addresses of a host as this machine knows them. Raise OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    looking = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    found = await asyncio.get_running_loop().run_in_executor(_NAMES, looking)
     return list(dict.fromkeys(str(where[0]) for *_, where in found))
 
 

@@ -1,4 +1,4 @@
-"""The circuit of one host: after failures in a row it opens, and nothing is sent; then one request tries."""
+"""Circuits of a host and of one receiver there: after failures in a row one opens, nothing is sent, then one tries."""
 
 from __future__ import annotations
 
@@ -66,3 +66,57 @@ class Circuit:
             self._probing = False
             for hear in self.hearers:
                 hear()
+
+
+class Receiver:
+    """What stands between a topic and its receiver: the circuit of the host, which other topics share, and one of its
+    own. A host that gives no answer concerns all of them. An answer of 5xx concerns this topic alone."""
+
+    def __init__(self, host: Circuit, own: Circuit) -> None:
+        self._host, self._own = host, own
+
+    @property
+    def open(self) -> bool:
+        """Whether one of both is open."""
+        return self._host.open or self._own.open
+
+    @property
+    def own_open(self) -> bool:
+        """Whether this receiver alone does not work."""
+        return self._own.open and not self._host.open
+
+    def wait_ms(self, now_ms: float) -> float:
+        """Return how long nothing may be sent; see `Circuit`."""
+        return max(self._host.wait_ms(now_ms), self._own.wait_ms(now_ms))
+
+    def admit(self, now_ms: float) -> bool:
+        """Return whether a request may go now. Tell its end."""
+        return self.wait_ms(now_ms) <= 0 and self._host.admit(now_ms) and self._own.admit(now_ms)
+
+    def answered(self, now_ms: float, works: bool) -> None:
+        """Note an answer, and whether it is one of a receiver that works."""
+        self._host.succeeded()
+        if works:
+            self._own.succeeded()
+        else:
+            self._own.failed(now_ms)
+
+    def unanswered(self, now_ms: float) -> None:
+        """Note that no answer came."""
+        self._host.failed(now_ms)
+        self._own.given_up()
+
+    def given_up(self) -> None:
+        """Note a request that ended without saying anything."""
+        self._host.given_up()
+        self._own.given_up()
+
+    def hear(self, told: Callable[[], None]) -> None:
+        """Call `told` at the end of each probe."""
+        self._host.hearers.add(told)
+        self._own.hearers.add(told)
+
+    def unhear(self, told: Callable[[], None]) -> None:
+        """Do so no longer."""
+        self._host.hearers.discard(told)
+        self._own.hearers.discard(told)

@@ -25,7 +25,7 @@ from timeline.driver.consume.pull import PulledDelivery
 from timeline.errors import Forbidden, Invalid, NotFound, TimelineError
 from timeline.gateway.metrics import GatewayMetrics
 from timeline.gateway.push.addresses import AddressGuard, host_of
-from timeline.gateway.push.circuit import Circuit
+from timeline.gateway.push.circuit import Circuit, Receiver
 from timeline.gateway.push.request import PushedMessage, headers_of
 from timeline.gateway.push.sender import Sender, Unanswered
 from timeline.gateway.push.settlement import Settlement, Verb, settlement_of, unanswered
@@ -92,7 +92,7 @@ def _end(done: asyncio.Future[None], error: TimelineError | None = None) -> None
 
 
 class TopicPusher:
-    """Pushes one topic until it is stopped. `circuit`: of the receiver's host, shared by its topics."""
+    """Pushes one topic until it is stopped."""
 
     def __init__(
         self,
@@ -100,11 +100,11 @@ class TopicPusher:
         topic: Topic,
         secrets: tuple[str, ...],
         sender: Sender,
-        circuit: Circuit,
+        receiver: Receiver,
         metrics: GatewayMetrics,
     ) -> None:
         self._client, self.topic, self.secrets = client, topic, secrets
-        self._sender, self._circuit, self._acks, self._metrics = sender, circuit, Acks(client), metrics
+        self._sender, self.receiver, self._acks, self._metrics = sender, receiver, Acks(client), metrics
         self._clock = Clock()
         self._under_way: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -115,12 +115,12 @@ class TopicPusher:
 
     async def run(self) -> None:
         """Take and send until cancelled. Requests under way go on: see `finish`."""
-        self._circuit.hearers.add(self._changed.set)
+        self.receiver.hear(self._changed.set)
         try:
             async with asyncio.TaskGroup() as takers:
                 takers.create_task(self._take_all(takers), name=f"takes of {self.topic.name}")
         finally:
-            self._circuit.hearers.discard(self._changed.set)
+            self.receiver.unhear(self._changed.set)
             self._changed.set()
 
     async def _take_all(self, takers: asyncio.TaskGroup, lasting: bool = True) -> None:
@@ -161,8 +161,8 @@ class TopicPusher:
             now_ms = self._clock.monotonic_ms()
             busy = len(self._under_way) + self._asked
             free = min(settings.push_concurrency - busy, self._share)
-            wait_ms = self._circuit.wait_ms(now_ms)
-            if self._circuit.open:
+            wait_ms = self.receiver.wait_ms(now_ms)
+            if self.receiver.open:
                 free = min(free, 1) if not busy else 0
             if settings.push_rate:
                 step_ms = 1000.0 / settings.push_rate
@@ -221,7 +221,7 @@ class TopicPusher:
             self._metrics.webhook(self.topic.name, effect, took_s)
 
     async def _post(self, delivery: PulledDelivery) -> Settlement:
-        settings, circuit = self.topic.settings, self._circuit
+        settings, receiver = self.topic.settings, self.receiver
         token = delivery.token
         message = PushedMessage(
             topic=self.topic.name,
@@ -237,25 +237,23 @@ class TopicPusher:
             headers = headers_of(message, self.secrets, self._clock.now_ms() // 1000)
         except Invalid as bad:
             return Settlement(Verb.RELEASE, bad.reason)
-        if not circuit.admit(self._clock.monotonic_ms()):
+        if not receiver.admit(self._clock.monotonic_ms()):
             return Settlement(Verb.RETURN)
-        probing = circuit.open
+        probing = receiver.open
         try:
             answer = await self._sender.post(headers, message.payload, settings.push_timeout_ms)
         except Unanswered as why:
             outcome = unanswered(str(why))
+            receiver.unanswered(self._clock.monotonic_ms())
         except asyncio.CancelledError:
             if probing:
-                circuit.given_up()
+                receiver.given_up()
             raise
         else:
             outcome = settlement_of(
                 answer.status, answer.headers, answer.body, self._clock.now_ms(), settings.max_lease_ms
             )
-        if outcome.broken:
-            circuit.failed(self._clock.monotonic_ms())
-        else:
-            circuit.succeeded()
+            receiver.answered(self._clock.monotonic_ms(), works=not outcome.broken)
         self._changed.set()
         return outcome
 
@@ -293,18 +291,24 @@ class Pusher:
     ) -> None:
         self._client, self._guard, self._random, self._metrics = client, guard, random, metrics
         self._circuits: dict[tuple[str, int], Circuit] = {}
-        metrics.circuits_open.set_function(lambda: sum(circuit.open for circuit in self._circuits.values()))
+        metrics.circuits_open.set_function(self._open_circuits)
         self._running: dict[str, tuple[TopicPusher, asyncio.Task[None]]] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
         """Topics whose requests under way are still waited for."""
         self._ended = asyncio.Event()
         self._refused: dict[str, str] = {}
         self._trouble = ""
+        self._rested_s: float | None = None
+        """Since when nothing is taken any more (the loop's time)."""
         self.looked = asyncio.Event()
         """Set after each look at the topics."""
 
+    def _open_circuits(self) -> int:
+        hosts = sum(circuit.open for circuit in self._circuits.values())
+        return hosts + sum(pusher.receiver.own_open for pusher, _ in self._running.values())
+
     async def run(self, grace_s: float = 30.0) -> None:
-        """Push until cancelled. Then wait for the requests under way, up to the grace."""
+        """Push until cancelled. Then wait for the requests under way, up to the grace since the last take."""
         try:
             while True:
                 try:
@@ -320,13 +324,16 @@ class Pusher:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._ended.wait(), LOOK_MS / 1000.0)
         finally:
+            rested_s = 0.0 if self._rested_s is None else asyncio.get_running_loop().time() - self._rested_s
             for name in list(self._running):
-                self._stop(name, grace_s)
+                self._stop(name, max(0.0, grace_s - rested_s))
             await asyncio.gather(*self._ending.values(), return_exceptions=True)
 
     async def _look(self) -> None:
         """Start, restart and stop the topics' pushers as their records say now."""
         self._ended.clear()
+        if self._rested_s is not None:
+            return
         topics = {topic.name: topic for topic in await self._client.topics() if topic.settings.push_url}
         for name in [name for name in self._running if name not in topics]:
             self._stop(name, 0.0)
@@ -348,18 +355,33 @@ class Pusher:
         running = self._running.get(topic.name)
         if running is not None:
             pusher, task = running
-            if (pusher.topic.uid, pusher.topic.settings) == (topic.uid, topic.settings) and not task.done():
-                pusher.secrets = secrets
+            if _connected_alike(pusher.topic, topic) and not task.done():
+                pusher.secrets, pusher.topic = secrets, topic
                 return
             self._stop(topic.name, pusher.topic.settings.push_timeout_ms / 1000.0)
             return
         settings = topic.settings
         sender = Sender(settings.push_url, self._guard, settings.push_concurrency)
-        circuit = self._circuits.setdefault(host_of(settings.push_url), Circuit(self._random))
-        pusher = TopicPusher(self._client, topic, secrets, sender, circuit, self._metrics)
+        host = self._circuits.setdefault(host_of(settings.push_url), Circuit(self._random))
+        receiver = Receiver(host, Circuit(self._random))
+        pusher = TopicPusher(self._client, topic, secrets, sender, receiver, self._metrics)
         self._running[topic.name] = pusher, asyncio.create_task(pusher.run(), name=f"pusher of {topic.name}")
         wait = shown_duration(settings.push_timeout_ms)
+        if settings.push_timeout_ms > settings.max_lease_ms:
+            log.warning(
+                "topic %r has push_timeout %s above max_lease %s: a webhook that outlasts its lease is sent again "
+                "meanwhile. Raise max_lease",
+                topic.name,
+                wait,
+                shown_duration(settings.max_lease_ms),
+            )
         log.info("topic %r is pushed, %d at a time, each up to %s", topic.name, settings.push_concurrency, wait)
+
+    def rest(self) -> None:
+        """Take nothing more. Requests under way go on."""
+        self._rested_s = asyncio.get_running_loop().time()
+        for _, task in self._running.values():
+            task.cancel()
 
     def _stop(self, name: str, grace_s: float) -> None:
         """Let a topic's pusher take no more. Nobody else waits for its requests under way, which may be slow."""
@@ -378,6 +400,15 @@ class Pusher:
             self._ended.set()
 
 
+def _connected_alike(one: Topic, other: Topic) -> bool:
+    """Return whether two records of a topic go to the same receiver over the same connections."""
+
+    def connected(topic: Topic) -> tuple[object, ...]:
+        return topic.uid, topic.settings.push_url, topic.settings.push_concurrency
+
+    return connected(one) == connected(other)
+
+
 class WebhookPart:
     """The gateway's webhooks: they begin and end with it. `token_file`: of a token with the rights admin and consume;
     empty: none. `allowed`: private networks that webhooks may go to. Raise Invalid."""
@@ -389,12 +420,18 @@ class WebhookPart:
         self._credentials = replace(credentials, token="", token_file=token_file).check()
         self._client: timeline.Timeline | None = None
         self._task: asyncio.Task[None] | None = None
+        self._pusher: Pusher | None = None
 
     async def start(self, metrics: GatewayMetrics) -> None:
         """Begin to push."""
         self._client = timeline.Timeline(self._brokers, "10s", credentials=self._credentials)
-        pusher = Pusher(self._client, self._guard, random, metrics)
-        self._task = asyncio.create_task(pusher.run(self._grace_s), name="webhooks")
+        self._pusher = Pusher(self._client, self._guard, random, metrics)
+        self._task = asyncio.create_task(self._pusher.run(self._grace_s), name="webhooks")
+
+    def rest(self) -> None:
+        """Take nothing more."""
+        if self._pusher is not None:
+            self._pusher.rest()
 
     async def stop(self) -> None:
         """Take nothing more, and return after the requests under way or the grace."""

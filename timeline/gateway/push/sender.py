@@ -48,6 +48,7 @@ class Sender:
         self._addresses: tuple[str, ...] = ()
         self._judged_ms = 0.0
         self._judging = asyncio.Lock()
+        self._looking: asyncio.Future[tuple[str, ...]] | None = None
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=connections, use_dns_cache=False),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -60,6 +61,9 @@ class Sender:
 
     async def close(self) -> None:
         """Close the connections."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
         await self._session.close()
 
     async def post(self, headers: Sequence[tuple[str, str]], body: bytes, timeout_ms: float) -> Answer:
@@ -97,7 +101,9 @@ class Sender:
         async with self._judging:
             if not self._addresses or now_ms > self._judged_ms + LOOK_UP_AGAIN_MS:
                 self._addresses = ()
-                self._addresses = await self._guard.permitted(self._host, self._port)
+                if self._looking is None or self._looking.done():  # one that was given up may still be under way
+                    self._looking = asyncio.ensure_future(self._guard.permitted(self._host, self._port))
+                self._addresses = await asyncio.shield(self._looking)
                 self._judged_ms = now_ms
             return self._addresses
 

@@ -6,7 +6,9 @@ from typing import Any
 
 from litestar import Response, get, post
 
+from timeline.driver.consume.pull import PulledDelivery
 from timeline.driver.receipts import Receipt
+from timeline.driver.times import duration_ms
 from timeline.gateway.clients import CallerClient
 from timeline.gateway.keys import RepeatKey
 from timeline.gateway.problems import documented
@@ -45,7 +47,12 @@ async def lease(request: ApiRequest, client: CallerClient, topic: str, data: Lea
     if data.lease is not None:
         asked["lease"] = length(data.lease, "lease", least_ms=1)
     taking = client.timeline.take(name, data.max, wait, **asked)
-    return Leases([leased_message(one) for one in await while_connected(request, taking, gateway.ending) or ()])
+
+    async def give_back(taken: list[PulledDelivery]) -> None:
+        await client.timeline.settle([one.receipt for one in taken], "return")
+
+    taken = await while_connected(request, taking, gateway.ending, give_back)
+    return Leases([leased_message(one) for one in taken or ()])
 
 
 @get(
@@ -66,9 +73,17 @@ async def _settle(
     request: ApiRequest, client: CallerClient, receipts: list[str], verb: str, **asked: Any
 ) -> Response[SettleAnswers]:
     told = await client.timeline.settle(receipts, verb, **asked)
-    if verb != "extend":
-        for open_stream in gateway_of(request).streams:
-            open_stream.settled(receipts)
+    gateway = gateway_of(request)
+    if gateway.streams:
+        answers = [*zip(receipts, told, strict=True)]
+        done = [receipt for receipt, answer in answers if answer.status is Status.OK]
+        lost = [receipt for receipt, answer in answers if answer.status in (Status.NOT_FOUND, Status.FENCED)]
+        for open_stream in gateway.streams:
+            open_stream.settled(lost)
+            if verb == "extend":
+                open_stream.extended(done, gateway.clock.now_ms() + duration_ms(asked["lease"]))
+            else:
+                open_stream.settled(done)
     return Response(SettleAnswers([settled_message(receipt) for receipt in told]), status_code=207)
 
 
