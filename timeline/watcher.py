@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -13,7 +13,7 @@ from timeline.driver.brokers import BrokerStanding, ConsumerStatus, LatenessHist
 from timeline.driver.client import Timeline
 from timeline.driver.late import LateDelivery, LateReport
 from timeline.driver.queries import Outlook
-from timeline.errors import Unavailable
+from timeline.errors import NotFound, Unavailable
 from timeline.model import Topic
 
 STEP_S = 1.0
@@ -105,14 +105,15 @@ class Watcher:
         records = {each.name: each for each in await tl.topics() if self._topic in ("", each.name)}
         report = await tl.late(LATE_SINCE, topic=self._topic, limit=LATE_SHOWN)
         largest = sorted(records, key=lambda name: (-_size(loads.get(name)), name))[:FORECAST_TOPICS]
-        outlooks = await asyncio.gather(*(tl.forecast(name, seconds_ahead * STEP_S, STEP_S) for name in largest))
-        return records, report, dict(zip(largest, outlooks, strict=True))
+        asked = {name: tl.forecast(name, seconds_ahead * STEP_S, STEP_S) for name in largest}
+        return records, report, await outlooks_of(asked)
 
     def _remember(self, standings: Standings) -> None:
-        if self._looks:
-            self._rates = _rates(standings, self._looks[-1])
-        self._looks.append(standings)
         now_ms = standings.brokers[0].now_ms
+        if self._looks and now_ms - self._looks[-1].brokers[0].now_ms > LATENESS_OVER_MS:
+            self._looks.clear()  # nobody has watched for a while
+        self._rates = _rates(standings, self._looks[-1]) if self._looks else None
+        self._looks.append(standings)
         while len(self._looks) > 2 and now_ms - self._looks[1].brokers[0].now_ms >= LATENESS_OVER_MS:
             self._looks.popleft()
 
@@ -152,6 +153,24 @@ class Watcher:
                 late = late.since(then.lateness[name])
             told = late if told is None or told.up_to_ms != late.up_to_ms else told.plus(late)
         return told
+
+
+async def outlooks_of(asked: Mapping[str, Awaitable[Outlook]]) -> dict[str, Outlook]:
+    """Return forecasts by topic. A topic that was dropped meanwhile has none. Raise TimelineError."""
+
+    async def one(outlook: Awaitable[Outlook]) -> Outlook | None:
+        try:
+            return await outlook
+        except NotFound:
+            return None
+
+    told = await asyncio.gather(*map(one, asked.values()))
+    return {name: outlook for name, outlook in zip(asked, told, strict=True) if outlook is not None}
+
+
+def largest_of(topics: Sequence[TopicSnapshot], most: int) -> list[str]:
+    """Return the names of the topics that most messages wait in."""
+    return [one.name for one in sorted(topics, key=lambda one: -((one.waiting or 0) + one.due))[:most]]
 
 
 def _rates(now: Standings, then: Standings) -> dict[str, float]:

@@ -9,7 +9,7 @@ import datetime as dt
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -166,6 +166,8 @@ class Conductor:
             end_wall_ms = self.clock.now()
             if self.options.console and self.webhooks:
                 await self._stay_open()
+            elif self.options.console:
+                self.viewer.say(f"there is no console: it needs {missing_package()}")
             if self.options.store and not self.options.keep:
                 await self._clean_up(client, plan)
         for broker in self.brokers:
@@ -182,9 +184,14 @@ class Conductor:
         gateway, interrupted = self.webhooks[0], asyncio.Event()
         self.viewer.say(f"the day is over, and the console stays open at {self.console}: Ctrl-C ends it")
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
+        ends: list[Coroutine[Any, Any, object]] = [interrupted.wait()]
+        ends += [child.process.wait() for child in (gateway, *self.brokers)]
+        waiting = {asyncio.ensure_future(end) for end in ends}
         try:
-            await interrupted.wait()
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            for one in waiting:
+                one.cancel()
             asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
         if await gateway.end():
             self.troubles.append(gateway.ended())

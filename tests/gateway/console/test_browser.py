@@ -26,6 +26,12 @@ from timeline.model import State
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 SIZES = ((360, 740), (1280, 800), (2560, 1300))
+HIDE = """hidden => {
+    Object.defineProperty(document, "hidden", { configurable: true, get: () => hidden });
+    document.dispatchEvent(new Event("visibilitychange"));
+    return [...sources.values()].map(source => source.readyState);
+}"""
+"""Hides the page, or shows it again. Returns how its streams are."""
 
 
 async def cli(site: Site, *arguments: str) -> Any:
@@ -89,13 +95,8 @@ async def test_the_overview_is_live_and_as_the_command_line_has_it(
 async def test_a_page_that_nobody_sees_takes_no_connection(visitor: Visitor) -> None:
     """Browsers have six connections to a site: more pages than that are open without harm."""
     page = await visitor.go("/")
-    hide = """hidden => {
-        Object.defineProperty(document, "hidden", { configurable: true, get: () => hidden });
-        document.dispatchEvent(new Event("visibilitychange"));
-        return [...sources.values()].map(source => source.readyState);
-    }"""
-    assert await page.evaluate(hide, True) == [2], "closed"
-    assert await page.evaluate(hide, False) in ([0], [1]), "open again"
+    assert await page.evaluate(HIDE, True) == [2], "closed"
+    assert await page.evaluate(HIDE, False) in ([0], [1]), "open again"
     await expect(page.locator("#live")).to_contain_text(TOPIC, timeout=WAIT_MS)
 
 
@@ -108,6 +109,30 @@ async def test_times_are_in_the_readers_zone_with_utc_on_hover(visitor: Visitor,
     assert (await shown.inner_text()).startswith(f"{one.due.astimezone(ZoneInfo('America/New_York')):%Y-%m-%d %H:%M}")
     assert await page.locator("form [name=zone]").first.input_value() == "America/New_York"
     assert "America/New_York" in await page.inner_text("footer")
+
+
+async def test_somebody_may_have_every_time_in_utc(visitor: Visitor, tl: timeline.Timeline) -> None:
+    page = await visitor.go(f"/message?topic={TOPIC}&id=order-3")
+    await page.get_by_role("button", name="UTC").click()
+    await visitor.go(f"/message?topic={TOPIC}&id=order-4")
+    one = await tl.get(TOPIC, "order-4")
+    assert one is not None
+    assert (await page.inner_text("dt:text-is('Due') + dd time")).startswith(f"{one.due:%Y-%m-%d %H:%M:%S}")
+    assert "UTC" in await page.inner_text("footer")
+
+
+async def test_a_link_key_and_a_choice_stay_while_values_come_in(visitor: Visitor) -> None:
+    page = await visitor.go("/")
+    link = page.locator("#live").get_by_role("link", name=TOPIC, exact=True)
+    mark = "name => document.addEventListener(`htmx:${name}`, () => document.body.classList.add(name))"
+    await page.evaluate(mark, "sseMessage")
+    await link.focus()
+    await expect(page.locator("body")).to_have_class(re.compile("sseMessage"), timeout=WAIT_MS)
+    assert await link.evaluate("one => one === document.activeElement"), "keys stay where they were"
+    await link.select_text()
+    await page.evaluate(mark, "sseBeforeMessage")
+    await expect(page.locator("body")).to_have_class(re.compile("sseBeforeMessage"), timeout=WAIT_MS)
+    assert await page.evaluate("getSelection().toString()") == TOPIC, "what is chosen may be copied"
 
 
 async def test_a_message_is_produced_moved_delivered_now_and_cancelled(visitor: Visitor, tl: timeline.Timeline) -> None:
@@ -199,7 +224,7 @@ async def test_why_a_reminder_was_late_is_three_clicks_away(visitor: Visitor, tl
 async def test_settings_and_pause(visitor: Visitor, tl: timeline.Timeline) -> None:
     page = await visitor.go("/")
     await page.get_by_text("New topic").click()
-    await page.get_by_label("Name").fill("clicked-topic")
+    await page.get_by_label("Name", exact=True).fill("clicked-topic")
     await page.get_by_role("button", name="Create").click()
     await page.get_by_text("Topic clicked-topic is there.").wait_for()
     await page.get_by_text("Settings", exact=True).click()
@@ -215,7 +240,7 @@ async def test_settings_and_pause(visitor: Visitor, tl: timeline.Timeline) -> No
 async def test_a_schedule_is_made_with_a_preview(visitor: Visitor, tl: timeline.Timeline) -> None:
     page = await visitor.go("/schedules")
     await page.get_by_text("New schedule").click()
-    await page.get_by_label("Name").fill("by-hand")
+    await page.get_by_label("Name", exact=True).fill("by-hand")
     await page.get_by_label("Cron").fill("30 6 * * 1-5")
     await page.get_by_role("button", name="Show its next times").click()
     await page.get_by_text("At 06:30 on Monday through Friday, in America/New_York").wait_for()
@@ -277,6 +302,20 @@ async def test_somebody_logs_in_and_out(tmp_path: Path, require_service: Callabl
             await visitor.go("/")
             await expect(page.locator("#live")).to_contain_text(f"{WAITING}", timeout=WAIT_MS)
             assert token not in await page.evaluate("document.cookie + document.documentElement.outerHTML")
+            await page.route("http://elsewhere.test/", lambda route: route.fulfill(
+                content_type="text/html", body=f'<a href="{visitor.url}/topic?name={TOPIC}">look</a>'
+            ))  # fmt: skip
+            await page.goto("http://elsewhere.test/")
+            await page.get_by_text("look").click()
+            await page.get_by_role("heading", name=TOPIC, exact=True).wait_for()
+            await visitor.go("/")
+            await page.evaluate(HIDE, True)
+            await page.context.clear_cookies(name="timeline_token")
+            await page.evaluate(HIDE, False)
+            await page.get_by_role("heading", name="Log in").wait_for()
+            assert "next=" in page.url, "a page whose token is gone asks for one by itself"
+            await page.get_by_label("Token").fill(token)
+            await page.get_by_role("button", name="Log in").click()
             await page.get_by_role("button", name="Log out").click()
             await page.get_by_text("You are logged out.").wait_for()
             await visitor.page.goto(f"{visitor.url}/")

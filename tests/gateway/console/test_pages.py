@@ -169,12 +169,35 @@ async def test_schedules_are_shown_made_and_steered(console: Console, tl: timeli
     assert wrong.status_code == 400 and "61" in seen(wrong) and 'value="weekly"' in wrong.text
 
 
+async def test_schedules_are_searched(console: Console) -> None:
+    found = seen(await console.get("/schedules", q="ail", topic=TOPIC))
+    assert "daily" in found and "hourly" not in found
+    assert "None of those that were read fits." in seen(await console.get("/schedules", q="weekly"))
+
+
+async def test_a_form_that_is_sent_twice_puts_one_message(console: Console, tl: timeline.Timeline) -> None:
+    drawn = re.search(r'name="drawn" value="(\w+)"', (await console.get("/produce", topic=TOPIC)).text)
+    assert drawn
+    form = {"topic": TOPIC, "payload": "once", "in": "3h", "tag": "twice", "drawn": drawn[1]}
+    answers = [await console.post("/produce", form) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [303, 303]
+    assert [entry.id async for entry in tl.scan(TOPIC, tag="twice")] == [drawn[1]]
+    other = await console.post("/produce", form | {"drawn": "f" * 16, "id": drawn[1], "payload": "other"})
+    assert other.status_code == 409 and ">other<" in other.text, "an id that is taken is refused, and the text stays"
+
+
+async def test_the_list_of_topics_counts_their_dead_letters(console: Console) -> None:
+    listed = await console.get("/dead")
+    count = re.search(rf'hx-get="(/dead/count[^"]*{TOPIC}[^"]*)"', listed.text)
+    assert count and f"{DEAD}" in (await console.get(html.unescape(count[1]))).text
+
+
 async def test_a_topic_is_created_changed_paused_and_resumed(console: Console, tl: timeline.Timeline) -> None:
     assert (await console.post("/topic/create", {"name": "fresh"})).status_code == 303
     changes = {"lease": "45s", "was_lease": "30s", "max_deliveries": "25", "was_max_deliveries": "25"}
     assert (await console.post("/topic/settings?topic=fresh", changes | {"was_paused": "False"})).status_code == 303
     wrong = await console.post("/topic/settings?topic=fresh", {"lease": "soon", "was_lease": "45s"})
-    assert wrong.status_code == 400 and "lease" in seen(wrong)
+    assert wrong.status_code == 400 and "lease" in seen(wrong) and 'value="soon"' in wrong.text, "what was typed stays"
     assert (await console.post("/topic/pause?topic=fresh", {"do": "pause"})).status_code == 303
     settings = next(each.settings for each in await tl.topics() if each.name == "fresh")
     assert settings.lease_ms == 45_000 and settings.paused

@@ -65,8 +65,10 @@ class ConsoleScenario(Scenario):
             steady = LatenessScenario(self.store, rate=self.rate, seconds=self.seconds)
             alone, trouble = await measured_run(late, steady, folder)
             wrong += trouble
-            async with client(folder, "click", address, setup.topic, VISITS, self.people):
+            async with client(folder, "click", address, setup.topic, VISITS, self.people) as people:
                 beside, trouble = await measured_run(late, steady, folder)
+                if people.process.returncode is not None:
+                    raise CannotMeasure(f"the people ended: {people.last_words()}")
             wrong += trouble
             ended_mib = child.resident_bytes() / 2**20
         figures |= {"late_p99_ms": alone["lateness_p99_ms"], "late_p99_ms_beside_people": beside["lateness_p99_ms"]}

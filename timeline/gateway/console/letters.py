@@ -37,6 +37,8 @@ STEP_ROWS = 20_000
 """Dead letters that one step reads."""
 STEP_CHANGES = 2_000
 """Dead letters that one step changes, at most a page of the scan more."""
+COUNTED = 10_000
+"""Letters of a topic that are counted in the list of topics."""
 SAMPLE = 20_000
 """Letters whose reasons are counted before anybody asks for all."""
 REASONS_SHOWN = 30
@@ -67,8 +69,8 @@ class Filter:
     @classmethod
     def of(cls, fields: Fields) -> Filter:
         """Return the filter that a query or a form has. Raise Invalid for a time that is none."""
-        typed = {name: fields.text(name) for name in cls.__slots__}
-        found = cls(**typed | {"topic": fields.exact("topic")})
+        exact = {name: fields.exact(name) for name in ("topic", "tag", "reason", "kind", "prefix")}
+        found = cls(**exact, **{name: fields.text(name) for name in ("died_from", "died_to", "zone")})
         found.died_ms()
         return found
 
@@ -123,6 +125,17 @@ async def dead(request: ApiRequest) -> Response[bytes]:
             return visit.page("dead_topics.html", names=names)
         await visit.topic(chosen.topic)
         return visit.page("dead.html", chosen=chosen, every=visit.query.has("every"), names=names)
+
+
+@get("/dead/count", include_in_schema=False)
+async def count(request: ApiRequest) -> Response[bytes]:
+    """Show how many dead letters a topic has, as a part of the list of topics."""
+    async with visiting(request) as visit:
+        chosen, found = Filter.of(visit.query), 0
+        async with aclosing(chosen.scan(visit.client, COUNTED, b"")) as pages:
+            async for page in pages:
+                found += len(page.rows)
+        return visit.page("_dead_count.html", found=found, most=COUNTED)
 
 
 @get("/dead/letters", include_in_schema=False)

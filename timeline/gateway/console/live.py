@@ -9,15 +9,14 @@ from weakref import WeakKeyDictionary
 
 from timeline.clock import Clock
 from timeline.driver.client import Timeline
-from timeline.driver.queries import Outlook
-from timeline.errors import TimelineError
-from timeline.gateway.clients import CallerClient
+from timeline.errors import Forbidden, TimelineError
+from timeline.gateway.clients import UNAUTHENTICATED, CallerClient
 from timeline.gateway.console.rendering import part
 from timeline.gateway.console.visit import sentence, visiting
 from timeline.gateway.problems import ClientGone
 from timeline.gateway.requests import ApiRequest, while_connected
 from timeline.gateway.service import HttpGateway
-from timeline.watcher import Snapshot, TopicSnapshot, Watcher
+from timeline.watcher import Snapshot, TopicSnapshot, Watcher, largest_of, outlooks_of
 
 LOOK_MS = 2_000.0
 """How old a look may be before a page asks for another one."""
@@ -47,6 +46,11 @@ class LiveLook:
     trouble: str = ""
 
     @property
+    def partly(self) -> str:
+        """Whose load of the next hour is counted, if it is not that of all topics."""
+        return f", {TOPICS_AHEAD} largest topics" if len(self.seen.topics) > TOPICS_AHEAD else ""
+
+    @property
     def topics(self) -> list[TopicSnapshot]:
         """The topics by name: all, or those with the most to do if there are very many."""
         if len(self.seen.topics) <= TOPICS_SHOWN:
@@ -56,7 +60,9 @@ class LiveLook:
 
     @property
     def missing(self) -> dict[str, int]:
-        """Buckets that no broker dispatches, by topic."""
+        """Buckets that no broker dispatches, by topic. One that does not answer here may dispatch them."""
+        if self.seen.unreachable:
+            return {}
         have: dict[str, int] = {}
         of: dict[str, int] = {}
         for load in (load for broker in self.seen.brokers for load in broker.topics):
@@ -79,7 +85,10 @@ class _Lookout:
         self._looked_ms = self._counted_ms = -AHEAD_MS
 
     async def look(self) -> LiveLook:
-        """Return a look that is new enough, or the last one with the trouble. Raise TimelineError before the first."""
+        """Return a look that is new enough, or the last one with the trouble. While brokers are slow to answer, return
+        the last one. Raise TimelineError before the first, and Forbidden."""
+        if self._look is not None and self._looking.locked():
+            return self._look
         async with self._looking:
             now_ms = self._clock.monotonic_ms()
             if self._look is None or now_ms >= self._looked_ms + LOOK_MS:
@@ -96,18 +105,17 @@ class _Lookout:
                 ahead = await self._count(seen)
                 self._counted_ms = now_ms
             return LiveLook(seen, ahead)
+        except Forbidden:
+            raise
         except TimelineError as trouble:
             if before is None:
                 raise
             return replace(before, trouble=sentence(trouble))
 
     async def _count(self, seen: Snapshot) -> dict[str, TopicAhead]:
-        largest = sorted(seen.topics, key=lambda one: -((one.waiting or 0) + one.due))[:TOPICS_AHEAD]
-        told: list[Outlook] = await asyncio.gather(*(self._timeline.forecast(one.name, *HOUR) for one in largest))
-        return {
-            one.name: TopicAhead(int(outlook.counts[0]), int(outlook.counts.sum()))
-            for one, outlook in zip(largest, told, strict=True)
-        }
+        asked = {name: self._timeline.forecast(name, *HOUR) for name in largest_of(seen.topics, TOPICS_AHEAD)}
+        told = await outlooks_of(asked)
+        return {name: TopicAhead(int(one.counts[0]), int(one.counts.sum())) for name, one in told.items()}
 
 
 _LOOKOUTS: WeakKeyDictionary[CallerClient, _Lookout] = WeakKeyDictionary()
@@ -133,15 +141,20 @@ async def looks(request: ApiRequest, gateway: HttpGateway, template: str) -> Asy
         except ClientGone:
             return
         except TimelineError as trouble:
-            yield event("trouble", part("_trouble.html", sentence=sentence(trouble)))
-
-
-async def _next(client: CallerClient) -> LiveLook:
-    await asyncio.sleep(LOOK_MS / 1000)
-    return await look_of(client)
+            login = isinstance(trouble, Forbidden) and UNAUTHENTICATED in trouble.found
+            yield LOGIN if login else event("trouble", part("_trouble.html", sentence=sentence(trouble)))
 
 
 def event(name: str, text: str) -> bytes:
     """Return a server-sent event."""
     lines = "".join(f"data: {line}\n" for line in text.splitlines())
     return f"event: {name}\n{lines}\n".encode("utf-8", "replace")
+
+
+LOGIN = event("login", "login")
+"""Leads to the page that asks for a token."""
+
+
+async def _next(client: CallerClient) -> LiveLook:
+    await asyncio.sleep(LOOK_MS / 1000)
+    return await look_of(client)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from datetime import UTC
 from typing import Any
 
 import msgspec
@@ -11,7 +13,6 @@ from litestar import Response, get, post
 from timeline.driver.late import Why
 from timeline.driver.message import StoredMessage
 from timeline.driver.receipts import Receipts
-from timeline.driver.schedules import ScheduleOrigin
 from timeline.errors import Forbidden, Invalid, NotFound
 from timeline.gateway.console.rendering import link
 from timeline.gateway.console.visit import Fields, Visit, sentence, visiting
@@ -26,6 +27,7 @@ PER_LINE = 16
 DEEPEST = 50
 """Levels of JSON that are shown with indents."""
 BRACKET = re.compile(r"[\[\]{}]")
+_LOADING = asyncio.Semaphore(2)
 PATH = ("waiting", "available", "leased")
 """The states of a message in the order in which it passes them."""
 
@@ -45,16 +47,19 @@ async def message(request: ApiRequest) -> Response[bytes]:
             hidden=hidden,
             why=told,
             absent=absent,
-            origin=_origin(told),
+            origin=None if told is None else told.schedule,
+            said=[] if told is None or told.schedule is None else told.schedule.lines(told.message, UTC),
             path=PATH,
             payload=None if stored is None or stored.payload is None else _payload(stored),
         )
 
 
 async def _stored(visit: Visit, topic: str, id: str) -> tuple[StoredMessage | None, str]:
-    """Return a message, with its payload if the token may read it, and else why it may not."""
+    """Return a message, with its payload if the token may read it, and else why it may not. Few payloads are in memory
+    at once: each may be large."""
     try:
-        return await visit.timeline.get(topic, id), ""
+        async with _LOADING:
+            return await visit.timeline.get(topic, id), ""
     except Forbidden as denied:
         return await visit.timeline.get(topic, id, payload=False), sentence(denied)
 
@@ -67,15 +72,12 @@ async def _why(visit: Visit, topic: str, id: str) -> tuple[Why | None, str]:
         return None, sentence(absent)
 
 
-def _origin(told: Why | None) -> ScheduleOrigin | None:
-    return None if told is None else told.schedule
-
-
 def _payload(message: StoredMessage) -> dict[str, Any]:
     """Return a payload as text, as JSON and as bytes. Each is cut, and None where it cannot be."""
     held = message.payload or b""
     try:
-        text: str | None = held.decode()
+        held.decode()
+        text: str | None = held[:SHOWN_BYTES].decode(errors="ignore")  # the cut may part a character
     except UnicodeDecodeError:
         text = None
     pretty = None
@@ -86,7 +88,7 @@ def _payload(message: StoredMessage) -> dict[str, Any]:
             pretty = None  # its header, or its first letter, is not true
     return {
         "bytes": len(held),
-        "text": None if text is None else text[:SHOWN_BYTES],
+        "text": text,
         "json": pretty,
         "hex": _hex(held[:HEX_BYTES]),
         "cut": len(held) > SHOWN_BYTES,
@@ -123,6 +125,7 @@ async def payload(request: ApiRequest) -> Response[bytes]:
         headers = {
             "Content-Disposition": 'attachment; filename="payload.bin"',
             "Content-Security-Policy": "default-src 'none'; sandbox",
+            "Cross-Origin-Resource-Policy": "same-origin",
             "X-Content-Type-Options": "nosniff",
             "Cache-Control": "no-store",
         }

@@ -10,19 +10,19 @@ from litestar import Response, get
 
 from timeline.driver.late import HAPPENED, LEARNT, LateDelivery
 from timeline.driver.message import StoredMessage
-from timeline.driver.queries import STATES, Outlook, messages_of
+from timeline.driver.queries import STATES, messages_of
 from timeline.errors import Invalid, TimelineError
-from timeline.gateway.console.live import LiveLook, look_of, looks
+from timeline.gateway.console.live import TOPICS_AHEAD, look_of, looks
 from timeline.gateway.console.rendering import link
 from timeline.gateway.console.visit import Visit, sentence, visiting
 from timeline.gateway.requests import ApiRequest, Streamed
 from timeline.gateway.service import gateway_of
 from timeline.gateway.streams import EVENT_STREAM
 from timeline.model import MAX_BATCH
+from timeline.watcher import largest_of, outlooks_of
 
 WINDOWS = {"1h": "1m", "24h": "15m", "7d": "2h"}
 """Windows of a chart, each with its step."""
-CHARTED_TOPICS = 50
 SINCE = ("10m", "1h", "6h", "24h", "7d")
 LATE_SHOWN = 200
 FOUND = 20
@@ -53,9 +53,10 @@ async def load(request: ApiRequest) -> Response[dict[str, Any]]:
         window, topic = visit.query.text("window", "1h"), visit.query.exact("topic")
         if window not in WINDOWS:
             raise Invalid(f"window is one of {', '.join(WINDOWS)}, not {window!r:.40}")
-        names = [topic] if topic else _largest(await look_of(visit.client))
-        asked = (visit.timeline.forecast(name, window, WINDOWS[window]) for name in names)
-        told: list[Outlook] = await asyncio.gather(*asked)
+        look = None if topic else await look_of(visit.client)
+        names = [topic] if look is None else largest_of(look.seen.topics, TOPICS_AHEAD)
+        asked = {name: visit.timeline.forecast(name, window, WINDOWS[window]) for name in names}
+        told = [*(await outlooks_of(asked)).values()]
         edges = told[0].edges_ms[:-1].tolist() if told else []
         counts = [sum(column) for column in zip(*(one.counts.tolist() for one in told), strict=False)]
         answer = {
@@ -63,13 +64,9 @@ async def load(request: ApiRequest) -> Response[dict[str, Any]]:
             "counts": counts,
             "overdue": sum(one.overdue for one in told),
             "exact": all(one.exact for one in told),
+            "largest": TOPICS_AHEAD if look is not None and look.partly else 0,
         }
         return Response(answer, headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
-
-
-def _largest(look: LiveLook) -> list[str]:
-    topics = sorted(look.seen.topics, key=lambda one: -((one.waiting or 0) + one.due))
-    return [one.name for one in topics[:CHARTED_TOPICS]]
 
 
 @get("/cluster", include_in_schema=False)
@@ -104,7 +101,7 @@ async def late(request: ApiRequest) -> Response[bytes]:
 async def find(request: ApiRequest) -> Response[bytes]:
     """Find messages by id or by tag, in all topics, and late deliveries whose id contains the text."""
     async with visiting(request) as visit:
-        wanted = visit.query.text("q")
+        wanted = visit.query.exact("q")
         if not wanted:
             return visit.back("/")
         names = [each.name for each in await visit.timeline.topics()]

@@ -12,6 +12,7 @@ from litestar import Response, get, post
 from timeline.driver.schedules import Schedule, schedule_page
 from timeline.driver.times import as_datetime
 from timeline.errors import Forbidden, Invalid, NotFound, TimelineError
+from timeline.gateway.console.messages import SHOWN_BYTES
 from timeline.gateway.console.rendering import link
 from timeline.gateway.console.visit import Fields, Visit, sentence, visiting
 from timeline.gateway.problems import problem_of
@@ -22,6 +23,9 @@ from timeline.gateway.shapes import PreviewRules
 from timeline.gateway.values import CONTENT_TYPE, JSON, length
 
 ROWS = 50
+LOOKED_AT = 200
+"""Schedules that are read at a time in the search of a name."""
+STEP_MS = 200.0
 WEEK_SCHEDULES = 50
 """Schedules whose times the calendar has."""
 WEEK_TIMES = 1_000
@@ -35,12 +39,27 @@ NAMES_SHOWN = 3
 async def schedules(request: ApiRequest) -> Response[bytes]:
     """Show a page of schedules, the coming week, and a form that makes one."""
     async with visiting(request) as visit:
-        topic, cursor = visit.query.exact("topic"), visit.query.text("cursor")
-        found, after = await _page(visit, topic, ROWS, cursor)
-        following = link("/schedules", topic=topic, cursor=shown_cursor(after)) if after else ""
+        topic, cursor, wanted = visit.query.exact("topic"), visit.query.text("cursor"), visit.query.text("q")
+        found, after = await _named(visit, topic, wanted, cursor)
+        following = link("/schedules", topic=topic, q=wanted, cursor=shown_cursor(after)) if after else ""
         names = [each.name for each in await visit.timeline.topics()]
-        values = {"topic": topic, "names": names, "following": following, "first": not cursor}
+        first = not cursor and not wanted
+        values = {"topic": topic, "names": names, "following": following, "wanted": wanted, "first": first}
         return visit.page("schedules.html", schedules=found, given=visit.query, trouble="", **values)
+
+
+async def _named(visit: Visit, topic: str, wanted: str, cursor: str) -> tuple[list[Schedule], bytes]:
+    """Return a page of the schedules whose name contains a text, and where the next page begins. It has fewer than a
+    page's, or none, if few of very many fit."""
+    found, after = await _page(visit, topic, ROWS, cursor)
+    if not wanted:
+        return found, after
+    matching = [one for one in found if wanted in one.name]
+    end_ms = visit.gateway.clock.monotonic_ms() + STEP_MS
+    while after and len(matching) < ROWS and visit.gateway.clock.monotonic_ms() < end_ms:
+        found, after = await schedule_page(visit.timeline._context, topic or None, LOOKED_AT, after)
+        matching += [one for one in found if wanted in one.name]
+    return matching, after
 
 
 async def _page(visit: Visit, topic: str, limit: int, cursor: str) -> tuple[list[Schedule], bytes]:
@@ -93,7 +112,8 @@ async def schedule(request: ApiRequest) -> Response[bytes]:
     async with visiting(request) as visit:
         one = await _standing(visit, visit.query)
         coming = await visit.gateway.walks.run(lambda: list(islice(one.occurrences(), NEXT_SHOWN)))
-        return visit.page("schedule.html", one=one, says=one.specification, coming=coming)
+        payload = one.specification.payload[:SHOWN_BYTES].decode(errors="replace")
+        return visit.page("schedule.html", one=one, says=one.specification, coming=coming, payload=payload)
 
 
 async def _standing(visit: Visit, fields: Fields) -> Schedule:
@@ -160,7 +180,7 @@ async def create(request: ApiRequest) -> Response[bytes]:
             found, after = await _page(visit, "", ROWS, "")
             following = link("/schedules", cursor=shown_cursor(after)) if after else ""
             names = [each.name for each in await visit.timeline.topics()]
-            values: dict[str, Any] = {"topic": "", "names": names, "following": following, "first": True}
+            values: dict[str, Any] = {"topic": "", "names": names, "following": following, "first": True, "wanted": ""}
             values |= {"schedules": found, "given": form, "trouble": sentence(wrong)}
             return visit.page("schedules.html", status=problem_of(wrong).status, **values)
         return visit.back(link("/schedule", topic=made.topic, name=made.name), f"{made.name} is there.")

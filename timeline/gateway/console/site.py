@@ -11,12 +11,15 @@ from litestar.exceptions import HTTPException
 from timeline.errors import Invalid, TimelineError
 from timeline.gateway.clients import UNAUTHENTICATED, Caller
 from timeline.gateway.console import letters, messages, overview, rendering, schedules, topics
-from timeline.gateway.console.rendering import link
+from timeline.gateway.console.live import LOGIN
+from timeline.gateway.console.rendering import link, page
 from timeline.gateway.console.visit import check_own_page, form_of, log_in, log_out, redirect, sentence, shown
 from timeline.gateway.problems import GONE, ClientGone, problem_of
 from timeline.gateway.requests import ApiRequest
 from timeline.gateway.service import gateway_of
+from timeline.gateway.streams import EVENT_STREAM
 
+STREAMS = ("/live", "/dead/reasons")
 log = logging.getLogger("timeline.gateway")
 
 
@@ -62,22 +65,29 @@ HANDLERS: tuple[Any, ...] = (
     overview.overview, overview.live, overview.load, overview.cluster, overview.late, overview.find,
     topics.topic, topics.messages, topics.create, topics.settings, topics.pause, topics.produce_form, topics.produce,
     messages.message, messages.payload, messages.act,
-    letters.dead, letters.letters, letters.reasons, letters.step,
+    letters.dead, letters.count, letters.letters, letters.reasons, letters.step,
     schedules.schedules, schedules.week, schedules.schedule, schedules.act, schedules.preview, schedules.create,
 )  # fmt: skip
 
 
-async def check_request(request: Request[Any, Any, Any]) -> None:
-    """Let only a page of this console change something."""
+async def check_request(request: Request[Any, Any, Any]) -> Response[bytes] | None:
+    """Let only a page of this console change something. A browser that comes from another site brings no cookies: let
+    it come once more, from here."""
     assert isinstance(request, ApiRequest)
     if request.method not in ("GET", "HEAD"):
         check_own_page(request)
+    elsewhere = request.headers.get("sec-fetch-site") in ("cross-site", "same-site")
+    if elsewhere and request.headers.get("sec-fetch-mode") == "navigate":
+        return page("arrival.html", {})
+    return None
 
 
 def of_driver(request: Request[Any, Any, Any], error: TimelineError) -> Response[bytes]:
     """Show what went wrong, or ask for a token."""
     assert isinstance(request, ApiRequest)
     problem = problem_of(error)
+    if problem.code == UNAUTHENTICATED and request.scope["path"] in STREAMS:
+        return Response(LOGIN, media_type=EVENT_STREAM, headers={"Cache-Control": "no-store"})
     if problem.code == UNAUTHENTICATED:
         path = request.scope["path"]
         query = request.scope["query_string"].decode("latin-1")
@@ -109,7 +119,8 @@ def gone(_: Request[Any, Any, Any], error: ClientGone) -> Response[bytes]:
 def of_framework(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
     """Show a page that is not there, or a request that is none."""
     assert isinstance(request, ApiRequest)
-    problem = {"title": "No such page", "status": error.status_code, "code": "", "detail": error.detail}
+    title = "No such page" if error.status_code == 404 else "The request is wrong"
+    problem = {"title": title, "status": error.status_code, "code": "", "detail": error.detail}
     return shown(request, "error.html", error.status_code, problem=problem)
 
 

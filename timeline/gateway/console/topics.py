@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import re
+import secrets
 from typing import Any
 
 from litestar import Response, get, post
 
 from timeline.driver.queries import DURATIONS, PERCENTS, STATES
-from timeline.errors import Forbidden, Invalid, TimelineError
+from timeline.errors import Forbidden, Invalid, Throttled, TimelineError, Unavailable, Unknown
 from timeline.gateway.console.live import look_of
 from timeline.gateway.console.overview import WINDOWS
 from timeline.gateway.console.rendering import link
@@ -18,7 +21,7 @@ from timeline.gateway.problems import problem_of
 from timeline.gateway.requests import ApiRequest
 from timeline.gateway.routes.reading import read_cursor
 from timeline.gateway.values import CONTENT_TYPE, JSON, expiry, length
-from timeline.model import DEFAULT_GROUP, TopicSettings
+from timeline.model import DEFAULT_GROUP, Topic, TopicSettings
 from timeline.wording import typed_name, typed_value
 
 FIXED = ("buckets", "kind")
@@ -35,20 +38,33 @@ GROUPS = {
 async def topic(request: ApiRequest) -> Response[bytes]:
     """Show a topic: its load, its messages, its consumers and its settings."""
     async with visiting(request) as visit:
-        record = await visit.topic(visit.query.exact("name"))
-        look = await look_of(visit.client)
-        return visit.page(
-            "topic.html",
-            record=record,
-            look=look,
-            load=next((one for one in look.seen.topics if one.name == record.name), None),
-            consumers=[one for one in look.seen.consumers if one.topic == record.name],
-            windows=WINDOWS,
-            states=STATES,
-            filters=_filters(visit.query),
-            settings=_settings(record.settings),
-            fixed=FIXED,
-        )
+        return await _page(visit, await visit.topic(visit.query.exact("name")))
+
+
+async def _page(
+    visit: Visit, record: Topic, given: Fields | None = None, wrong: TimelineError | None = None
+) -> Response[bytes]:
+    """Return a topic's page. `given`: settings that were sent and not taken, `wrong`: why."""
+    look, standings = await asyncio.gather(look_of(visit.client), visit.timeline.standing(record.name))
+    settings = _settings(record.settings)
+    if given is not None:
+        settings = {
+            group: [(name, given.text(name) if given.has(name) else value, default) for name, value, default in rows]
+            for group, rows in settings.items()
+        }
+    return visit.page(
+        "topic.html",
+        status=200 if wrong is None else problem_of(wrong).status,
+        record=record,
+        load=next((one for one in look.seen.topics if one.name == record.name), None),
+        consumers=[one for broker in standings.brokers for one in broker.consumers],
+        windows=WINDOWS,
+        states=STATES,
+        filters=_filters(visit.query),
+        settings=settings,
+        fixed=FIXED,
+        trouble="" if wrong is None else sentence(wrong),
+    )
 
 
 def _settings(settings: TopicSettings) -> dict[str, list[tuple[str, str, str]]]:
@@ -67,7 +83,8 @@ def _settings(settings: TopicSettings) -> dict[str, list[tuple[str, str, str]]]:
 
 def _filters(query: Fields) -> dict[str, Any]:
     """Return the filters of a list of messages, as its form has them."""
-    given = {name: query.text(name) for name in ("tag", "prefix", "due_from", "due_to", "zone")}
+    given = {name: query.exact(name) for name in ("tag", "prefix")}
+    given |= {name: query.text(name) for name in ("due_from", "due_to", "zone")}
     return given | {"states": [one for one in query.texts("state") if one in STATES]}
 
 
@@ -108,10 +125,13 @@ async def settings(request: ApiRequest) -> Response[bytes]:
     async with visiting(request) as visit:
         form = await visit.form()
         name = visit.query.exact("topic")
-        changed = _changed(form)
-        if not changed:
-            return visit.back(link("/topic", name=name), "Nothing was changed.")
-        await visit.timeline.update_topic(name, **changed)
+        try:
+            changed = _changed(form)
+            if not changed:
+                return visit.back(link("/topic", name=name), "Nothing was changed.")
+            await visit.timeline.update_topic(name, **changed)
+        except (Invalid, Throttled, Unavailable, Unknown) as wrong:
+            return await _page(visit, await visit.topic(name), form, wrong)
         return visit.back(link("/topic", name=name), f"Changed: {', '.join(sorted(changed))}.")
 
 
@@ -159,7 +179,7 @@ async def produce_form(request: ApiRequest) -> Response[bytes]:
     """Show a form that puts a message."""
     async with visiting(request) as visit:
         names = [each.name for each in await visit.timeline.topics()]
-        return visit.page("produce.html", names=names, given=visit.query, trouble="")
+        return visit.page("produce.html", names=names, given=visit.query, drawn=secrets.token_hex(8), trouble="")
 
 
 @post("/produce", include_in_schema=False)
@@ -173,9 +193,9 @@ async def produce(request: ApiRequest) -> Response[bytes]:
             raise
         except TimelineError as wrong:
             names = [each.name for each in await visit.timeline.topics()]
-            given = form.with_(id=wrong.id) if wrong.id else form  # so that a repeat puts no second one
             status = problem_of(wrong).status
-            return visit.page("produce.html", status=status, names=names, given=given, trouble=sentence(wrong))
+            values = {"names": names, "given": form, "drawn": form.text("drawn"), "trouble": sentence(wrong)}
+            return visit.page("produce.html", status=status, **values)
 
 
 async def _produced(visit: Visit, form: Fields) -> Response[bytes]:
@@ -183,15 +203,21 @@ async def _produced(visit: Visit, form: Fields) -> Response[bytes]:
     if form.has("json"):
         headers.setdefault(CONTENT_TYPE, JSON)
     asked = {
-        "id": form.text("id") or None,
+        "id": form.text("id") or form.text("drawn") or None,
         "tag": form.text("tag") or None,
         "headers": headers or None,
         "expires": expiry(form.text("expires")) if form.text("expires") else None,
         **(form.due() if form.text("in") or form.text("at") else {"in_": 0}),
     }
     async with visit.client.producer(name, form.text("group") or DEFAULT_GROUP) as producer:
-        receipt = await producer.produce(form.raw("payload").encode(), **asked)
+        receipt = await producer.produce(form.raw("payload").encode(), birth=_birth(form), **asked)
     return visit.back(link("/message", topic=name, id=receipt.id), f"{receipt.id} is on the timeline of {name}.")
+
+
+def _birth(form: Fields) -> int | None:
+    """Return the birth that the form's page drew, so that a form that is sent twice puts one message."""
+    drawn = form.text("drawn")
+    return int(drawn, 16) or None if re.fullmatch(r"[0-9a-f]{16}", drawn) else None
 
 
 def _headers(text: str) -> dict[str, str]:

@@ -19,13 +19,13 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from litestar import Response
 from litestar.datastructures import Cookie
 
-from timeline.driver.times import Duration, instant_ms
+from timeline.driver.times import instant_ms
 from timeline.errors import Forbidden, Invalid, NotFound, TimelineError, sentence_of
 from timeline.gateway.clients import Caller, CallerClient
 from timeline.gateway.console.rendering import SECURITY, page
 from timeline.gateway.requests import ApiRequest
 from timeline.gateway.service import HttpGateway, gateway_of
-from timeline.gateway.values import due_of, length
+from timeline.gateway.values import due_of
 from timeline.model import Status, Topic
 from timeline.wording import no_such_topic
 
@@ -38,6 +38,10 @@ MAX_NOTICE = 1_000
 MOST_FIELDS = 20_000
 IN_DOUBT = "it may have happened: look before you ask for it again"
 WHOLE = re.compile(r"-?[0-9]{1,18}")
+AS_OPERATOR = (
+    "add --as-operator, or connect(…, as_operator=True)",
+    "log out, and tick 'Act as an operator' when you log in",
+)
 STALE = "this form is no longer valid: go back, load its page again, and send it once more"
 
 
@@ -45,7 +49,7 @@ def sentence(error: TimelineError) -> str:
     """Return the sentence for an error, as the command line has it."""
     if error.code in (Status.UNKNOWN, "SUPERSEDED", "LEASE_LOST"):
         return f"{error.reason.rstrip('.') or 'the answer was lost'}; {IN_DOUBT}"
-    return sentence_of(error)
+    return sentence_of(error).replace(*AS_OPERATOR)
 
 
 class Fields:
@@ -125,11 +129,6 @@ class Fields:
         """Return `at=` or `in_=` for the driver. Raise Invalid unless exactly one is given."""
         return due_of(self.instant_ms("at"), self.text("in") or None)
 
-    def length(self, name: str) -> Duration | None:
-        """Return a duration for the driver. None: the field is empty. Raise Invalid."""
-        said = self.text(name)
-        return length(said, name) if said else None
-
 
 class Visit:
     """One request of a browser, and the client of the token that its visitor logged in with."""
@@ -139,11 +138,6 @@ class Visit:
         self.gateway: HttpGateway = gateway_of(request)
         self.timeline = client.timeline
         self.query = Fields(_listed(request))
-
-    @property
-    def partial(self) -> bool:
-        """Whether a page that is open asks for a part of itself."""
-        return "hx-request" in self.request.headers
 
     async def form(self) -> Fields:
         """Return the fields of the form that was sent. Raise Forbidden unless it is one of ours."""
@@ -162,9 +156,9 @@ class Visit:
         """Return a page."""
         return shown(self.request, template, **values)
 
-    def back(self, path: str, notice: str = "", bad: bool = False) -> Response[bytes]:
+    def back(self, path: str, notice: str = "") -> Response[bytes]:
         """Send the browser to a page, which shows `notice` once."""
-        return redirect(self.request, path, notice, bad)
+        return redirect(self.request, path, notice)
 
 
 def caller_of(request: ApiRequest) -> Caller:
@@ -225,8 +219,7 @@ def shown(request: ApiRequest, template: str, status: int = 200, **values: Any) 
         "path": request.scope["path"],
         "csrf": csrf,
         "logged_in": TOKEN in request.cookies,
-        "notice": "" if partial else said[1:],
-        "notice_bad": said.startswith("!"),
+        "notice": "" if partial else said,
         "version": gateway_of(request).version,
         "now_ms": gateway_of(request).clock.now_ms(),
     }
@@ -238,7 +231,7 @@ def shown(request: ApiRequest, template: str, status: int = 200, **values: Any) 
     return answer
 
 
-def redirect(request: ApiRequest, path: str, notice: str = "", bad: bool = False) -> Response[bytes]:
+def redirect(request: ApiRequest, path: str, notice: str = "") -> Response[bytes]:
     """Send the browser to a page, which shows `notice` once."""
     headers = {**SECURITY, "Cache-Control": "no-store"}
     status = 303
@@ -248,8 +241,7 @@ def redirect(request: ApiRequest, path: str, notice: str = "", bad: bool = False
         headers["Location"] = path
     answer = Response(b"", status_code=status, headers=headers)
     if notice:
-        text = ("!" if bad else ".") + notice[:MAX_NOTICE]
-        answer.cookies.append(_cookie(request, NOTICE, quote(text), NOTICE_S))
+        answer.cookies.append(_cookie(request, NOTICE, quote(notice[:MAX_NOTICE]), NOTICE_S))
     return answer
 
 

@@ -4,21 +4,29 @@
 const zone = Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC";
 const pad = (number, length = 2) => String(number).padStart(length, "0");
 
-function local(at, seconds = true) {
+function shownTime(at, seconds = true) {
+  if (inUtc()) return at.toISOString().replace("T", " ").slice(0, seconds ? 23 : 16);
   const day = `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())}`;
   const time = `${pad(at.getHours())}:${pad(at.getMinutes())}`;
   return seconds ? `${day} ${time}:${pad(at.getSeconds())}.${pad(at.getMilliseconds(), 3)}` : `${day} ${time}`;
 }
 
+function inUtc() {
+  return localStorage.getItem("timeline-utc") === "yes";
+}
+
 function settle(part) {
-  for (const time of part.querySelectorAll("time[datetime]")) time.textContent = local(new Date(time.dateTime));
+  for (const time of part.querySelectorAll("time[datetime]")) time.textContent = shownTime(new Date(time.dateTime));
   for (const field of part.querySelectorAll("[data-own-zone]")) {
     field.value = zone;
     field.removeAttribute("data-own-zone");
   }
-  for (const word of part.querySelectorAll("[data-zone]")) word.textContent = zone;
+  for (const word of part.querySelectorAll("[data-zone]")) word.textContent = inUtc() ? "UTC" : zone;
   for (const chart of part.querySelectorAll("[data-chart]:not([data-drawn])")) drawn(chart);
 }
+
+const charts = new Map();
+const CHART_MS = 60000;
 
 function drawn(figure) {
   figure.dataset.drawn = "";
@@ -26,6 +34,9 @@ function drawn(figure) {
     button.addEventListener("click", () => load(figure, button.dataset.window));
   }
   load(figure, figure.querySelector("[data-window]").dataset.window);
+  setInterval(() => {
+    if (!document.hidden) load(figure, figure.querySelector("[aria-pressed=true]").dataset.window);
+  }, CHART_MS);
 }
 
 async function load(figure, span) {
@@ -34,12 +45,18 @@ async function load(figure, span) {
   }
   const caption = figure.querySelector("figcaption");
   const query = new URLSearchParams({ window: span, topic: figure.dataset.topic });
+  const before = charts.get(figure) || {};
+  if (before.asked) before.asked.abort();
+  const asked = new AbortController();
+  charts.set(figure, { ...before, asked });
   try {
-    const answer = await fetch(`${figure.dataset.chart}?${query}`, { headers: { "HX-Request": "true" } });
+    const answer = await fetch(`${figure.dataset.chart}?${query}`, {
+      headers: { "HX-Request": "true" }, signal: asked.signal,
+    });
     if (!answer.ok || !answer.headers.get("content-type").includes("json")) throw new Error("it cannot be counted now");
     draw(figure, span, await answer.json());
   } catch (error) {
-    caption.textContent = `The load is not known: ${error.message}.`;
+    if (error.name !== "AbortError") caption.textContent = `The load is not known: ${error.message}.`;
   }
 }
 
@@ -51,10 +68,15 @@ function draw(figure, span, told) {
   const most = Math.max(0, ...told.counts);
   const at = told.counts.indexOf(most);
   const about = told.exact ? "" : "about ";
+  const of = told.largest ? ` of the ${told.largest} largest topics` : "";
+  const due = told.overdue ? ` ${told.overdue.toLocaleString("en")} are due now.` : "";
   figure.querySelector("figcaption").textContent = total
-    ? `${about}${total.toLocaleString("en")} come due within ${span}, most from ${local(new Date(told.starts[at] * 1000), false)} on (${most.toLocaleString("en")}).`
-      + (told.overdue ? ` ${told.overdue.toLocaleString("en")} are due now.` : "")
-    : `Nothing comes due within ${span}.` + (told.overdue ? ` ${told.overdue.toLocaleString("en")} are due now.` : "");
+    ? `${about}${total.toLocaleString("en")}${of} come due within ${span}, most from `
+      + `${shownTime(new Date(told.starts[at] * 1000), false)} on (${most.toLocaleString("en")}).${due}`
+    : `Nothing${of} comes due within ${span}.${due}`;
+  const before = charts.get(figure);
+  if (before.chart) before.chart.destroy();
+  if (before.watched) before.watched.disconnect();
   place.classList.remove("skeleton");
   place.replaceChildren();
   const axis = { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line } };
@@ -64,14 +86,22 @@ function draw(figure, span, told) {
     legend: { show: false },
     cursor: { drag: { x: false, y: false } },
     scales: { x: { time: true }, y: { range: (_, low, high) => [0, Math.max(1, high * 1.05)] } },
-    axes: [{ ...axis, values: (_, ticks, column, space, step) => ticks.map((at, place) => tick(at, place, step)) }, { ...axis, size: 70, values: (_, ticks) => ticks.map((tick) => Number.isInteger(tick) ? tick.toLocaleString("en") : "") }],
-    series: [{}, { stroke: fill, fill: `${fill}66`, width: 1, points: { show: false }, paths: uPlot.paths.bars({ size: [0.9, 60], align: 1 }) }],
+    axes: [
+      { ...axis, values: (_, ticks, column, space, step) => ticks.map((at, place) => tick(at, place, step)) },
+      { ...axis, size: 70, values: (_, ticks) => ticks.map((at) => Number.isInteger(at) ? at.toLocaleString("en") : "") },
+    ],
+    series: [{}, {
+      stroke: fill, fill: `${fill}66`, width: 1, points: { show: false },
+      paths: uPlot.paths.bars({ size: [0.9, 60], align: 1 }),
+    }],
   }, [told.starts, told.counts], place);
-  new ResizeObserver(() => { if (place.clientWidth) chart.setSize(size()); }).observe(place);
+  const watched = new ResizeObserver(() => { if (place.clientWidth) chart.setSize(size()); });
+  watched.observe(place);
+  charts.set(figure, { ...before, chart, watched });
 }
 
 function tick(at, place, step_s) {
-  const [day, time] = local(new Date(at * 1000), false).split(" ");
+  const [day, time] = shownTime(new Date(at * 1000), false).split(" ");
   if (step_s >= 86400) return day.slice(5);
   return place === 0 || time === "00:00" ? `${time}\n${day}` : time;
 }
@@ -87,6 +117,10 @@ const sources = new Map();
 
 function connect(url) {
   const source = new EventSource(url);
+  source.addEventListener("login", () => {
+    source.close();
+    window.location.assign(`/login?${new URLSearchParams({ next: window.location.pathname + window.location.search })}`);
+  });
   sources.set(url, source);
   return source;
 }
@@ -103,17 +137,68 @@ function rest() {
   }
 }
 
+// What a reader does in a live part stays: the place to which it is scrolled, the link that keys have reached, a choice.
+const kept = new Map();
+
+function keep(event) {
+  const part = event.target;
+  const chosen = window.getSelection();
+  if (!chosen.isCollapsed && part.contains(chosen.anchorNode)) {
+    event.preventDefault();
+    return;
+  }
+  const focused = part.contains(document.activeElement) ? document.activeElement : null;
+  const index = focused ? [...part.querySelectorAll("a, [tabindex]")].indexOf(focused) : -1;
+  kept.set(part, { left: [...part.querySelectorAll(".scroll")].map((one) => one.scrollLeft), href: focused?.href, index });
+}
+
+function restore(part) {
+  const before = kept.get(part);
+  if (!before) return;
+  [...part.querySelectorAll(".scroll")].forEach((one, at) => { one.scrollLeft = before.left[at] || 0; });
+  if (before.index < 0) return;
+  const reachable = [...part.querySelectorAll("a, [tabindex]")];
+  (reachable.find((one) => before.href && one.href === before.href) || reachable[before.index])?.focus();
+}
+
+function connection(lost) {
+  document.getElementById("connection").hidden = !lost;
+}
+
+// A part that could not be loaded, or a step that could not be made, may be asked for again.
+function failed(event) {
+  const part = event.target.closest("form.step, tr.loading");
+  if (event.type === "htmx:sendError") connection(true);
+  if (!part || part.querySelector("[data-again]")) return;
+  const button = document.createElement("button");
+  button.type = "button";
+  button.dataset.again = "";
+  button.textContent = "Go on from here";
+  button.addEventListener("click", () => { button.remove(); htmx.trigger(part, "again"); });
+  (part.querySelector("td") || part).append(" ", button);
+}
+
 htmx.createEventSource = connect;
 document.addEventListener("DOMContentLoaded", () => settle(document));
 document.addEventListener("visibilitychange", rest);
-document.addEventListener("htmx:load", (event) => settle(event.target.parentElement || document));
+document.addEventListener("htmx:load", (event) => settle(event.target));
+document.addEventListener("htmx:sseBeforeMessage", keep);
 document.addEventListener("htmx:sseMessage", (event) => {
   settle(event.target);
-  document.getElementById("connection").hidden = true;
+  restore(event.target);
+  connection(false);
 });
-document.addEventListener("htmx:sseOpen", () => { document.getElementById("connection").hidden = true; });
-document.addEventListener("htmx:sseError", () => { document.getElementById("connection").hidden = false; });
-document.addEventListener("htmx:sendError", () => { document.getElementById("connection").hidden = false; });
+document.addEventListener("htmx:sseOpen", () => connection(false));
+document.addEventListener("htmx:sseError", () => connection(true));
+document.addEventListener("htmx:sendError", failed);
+document.addEventListener("htmx:responseError", failed);
+document.addEventListener("htmx:afterRequest", (event) => {
+  if (event.detail.successful) connection(false);
+  if (event.detail.successful && event.target.id === "letters") {
+    for (const box of event.target.querySelectorAll("input[type=checkbox]")) box.checked = false;
+    counted(event.target);
+  }
+});
 document.addEventListener("htmx:configRequest", (event) => {
   if (event.target.hasAttribute("data-with-zone")) event.detail.parameters.zone = zone;
   const pressed = event.detail.triggeringEvent && event.detail.triggeringEvent.submitter;
@@ -122,6 +207,11 @@ document.addEventListener("htmx:configRequest", (event) => {
 document.addEventListener("click", (event) => {
   const asked = event.target.closest("[data-confirm]");
   if (asked && !window.confirm(asked.dataset.confirm)) event.preventDefault();
+  if (event.target.closest("[data-zone-switch]")) {
+    localStorage.setItem("timeline-utc", inUtc() ? "no" : "yes");
+    settle(document);
+    for (const figure of charts.keys()) load(figure, figure.querySelector("[aria-pressed=true]").dataset.window);
+  }
 }, true);
 // A form that is on its way is not sent twice.
 document.addEventListener("submit", (event) => {
