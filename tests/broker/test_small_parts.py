@@ -211,13 +211,17 @@ def test_late_ring_is_bounded_and_filters():
     both = {1: "t", 2: "u"}
     ring.add(1, b"c", Ragged.of([b"a", b"b"]), dues, causes, 100)
     ring.add(2, b"c", Ragged.of([b"a", b"d"]), dues, causes, 200)
-    assert ring.dropped == 2
-    assert [(one.topic, one.id) for one in ring.since(0, both)] == [(b"u", b"a"), (b"u", b"d")]
-    assert [one.due_ms for one in ring.since(0, {2: "u"}, b"d")] == [2]
-    assert ring.since(0, {1: "t"}) == ring.since(201, both) == []
-    assert [one.id for one in ring.since(0, both, limit=1)] == [b"d"]
+    assert ring.dropped == 1
+    found = ring.since(0, both, 900)
+    assert (found.topics.tolist(), found.ids.tolist()) == ([b"t", b"u", b"u"], [b"b", b"a", b"d"])
+    assert (found.delivered_ms.tolist(), found.cause.tolist()) == ([100, 200, 200], [LateCause.PAUSED] * 3)
+    assert (found.consumers.tolist(), found.dropped, found.now_ms) == ([b"c"] * 3, 1, 900)
+    assert ring.since(0, {2: "u"}, 900, b"d").due_ms.tolist() == [2]
+    assert ring.since(150, both, 900).ids.tolist() == ring.since(0, {2: "u"}, 900).ids.tolist() == [b"a", b"d"]
+    assert len(ring.since(0, {3: "t"}, 900)) == len(ring.since(201, both, 900)) == 0
+    assert ring.since(0, both, 900, limit=1).ids.tolist() == [b"d"]
     ring.add(1, b"c", Ragged.of([b"1", b"2", b"3", b"4"]), np.arange(4), np.zeros(4, dtype=np.uint8), 300)
-    assert [one.id for one in ring.since(0, both)] == [b"2", b"3", b"4"]
+    assert ring.since(0, both, 900).ids.tolist() == [b"2", b"3", b"4"]
 
 
 @given(st.lists(st.integers(0, 700_000), min_size=1, max_size=12), st.integers(1, 5))

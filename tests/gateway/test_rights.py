@@ -74,6 +74,7 @@ RULES: dict[str, dict[str, Any]] = {
     "createTopic": GOVERNING | {"body": {"lease": "1h"}},
     "updateTopic": GOVERNING | {"body": {"lease": "1h"}},
     "dropTopic": GOVERNING,
+    "rotateSecret": GOVERNING,
 }
 """By operation: a right that does not permit it, and a body and a query with which it would do something."""
 

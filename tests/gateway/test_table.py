@@ -15,6 +15,7 @@ from timeline.driver.queries import NAMES
 from timeline.gateway.clients import CallerClient
 from timeline.gateway.routes import many
 from timeline.gateway.shapes import DeadLetters, NewTopic
+from timeline.model import TopicSettings
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -205,7 +206,20 @@ async def test_every_setting_of_a_topic_can_be_set(http: httpx.AsyncClient) -> N
     found = (await http.get(path)).json()["settings"]
     assert (found["retry_first_ms"], found["retry_factor_percent"], found["push_timeout_ms"]) == (2_000, 150, 5_000)
     assert (await http.patch(path, json={"push_url": ""})).json()["settings"]["push_url"] == ""
+    back = dict.fromkeys(("retry_first", "retry_factor", "push_timeout", "push_rate", "lease_ahead"))
+    usual = {name: getattr(TopicSettings(), name) for name in TopicSettings.__slots__}
+    assert (await http.patch(path, json=back)).json()["settings"] == usual | {"retry_jitter_percent": 10}
     assert "push_url begins with https" in problem(await http.patch(path, json={"push_url": "ftp://x"}), 400, "INVALID")
+
+
+async def test_a_secret_of_webhooks_is_made_and_shown_once(http: httpx.AsyncClient, tl: timeline.Timeline) -> None:
+    path = await made(http, "signed", push_url="https://example.com/hook")
+    secrets = [(await http.post(f"{path}/secret:rotate")).json() for _ in range(2)]
+    assert [one["name"] for one in secrets] == ["signed", "signed"]
+    assert await tl.topic_secrets("signed") == tuple(one["secret"] for one in reversed(secrets))
+    problem(await http.post("/v1/topics/nowhere/secret:rotate"), 404, "NOT_FOUND")
+    listed = (await http.get("/v1/topics")).text
+    assert not any(one["secret"] in listed for one in secrets)
 
 
 async def test_options_names_all_methods_of_a_path(http: httpx.AsyncClient) -> None:

@@ -74,7 +74,7 @@ class Gauges:
         self._held("puts waiting", node.intake.waiting, max(limits.intake_messages, self._largest["put"]))
         self._held("settles waiting", node.settling.waiting, max(limits.settles_waiting, self._largest["settle"]))
         self._held("calls under way", len(node.service._under_way), limits.calls_in_flight)
-        self._held("late deliveries kept", sum(len(batch.ids) for batch in node.late._batches), limits.late_kept)
+        self._held("late deliveries kept", len(node.late._ids), limits.late_kept)
         answers = limits.answers_waiting + limits.requests_per_stream + CREDIT
         for dealer in node.dealers:
             for consumer in dealer.roster.consumers.values():

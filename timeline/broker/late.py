@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,8 @@ from timeline.columns import Int64, Ragged, UInt8
 from timeline.errors import Invalid
 from timeline.kinds import kind_of
 from timeline.metrics import Metrics
-from timeline.model import Answers, LateCause, Status, Topic, decode_headers
+from timeline.model import MAX_BATCH, Answers, LateCause, Status, Topic, decode_headers
+from timeline.wire import LateList
 
 SPANS_KEPT = 256
 FLICKER_MS = 20
@@ -180,68 +180,54 @@ class TopicLateness:
         return self.causes.still(due_ms, now_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class LateOne:
-    """One late delivery. With no consumer: a due message, not delivered by `delivered_ms`, which is now."""
-
-    topic: bytes
-    id: bytes
-    consumer: bytes
-    due_ms: int
-    delivered_ms: int
-    cause: int
-
-
-@dataclass(slots=True)
-class _Batch:
-    topic_uid: int
-    consumer: bytes
-    ids: Ragged
-    due_ms: Int64
-    cause: UInt8
-    delivered_ms: int
-
-
 class LateRing:
-    """Late deliveries, newest last, at most `kept` of them. Forgotten ones are counted."""
+    """Late deliveries, at most `kept` of them. Forgotten ones are counted."""
 
     def __init__(self, kept: int) -> None:
-        self._kept = kept
-        self._batches: deque[_Batch] = deque()
-        self._held = 0
-        self.dropped = 0
+        self._kept, self._added = kept, 0
+        self._ids, self._consumers = [b""] * kept, [b""] * kept
+        self._uids, self._due_ms, self._delivered_ms = (np.zeros(kept, dtype=np.int64) for _ in range(3))
+        self._cause = np.zeros(kept, dtype=np.uint8)
+
+    @property
+    def dropped(self) -> int:
+        """How many were forgotten."""
+        return max(0, self._added - self._kept)
 
     def add(self, topic_uid: int, consumer: bytes, ids: Ragged, due_ms: Int64, cause: UInt8, delivered_ms: int) -> None:
         """Add a batch of late deliveries pushed together to one consumer."""
-        over = len(ids) - self._kept
-        if over > 0:
-            self.dropped += over
-            ids, due_ms, cause = ids[over:], due_ms[over:], cause[over:]
-        self._batches.append(_Batch(topic_uid, consumer, ids.compact(), due_ms, cause, delivered_ms))
-        self._held += len(ids)
-        while self._held > self._kept:
-            gone = self._batches.popleft()
-            self._held -= len(gone.ids)
-            self.dropped += len(gone.ids)
+        last = min(len(ids), self._kept)
+        self._added += len(ids)
+        at = np.arange(self._added - last, self._added) % self._kept
+        self._uids[at], self._delivered_ms[at] = topic_uid, delivered_ms
+        self._due_ms[at], self._cause[at] = due_ms[-last:], cause[-last:]
+        for place, id in zip(at.tolist(), ids.tolist()[-last:], strict=True):
+            self._ids[place], self._consumers[place] = id, consumer
 
-    def since(self, since_ms: int, topics: Mapping[int, str], id: bytes = b"", limit: int = 1_000) -> list[LateOne]:
+    def since(
+        self, since_ms: int, topics: Mapping[int, str], now_ms: int, id: bytes = b"", limit: int = MAX_BATCH
+    ) -> LateList:
         """Return the newest `limit` delivered at or after `since_ms`, newest last, on `topics`, and of `id` if given.
 
         `topics`: names by uid. A dropped topic has no name any more, though another topic may have it now.
         """
-        chosen: list[LateOne] = []
-        for batch in reversed(self._batches):
-            if batch.delivered_ms < since_ms or len(chosen) >= limit:
-                break
-            if (topic := topics.get(batch.topic_uid)) is None:
-                continue
-            ids = batch.ids.tolist()
-            for at in range(len(ids) - 1, -1, -1):
-                if (not id or ids[at] == id) and len(chosen) < limit:
-                    due_ms, cause = int(batch.due_ms[at]), int(batch.cause[at])
-                    chosen.append(LateOne(topic.encode(), ids[at], batch.consumer, due_ms, batch.delivered_ms, cause))
-        chosen.reverse()
-        return chosen
+        at = np.arange(self.dropped, self._added) % self._kept
+        at = at[(self._delivered_ms[at] >= since_ms) & np.isin(self._uids[at], [*topics])]
+        if id:
+            at = at[np.fromiter((self._ids[place] == id for place in at.tolist()), np.bool_, len(at))]
+        at = at[max(0, len(at) - limit) :]
+        names = {uid: name.encode() for uid, name in topics.items()}
+        places = at.tolist()
+        return LateList(
+            topics=Ragged.of([names[uid] for uid in self._uids[at].tolist()]),
+            ids=Ragged.of([self._ids[place] for place in places]),
+            consumers=Ragged.of([self._consumers[place] for place in places]),
+            due_ms=self._due_ms[at],
+            delivered_ms=self._delivered_ms[at],
+            cause=self._cause[at],
+            dropped=self.dropped,
+            now_ms=now_ms,
+        )
 
 
 MOST = 64

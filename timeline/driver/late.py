@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
 from enum import StrEnum
 
 import numpy as np
 
-from timeline import wire
+from timeline.columns import Bools
 from timeline.driver.message import StoredMessage
 from timeline.driver.schedules import ScheduleOrigin
 from timeline.driver.times import as_datetime, shown_time
 from timeline.model import State
+from timeline.wire import LateCause, LateList
 from timeline.wording import printable, shown_lateness
 
 
@@ -228,19 +230,45 @@ class Why:
         return f"Why({self.id!r}, {', '.join([state, *([self.cause] if self.cause else [])])})"
 
 
-_CAUSES = [Cause(cause.name) for cause in wire.LateCause]
+_CAUSES = [Cause(cause.name) for cause in LateCause]
 
 
-def late_of(told: wire.LateList, since_ms: int) -> list[LateDelivery]:
-    """Return the late deliveries since `since_ms` that a broker remembers."""
-    return [
-        LateDelivery(
-            told.topics[at].decode(),
-            told.ids[at].decode(),
-            told.consumers[at].decode(),
-            int(told.due_ms[at]),
-            int(told.delivered_ms[at]),
-            _CAUSES[int(told.cause[at])],
-        )
-        for at in np.flatnonzero(told.delivered_ms >= since_ms).tolist()
-    ]
+def late_of(lists: Sequence[LateList], since_ms: int) -> LateList:
+    """Return what brokers remember of the last `since_ms`, the oldest first. Two addresses may be one broker."""
+    parts = [_where(told, told.delivered_ms >= told.now_ms - since_ms) for told in lists]
+    whole = LateList.concat(parts)
+    whole.dropped = sum(told.dropped for told in lists)
+    if len(parts) > 1:
+        rows = zip(
+            whole.topics, whole.ids, whole.consumers, whole.due_ms.tolist(), whole.delivered_ms.tolist(),
+            whole.cause.tolist(), strict=True,
+        )  # fmt: skip
+        whole = whole.take(np.array(sorted({row: at for at, row in enumerate(rows)}.values()), dtype=np.intp))
+    sorted_already = bool((np.diff(whole.delivered_ms) >= 0).all())
+    return whole if sorted_already else whole.take(np.argsort(whole.delivered_ms, kind="stable"))
+
+
+def _where(rows: LateList, wanted: Bools) -> LateList:
+    return rows if wanted.all() else rows.take(wanted)
+
+
+def deliveries_of(rows: LateList) -> tuple[LateDelivery, ...]:
+    """Return late deliveries as values."""
+    texts = ([item.decode() for item in column.tolist()] for column in (rows.topics, rows.ids, rows.consumers))
+    causes = (_CAUSES[code] for code in rows.cause.tolist())
+    return tuple(map(LateDelivery, *texts, rows.due_ms.tolist(), rows.delivered_ms.tolist(), causes))
+
+
+def causes_of(rows: LateList) -> dict[Cause, int]:
+    """Return how many late deliveries there are by cause, the most frequent first."""
+    return {_CAUSES[code]: count for code, count in Counter(rows.cause.tolist()).most_common()}
+
+
+def of_cause(rows: LateList, cause: str) -> Bools:
+    """Return which late deliveries have this cause. An unknown one: none has it."""
+    return np.isin(rows.cause, [code for code, name in enumerate(_CAUSES) if name == cause])
+
+
+def newest(rows: LateList, most: int) -> Sequence[LateDelivery]:
+    """Return the newest late deliveries, the newest first, `most` of them."""
+    return deliveries_of(rows.slice(max(0, len(rows) - most), len(rows)))[::-1]

@@ -30,7 +30,7 @@ CALLS: tuple[Any, ...] = (
     schedules.create, schedules.list_, schedules.list_all, schedules.show, schedules.replace, schedules.update,
     schedules.drop, schedules.pause, schedules.resume, schedules.trigger, schedules.backfill, schedules.next_,
     schedules.preview,
-    topics.list_, topics.show, topics.create, topics.update, topics.drop,
+    topics.list_, topics.show, topics.create, topics.update, topics.drop, topics.rotate,
 )  # fmt: skip
 OFTEN: tuple[Any, ...] = (messages.put, leases.lease, leases.ack, leases.extend, leases.release, leases.bury)
 """Calls that go past the framework."""

@@ -313,31 +313,31 @@ class LettersAnswer(Struct, kw_only=True):
 
 
 class NewTopic(Asked):
-    """Settings of a topic. Durations are texts, such as "30s", or seconds. Default: those of the server."""
+    """Settings of a topic. Durations are texts, such as "30s", or seconds. Null: as by default."""
 
-    lease: Length = None
-    max_lease: Length = None
-    max_payload_bytes: int | None = None
-    horizon: Length = None
-    max_deliveries: int | None = None
-    redelivery_backoff: Length = None
-    dead_retention: Length = None
-    remember: Length = None
-    lease_ahead: Length = None
-    max_rate_per_s: int | None = None
-    paused: bool | None = None
-    buckets: int | None = None
-    kind: str | None = None
-    retry_first: Length = None
-    retry_factor: float | None = None
-    retry_cap: Length = None
-    retry_jitter: float | None = None
-    push_url: Annotated[str | None, Meta(description="Webhooks go there. Empty: none. It takes the right admin.")] = (
-        None
-    )
-    push_timeout: Length = None
-    push_concurrency: int | None = None
-    push_rate: int | None = None
+    lease: Span = UNSET
+    max_lease: Span = UNSET
+    max_payload_bytes: int | UnsetType | None = UNSET
+    horizon: Span = UNSET
+    max_deliveries: int | UnsetType | None = UNSET
+    redelivery_backoff: Span = UNSET
+    dead_retention: Span = UNSET
+    remember: Span = UNSET
+    lease_ahead: Span = UNSET
+    max_rate_per_s: int | UnsetType | None = UNSET
+    paused: bool | UnsetType | None = UNSET
+    buckets: int | UnsetType | None = UNSET
+    kind: str | UnsetType | None = UNSET
+    retry_first: Span = UNSET
+    retry_factor: float | UnsetType | None = UNSET
+    retry_cap: Span = UNSET
+    retry_jitter: float | UnsetType | None = UNSET
+    push_url: Annotated[
+        str | UnsetType | None, Meta(description="Webhooks go there. Empty: none. It takes the right admin.")
+    ] = UNSET
+    push_timeout: Span = UNSET
+    push_concurrency: int | UnsetType | None = UNSET
+    push_rate: int | UnsetType | None = UNSET
 
 
 class TopicAnswer(Struct):
@@ -348,6 +348,13 @@ class TopicAnswer(Struct):
     revision: int
     created: str | None
     uid: str
+
+
+class TopicSecret(Struct):
+    """The newest secret with which the webhooks of a topic are signed. Nobody is shown it again."""
+
+    name: str
+    secret: str
 
 
 class TopicAnswers(Struct):

@@ -540,7 +540,7 @@ class Late:
 
 
 @dataclass(slots=True)
-class LateList:
+class LateList(ColumnBatch):
     """Newest last. `dropped`: how many the ring had to forget since the broker started. One without a consumer is not
     delivered by `delivered_ms`, which is now."""
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from ipaddress import ip_network
 
+import aiohttp
 import pytest
 
 from tests.gateway.push.receiver import Receiver, always
 from timeline.errors import Invalid
+from timeline.gateway.push import sender as sender_module
 from timeline.gateway.push.addresses import REFUSED, AddressGuard, AddressRefused, host_of
 from timeline.gateway.push.sender import Sender
 
@@ -118,6 +121,34 @@ async def test_the_connection_goes_to_the_address_that_was_judged() -> None:
     bounds = sender._session.timeout
     assert bounds.total is bounds.sock_connect is bounds.sock_read is None, "a push_timeout may be an hour"
     assert {request.headers["Host"] for request, _ in receiver.requests} == {f"hook.invalid:{receiver.port}"}
+
+
+async def test_an_address_that_never_answers_does_not_use_up_the_time_of_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its queue of connections is full, so the system drops what comes."""
+    monkeypatch.setattr(sender_module, "CONNECTING", aiohttp.ClientTimeout(total=None, sock_connect=0.2))
+    receiver = Receiver(always(204))
+    await receiver.start()
+
+    async def both(host: str, port: int) -> Sequence[str]:
+        return ["127.0.0.2", "127.0.0.1"]
+
+    sender = Sender(f"http://hook.invalid:{receiver.port}/", AddressGuard(["127.0.0.0/8"], both), 1)
+    silent = socket.socket()
+    silent.bind(("127.0.0.2", receiver.port))
+    silent.listen(0)
+    waiting = [socket.socket() for _ in range(3)]
+    try:
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex(silent.getsockname())
+        assert (await sender.post([("webhook-id", "a")], b"payload", 100_000)).status == 204
+    finally:
+        await sender.close()
+        await receiver.stop()
+        for one in (silent, *waiting):
+            one.close()
 
 
 async def test_allowed_networks_are_reached_and_no_others() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from timeline.gateway.push.circuit import CAP_MS, Circuit
+from timeline.gateway.push.circuit import CAP_MS, MOST_OF_HOST, Circuit, Host, Receiver
 
 
 def opened(failures: int = 3) -> Circuit:
@@ -77,3 +77,18 @@ def test_the_end_of_a_probe_is_told_to_all_who_wait_for_it(end: str) -> None:
     else:
         circuit.given_up()
     assert sorted(heard) == ["one", "other"]
+
+
+def test_all_topics_of_a_host_have_one_bound() -> None:
+    """The one that ends makes room for a topic that waits, whatever its own end says."""
+    host = Host(Circuit(lambda: 0.0))
+    one, other = (Receiver(host, Circuit(lambda: 0.0)) for _ in range(2))
+    heard: list[str] = []
+    other.hear(lambda: heard.append("room"))
+    assert all(one.admit(0.0) for _ in range(MOST_OF_HOST))
+    assert other.free == 0 and not other.admit(0.0) and heard == []
+    one.answered(0.0, works=True)
+    assert heard and other.free == 1 and other.admit(0.0)
+    other.unanswered(0.0)
+    one.given_up(probing=False)
+    assert other.free == 2

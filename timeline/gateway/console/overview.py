@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 from litestar import Response, get
 
-from timeline.driver.late import HAPPENED, LEARNT, LateDelivery
+from timeline.driver.late import HAPPENED, LEARNT, LateDelivery, causes_of, newest, of_cause
 from timeline.driver.message import StoredMessage
 from timeline.driver.queries import STATES, messages_of
 from timeline.errors import Invalid, TimelineError
@@ -82,17 +84,18 @@ async def late(request: ApiRequest) -> Response[bytes]:
     async with visiting(request) as visit:
         since = visit.query.text("since", "1h")
         topic, cause = visit.query.exact("topic"), visit.query.text("cause")
-        report = await visit.timeline.late(since, topic=topic, limit=MAX_BATCH)
-        chosen = [one for one in reversed(report.deliveries) if cause in ("", one.cause)]
+        rows, unreachable = await visit.timeline.late_rows(since, topic=topic, limit=MAX_BATCH)
+        chosen = rows if not cause else rows.take(of_cause(rows, cause))
         return visit.page(
             "late.html",
             since=since,
             spans=SINCE if since in SINCE else (*SINCE, since),
             topic=topic,
             cause=cause,
-            causes=[(one, count, HAPPENED[one], LEARNT[one]) for one, count in report.causes.items()],
-            report=report,
-            deliveries=chosen[:LATE_SHOWN],
+            causes=[(one, count, HAPPENED[one], LEARNT[one]) for one, count in causes_of(rows).items()],
+            dropped=rows.dropped,
+            unreachable=unreachable,
+            deliveries=newest(chosen, LATE_SHOWN),
             more=max(0, len(chosen) - LATE_SHOWN),
         )
 
@@ -134,7 +137,8 @@ async def _found_in(visit: Visit, topic: str, wanted: str) -> tuple[list[tuple[s
     return [(topic, message) for message in found], ""
 
 
-async def _late_of(visit: Visit, wanted: str) -> list[LateDelivery]:
+async def _late_of(visit: Visit, wanted: str) -> Sequence[LateDelivery]:
     """Return the late deliveries whose id contains a text, the newest first."""
-    report = await visit.timeline.late(LATE_KNOWN, limit=MAX_BATCH)
-    return [one for one in reversed(report.deliveries) if wanted in one.id][:LATE_SHOWN]
+    rows, _ = await visit.timeline.late_rows(LATE_KNOWN, limit=MAX_BATCH)
+    part = wanted.encode(errors="replace")
+    return newest(rows.take(np.array([part in id for id in rows.ids.tolist()], dtype=np.bool_)), LATE_SHOWN)

@@ -80,6 +80,7 @@ ANSWERS: dict[str, Example] = {
     },
     "LettersAnswer": {"counts": {"OK": 1}, "results": [_PUT], "omitted": 0, "stopped": None},
     "TopicAnswer": _TOPIC,
+    "TopicSecret": {"name": "departures", "secret": "whsec_b25seSBhbiBleGFtcGxlIG9mIGEgc2VjcmV0"},
     "TopicAnswers": {"topics": [_TOPIC]},
     "ClusterAnswer": {"brokers": [], "unreachable": {"broker-2:9000": "no answer within 2 s"}},
     "RecurringTime": _TIME,

@@ -20,7 +20,10 @@ ABOUT = """Put a message on a timeline. At its time, never before, it is leased 
 Errors are `application/problem+json`: `code` is for programs, `detail` says what to do.
 
 If an answer was lost, send the request again under the same `Idempotency-Key`. Each call says what a repeat does. A
-message remembers its last move, release or revival alone: a repeat that comes after another one is a new change."""
+message remembers its last move, release or revival alone: a repeat that comes after another one is a new change.
+
+What is no request of HTTP/1.1, or comes too slowly, is answered by 400, 408, 431, 501 or 503, and its connection
+ends."""
 
 REF = "#/components/schemas/{name}"
 _JSON, _LINES = "application/json", "application/x-ndjson"
@@ -96,6 +99,17 @@ PUT_ANSWERS: dict[str, Any] = {
     },
 }
 
+_RETRY_AFTER: dict[str, Any] = {
+    "Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer", "minimum": 1}}
+}
+HEADERS: dict[str, Any] = {
+    "401": {"WWW-Authenticate": {"description": "Bearer", "schema": {"type": "string"}}},
+    "429": _RETRY_AFTER,
+    "503": _RETRY_AFTER,
+}
+"""Headers of answers, by status."""
+GATEWAY_FAILED = {"description": "The gateway failed", "content": {PROBLEM: {"schema": _ref("Problem")}}}
+
 
 def openapi_config(version: str) -> OpenAPIConfig:
     """Return what the framework makes the document from."""
@@ -126,7 +140,7 @@ def document_of(app: Litestar) -> dict[str, Any]:
         if name in KEYED:
             call.setdefault("parameters", []).append(rules.KEY_HEADER)
         call["parameters"] = [_parameter(call["operationId"], each) for each in call.get("parameters", [])]
-        call["responses"] = {status: _answer(each) for status, each in sorted(call["responses"].items())}
+        call["responses"] = {status: _answer(status, each) for status, each in sorted(call["responses"].items())}
     return document
 
 
@@ -167,6 +181,7 @@ def _complete(calls: dict[str, Any]) -> None:
     for call in calls.values():
         if "requestBody" in call:
             call["responses"].setdefault("413", _too_large())
+        call["responses"]["500"] = GATEWAY_FAILED
     stream = calls["streamMessages"]["responses"]["200"]
     events = {"type": "string", "description": rules.EVENTS}
     stream["content"] = {"text/event-stream": {"schema": events, "examples": answers.shown(answers.EVENTS)}}
@@ -185,10 +200,11 @@ def _parameter(call: str, parameter: dict[str, Any]) -> dict[str, Any]:
     return kept | {"schema": rules.values_of(call, parameter)}
 
 
-def _answer(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer with a description, and with examples as OpenAPI has them."""
-    if not answer.get("headers"):
-        answer.pop("headers", None)
+def _answer(status: str, answer: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer with a description, its headers, and with examples as OpenAPI has them."""
+    answer.pop("headers", None)
+    if status in HEADERS:
+        answer["headers"] = HEADERS[status]
     answer["description"] = answer["description"] or "A status for each"
     for example in answer.get("content", {}).get(PROBLEM, {}).get("examples", {}).values():
         example.pop("id", None)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 FAILURES = 5
+MOST_OF_HOST = 1_000
+"""Requests of all topics that one host may have at once."""
 FIRST_MS = 1_000.0
 CAP_MS = 60_000.0
 
@@ -64,16 +66,41 @@ class Circuit:
     def _end_probe(self) -> None:
         if self._probing:
             self._probing = False
-            for hear in self.hearers:
-                hear()
+            self.tell()
+
+    def tell(self) -> None:
+        """Let the topics look again whether they may send."""
+        for hear in self.hearers:
+            hear()
+
+
+class Host:
+    """What all topics whose webhooks go to one host share: a circuit, and a bound of requests under way."""
+
+    def __init__(self, circuit: Circuit) -> None:
+        self.circuit = circuit
+        self.under_way = 0
+
+    @property
+    def free(self) -> int:
+        """How many more requests may go to it now."""
+        return max(0, MOST_OF_HOST - self.under_way)
 
 
 class Receiver:
-    """What stands between a topic and its receiver: the circuit of the host, which other topics share, and one of its
-    own. A host that gives no answer concerns all of them. An answer of 5xx concerns this topic alone."""
+    """What stands between a topic and its receiver: the host, which other topics share, and a circuit of its own. A
+    host that gives no answer concerns all of them. An answer of 5xx concerns this topic alone.
 
-    def __init__(self, host: Circuit, own: Circuit) -> None:
-        self._host, self._own = host, own
+    Each request that is admitted ends by one of `answered`, `unanswered` and `given_up`.
+    """
+
+    def __init__(self, host: Host, own: Circuit) -> None:
+        self._shared, self._host, self._own = host, host.circuit, own
+
+    @property
+    def free(self) -> int:
+        """How many more requests the host takes now."""
+        return self._shared.free
 
     @property
     def open(self) -> bool:
@@ -91,10 +118,13 @@ class Receiver:
 
     def admit(self, now_ms: float) -> bool:
         """Return whether a request may go now. Tell its end."""
-        return self.wait_ms(now_ms) <= 0 and self._host.admit(now_ms) and self._own.admit(now_ms)
+        admitted = self.free > 0 and self.wait_ms(now_ms) <= 0 and self._host.admit(now_ms) and self._own.admit(now_ms)
+        self._shared.under_way += admitted
+        return admitted
 
     def answered(self, now_ms: float, works: bool) -> None:
         """Note an answer, and whether it is one of a receiver that works."""
+        self._ended()
         self._host.succeeded()
         if works:
             self._own.succeeded()
@@ -103,13 +133,21 @@ class Receiver:
 
     def unanswered(self, now_ms: float) -> None:
         """Note that no answer came."""
+        self._ended()
         self._host.failed(now_ms)
         self._own.given_up()
 
-    def given_up(self) -> None:
-        """Note a request that ended without saying anything."""
-        self._host.given_up()
-        self._own.given_up()
+    def given_up(self, probing: bool) -> None:
+        """Note a request that ended without saying anything. `probing`: a circuit was open when it was admitted."""
+        self._ended()
+        if probing:
+            self._host.given_up()
+            self._own.given_up()
+
+    def _ended(self) -> None:
+        self._shared.under_way -= 1
+        if self._shared.under_way == MOST_OF_HOST - 1:
+            self._host.tell()
 
     def hear(self, told: Callable[[], None]) -> None:
         """Call `told` at the end of each probe."""

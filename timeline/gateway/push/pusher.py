@@ -25,7 +25,7 @@ from timeline.driver.consume.pull import PulledDelivery
 from timeline.errors import Forbidden, Invalid, NotFound, TimelineError
 from timeline.gateway.metrics import GatewayMetrics
 from timeline.gateway.push.addresses import AddressGuard, host_of
-from timeline.gateway.push.circuit import Circuit, Receiver
+from timeline.gateway.push.circuit import Circuit, Host, Receiver
 from timeline.gateway.push.request import PushedMessage, headers_of
 from timeline.gateway.push.sender import Sender, Unanswered
 from timeline.gateway.push.settlement import Settlement, Verb, settlement_of, unanswered
@@ -160,7 +160,7 @@ class TopicPusher:
         while True:
             now_ms = self._clock.monotonic_ms()
             busy = len(self._under_way) + self._asked
-            free = min(settings.push_concurrency - busy, self._share)
+            free = min(settings.push_concurrency - busy, self._share, self.receiver.free)
             wait_ms = self.receiver.wait_ms(now_ms)
             if self.receiver.open:
                 free = min(free, 1) if not busy else 0
@@ -245,9 +245,8 @@ class TopicPusher:
         except Unanswered as why:
             outcome = unanswered(str(why))
             receiver.unanswered(self._clock.monotonic_ms())
-        except asyncio.CancelledError:
-            if probing:
-                receiver.given_up()
+        except BaseException:  # it was cancelled, or the fault is ours
+            receiver.given_up(probing)
             raise
         else:
             outcome = settlement_of(
@@ -290,7 +289,7 @@ class Pusher:
         self, client: timeline.Timeline, guard: AddressGuard, random: Callable[[], float], metrics: GatewayMetrics
     ) -> None:
         self._client, self._guard, self._random, self._metrics = client, guard, random, metrics
-        self._circuits: dict[tuple[str, int], Circuit] = {}
+        self._hosts: dict[tuple[str, int], Host] = {}
         metrics.circuits_open.set_function(self._open_circuits)
         self._running: dict[str, tuple[TopicPusher, asyncio.Task[None]]] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
@@ -304,7 +303,7 @@ class Pusher:
         """Set after each look at the topics."""
 
     def _open_circuits(self) -> int:
-        hosts = sum(circuit.open for circuit in self._circuits.values())
+        hosts = sum(host.circuit.open for host in self._hosts.values())
         return hosts + sum(pusher.receiver.own_open for pusher, _ in self._running.values())
 
     async def run(self, grace_s: float = 30.0) -> None:
@@ -338,7 +337,7 @@ class Pusher:
         for name in [name for name in self._running if name not in topics]:
             self._stop(name, 0.0)
         used = {host_of(topic.settings.push_url) for topic in topics.values()}
-        self._circuits = {host: circuit for host, circuit in self._circuits.items() if host in used}
+        self._hosts = {name: host for name, host in self._hosts.items() if name in used}
         for name, topic in topics.items():
             try:
                 await self._refresh(topic)
@@ -362,7 +361,7 @@ class Pusher:
             return
         settings = topic.settings
         sender = Sender(settings.push_url, self._guard, settings.push_concurrency)
-        host = self._circuits.setdefault(host_of(settings.push_url), Circuit(self._random))
+        host = self._hosts.setdefault(host_of(settings.push_url), Host(Circuit(self._random)))
         receiver = Receiver(host, Circuit(self._random))
         pusher = TopicPusher(self._client, topic, secrets, sender, receiver, self._metrics)
         self._running[topic.name] = pusher, asyncio.create_task(pusher.run(), name=f"pusher of {topic.name}")

@@ -21,6 +21,10 @@ READ_BYTES = 65_536
 """A longer answer is cut off, with its connection."""
 LOOK_UP_AGAIN_MS = 5_000.0
 TRIED_ADDRESSES = 3
+UNBOUNDED = aiohttp.ClientTimeout(total=None)
+"""Bounds of one request: none. `Sender.post` bounds the whole."""
+CONNECTING = aiohttp.ClientTimeout(total=None, sock_connect=2.0)
+"""Those of one to an address for which there is another one to try."""
 
 
 class Answer(NamedTuple):
@@ -56,7 +60,7 @@ class Sender:
             trust_env=False,
             skip_auto_headers=("accept-encoding", "user-agent"),
             headers={"user-agent": "timeline-webhooks", "accept": "*/*"},
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),  # `post` bounds the whole
+            timeout=UNBOUNDED,
         )
 
     async def close(self) -> None:
@@ -91,8 +95,9 @@ class Sender:
     async def _post(self, headers: Sequence[tuple[str, str]], body: bytes, timer: asyncio.Timeout) -> Answer:
         *others, last = (await self._judged())[:TRIED_ADDRESSES]
         for address in others:
-            with suppress(aiohttp.ClientConnectorError):  # nothing was sent: the next one may be reached
-                return await self._post_to(address, headers, body, timer)
+            # Nothing was sent: the next one may be reached.
+            with suppress(aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
+                return await self._post_to(address, headers, body, timer, CONNECTING)
         return await self._post_to(last, headers, body, timer)
 
     async def _judged(self) -> tuple[str, ...]:
@@ -108,7 +113,12 @@ class Sender:
             return self._addresses
 
     async def _post_to(
-        self, address: str, headers: Sequence[tuple[str, str]], body: bytes, timer: asyncio.Timeout
+        self,
+        address: str,
+        headers: Sequence[tuple[str, str]],
+        body: bytes,
+        timer: asyncio.Timeout,
+        bounds: aiohttp.ClientTimeout = UNBOUNDED,
     ) -> Answer:
         """Send to an address, under the host's name for the receiver and its certificate. `timer`: until when the
         receiver's status must be there. A body that is not complete by then is cut off."""
@@ -119,6 +129,7 @@ class Sender:
             data=body,
             headers=[named, *headers],
             allow_redirects=False,
+            timeout=bounds,
             server_hostname=self._host if url.scheme == "https" else None,
         ) as response:
             answered = {name.lower(): value for name, value in response.headers.items()}

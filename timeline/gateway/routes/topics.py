@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from litestar import Response, delete, get, patch, put
+from litestar import Response, delete, get, patch, post, put
 
-from timeline.driver.queries import DURATIONS
+from timeline.driver.queries import DURATIONS, PERCENTS
 from timeline.errors import NotFound
 from timeline.gateway.clients import CallerClient
 from timeline.gateway.problems import documented
-from timeline.gateway.shapes import NewTopic, TopicAnswer, TopicAnswers
+from timeline.gateway.shapes import NewTopic, TopicAnswer, TopicAnswers, TopicSecret
 from timeline.gateway.values import iso_or_none, length, text_of
-from timeline.model import Status, Topic, check_topic_name
-from timeline.wording import no_such_topic
+from timeline.model import Status, Topic, TopicSettings, check_topic_name
+from timeline.wording import no_such_topic, typed_value
 
 
 @get("/topics", operation_id="listTopics", summary="List all topics", responses=documented())
@@ -61,8 +61,8 @@ async def create(client: CallerClient, topic: str, data: NewTopic | None = None)
     responses=documented(Status.NOT_FOUND),
 )
 async def update(client: CallerClient, topic: str, data: NewTopic) -> TopicAnswer:
-    """Change settings while the topic is used. `buckets` and `kind` are fixed. It needs no `Idempotency-Key`: a repeat
-    changes nothing, and gets the same answer."""
+    """Change settings while the topic is used. Null sets one back to its default. `buckets` and `kind` are fixed. It
+    needs no `Idempotency-Key`: a repeat changes nothing, and gets the same answer."""
     return topic_answer(await client.timeline.update_topic(text_of(topic), **_settings(data)))
 
 
@@ -78,9 +78,35 @@ async def drop(client: CallerClient, topic: str) -> None:
     await client.timeline.drop_topic(text_of(topic))
 
 
+@post(
+    "/topics/{topic:str}/secret:rotate",
+    operation_id="rotateSecret",
+    summary="Make a new secret of webhooks",
+    status_code=200,
+    responses=documented(Status.NOT_FOUND),
+)
+async def rotate(client: CallerClient, topic: str) -> TopicSecret:
+    """Make a new secret with which the topic's webhooks are signed, and show it. For a day, each request has a
+    signature by the former one, too. It takes the right admin. It needs no `Idempotency-Key`: after a lost answer, ask
+    again, and use the secret of that answer."""
+    name = check_topic_name(text_of(topic))
+    newest, *_ = await client.timeline.topic_secrets(name, rotate=True)
+    return TopicSecret(name, newest)
+
+
 def _settings(asked: NewTopic) -> dict[str, Any]:
     """Return settings as the driver takes them."""
-    given = {name: value for name, value in msgspec.structs.asdict(asked).items() if value is not None}
+    given = {name: value for name, value in msgspec.structs.asdict(asked).items() if value is not msgspec.UNSET}
+    given = {name: _default(name) if value is None else value for name, value in given.items()}
     return {
         name: length(value, name) if name in DURATIONS and value != "auto" else value for name, value in given.items()
     }
+
+
+def _default(name: str) -> Any:
+    """Return what a setting is if nobody says otherwise, as callers write it."""
+    field = DURATIONS.get(name) or PERCENTS.get(name) or name
+    value = getattr(TopicSettings(), field)
+    if name in DURATIONS:
+        return typed_value(field, value)
+    return value / 100 if name in PERCENTS else value
