@@ -223,6 +223,19 @@ async def test_there_are_not_many_different_leases() -> None:
         assert len((await take(link, lease_ms=1_003)).ids) == 0
 
 
+async def test_a_lease_that_no_take_waits_for_gives_way_to_another_one() -> None:
+    async with broker() as link:
+        await put(link, ["a"])
+        for lease_ms in range(1_000, 1_016):
+            await take(link, lease_ms=lease_ms)
+        with pytest.raises(TransportError, match="16 different leases"):
+            await take(link, 1, lease_ms=900)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        await put(link, ["b"])
+        assert len((await take(link, 1, lease_ms=900)).ids) == 1, "as a client's repeat finds it"
+
+
 async def test_takes_with_the_topics_lease_are_served_whatever_leases_others_ask_for() -> None:
     async with broker() as link:
         for lease_ms in range(1_000, 1_016):

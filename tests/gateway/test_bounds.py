@@ -366,6 +366,21 @@ def test_each_connection_too_many_closes_another_one_that_is_idle() -> None:
     assert [one.aborted for one in each] == [False, *[True] * 5, False, False]
 
 
+def test_a_handshake_too_many_closes_an_idle_connection_and_many_end_one_another() -> None:
+    connections, idle = Connections(4), [_Counted() for _ in range(4)]
+    for one in idle:
+        connections.opened(one)  # type: ignore[arg-type]
+    greeted = [_Counted() for _ in range(4)]
+    for one in greeted[:2]:
+        connections.greeted(one)
+    assert [one.aborted for one in idle + greeted] == [True, True, *[False] * 6]
+    for one in idle[:2]:
+        connections.closed(one)  # type: ignore[arg-type]
+    for one in greeted[2:]:
+        connections.greeted(one)
+    assert [one.aborted for one in idle[2:] + greeted] == [False, False, True, True, False, False]
+
+
 def test_answers_that_nobody_reads_give_way_to_those_that_somebody_does() -> None:
     connections, each = Connections(100), [_Counted() for _ in range(4)]
     each[1].reads = True

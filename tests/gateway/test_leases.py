@@ -52,6 +52,17 @@ async def test_a_message_is_leased_and_acknowledged(http: httpx.AsyncClient, top
     assert await settle(http, "ack", receipt) == ["NOT_FOUND"]
 
 
+async def test_a_payload_of_many_levels_keeps_nothing_from_others(http: httpx.AsyncClient, topic: str) -> None:
+    deep, kind = b"[" * 5_000 + b"]" * 5_000, {"Content-Type": "application/json", "Timeline-In": "0"}
+    put_deep = await http.post(f"/v1/topics/{topic}/messages", content=deep, headers=kind | {"Timeline-Id": "deep"})
+    assert put_deep.status_code == 201
+    await put(http, topic, "plain")
+    found = {one["id"]: one for _ in range(2) for one in await lease(http, topic, max=1)}
+    assert found["deep"]["payload_text"] == deep.decode() and found["plain"]["payload"] == "plain"
+    shown = await http.get(f"/v1/topics/{topic}/messages/deep")
+    assert shown.status_code == 200 and shown.json()["payload_text"] == deep.decode()
+
+
 async def test_a_long_poll_returns_what_comes_due_while_it_waits(http: httpx.AsyncClient, topic: str) -> None:
     waiting = asyncio.create_task(lease(http, topic, wait="60s"))
     await put(http, topic, "later", **{"in": "300ms"})

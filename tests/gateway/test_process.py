@@ -25,9 +25,10 @@ from tests.security.certificates import Authority, Pair
 from tests.security.guarded import Tokens
 from tests.servers.disk import small_disk
 from timeline.credentials import PLAIN
+from timeline.errors import Throttled
 from timeline.gateway import shapes
 from timeline.gateway.app import application
-from timeline.gateway.clients import Caller, Clients
+from timeline.gateway.clients import STRANGERS, Caller, Clients
 from timeline.gateway.document import rules
 from timeline.gateway.document.answers import ANSWERS
 from timeline.gateway.document.openapi import EXAMPLES, document_of
@@ -412,3 +413,20 @@ async def test_beyond_this_machine_its_broker_must_ask_for_tokens(tmp_path: Path
             assert (await http.get("/readyz")).status_code == 200
             problem(await http.get("/v1/topics"), 401, "UNAUTHENTICATED")
             assert (await http.get("/v1/topics", headers=admin)).json() == {"topics": []}
+
+
+async def test_unknown_tokens_of_an_outage_shut_nobody_out(tmp_path: Path) -> None:
+    """Each waits for its answer, and is forgotten then."""
+    caller = [Caller(f"timeline_{number:012x}_{'c' * 64}") for number in range(STRANGERS + 1)]
+    clients = Clients("127.0.0.1:1", PLAIN)
+
+    async def ask(one: Caller) -> None:
+        async with clients.serving(one):
+            pass
+
+    for _ in range(2):
+        told = await asyncio.gather(*map(ask, caller), ask(Caller()), return_exceptions=True)
+        refused = [one for one in told if one is not None]
+        assert [type(one) for one in refused] == [Throttled], "one too many at once; the gateway's own is none of them"
+        assert [*clients._clients] == [Caller()]
+    await clients.aclose()

@@ -304,7 +304,8 @@ class Queries:
         admin.
 
         A broker makes the first one when `push_url` is set. `rotate`: make a new one; the former stays valid for a
-        day. Do not log or store them where others read. Raise NotFound, Forbidden.
+        day, and two rotations end it at once. So a rotation whose answer was lost is not sent again: it raises Unknown.
+        Do not log or store them where others read. Raise NotFound, Forbidden.
         """
         action = TopicAction.ROTATE if rotate else TopicAction.SECRETS
         return (await self._topics(action, name, {}, timeout)).secrets
@@ -319,7 +320,12 @@ class Queries:
         attempt = AttemptState()
         writes = action not in (TopicAction.LIST, TopicAction.SECRETS)
         data = await self._context.channel.unary(
-            "Topics", frame, self._context.deadline(timeout), attempt, writes=writes
+            "Topics",
+            frame,
+            self._context.deadline(timeout),
+            attempt,
+            writes=writes,
+            once=action is TopicAction.ROTATE,  # a repeat would end the secret that receivers have
         )
         answer = decode_as(data, TopicList)
         if answer.status == OK or (action is TopicAction.DROP and attempt.unsure and answer.status == NOT_FOUND):

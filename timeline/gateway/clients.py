@@ -81,6 +81,7 @@ class CallerClient:
             try:
                 await self.timeline.ping(timeout="1s")
             except Forbidden:
+                self.admitted = False
                 raise
             except TimelineError:
                 # The call itself meets the same, and has more time. Those that wait here need not ask, too.
@@ -125,7 +126,8 @@ class Clients:
         Forbidden for one that brokers do not let in."""
         client = self._clients.get(caller)
         if client is None:
-            if sum(not one.admitted for one in self._clients.values()) >= STRANGERS:
+            strangers = sum(bool(each.token) and not one.admitted for each, one in self._clients.items())
+            if caller.token and strangers >= STRANGERS:
                 raise Throttled("the brokers are asked about as many new tokens as may be", retry_after_ms=1_000)
             credentials = replace(self._credentials, token=caller.token, as_operator=caller.as_operator)
             credentials.metadata()
@@ -136,14 +138,14 @@ class Clients:
             await client.check_admitted()
             yield client
         except Forbidden as denied:
-            if UNAUTHENTICATED in denied.found and self._clients.get(caller) is client and client.users == 1:
-                del self._clients[caller]  # unknown tokens cost nothing for long
-                await client.timeline.aclose()
             if UNAUTHENTICATED in denied.found and not caller.token:  # the broker's sentence is for its own clients
                 raise no_token() from denied
             raise
         finally:
             client.users -= 1
+            if not client.users and not client.admitted and caller.token and self._clients.get(caller) is client:
+                del self._clients[caller]  # unknown tokens cost nothing for long
+                await client.timeline.aclose()
             await self._drop_idle()
 
     async def _drop_idle(self) -> None:

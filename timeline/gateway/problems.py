@@ -46,6 +46,7 @@ STATUSES: dict[str, tuple[int, str]] = {
 }
 """By code: the status of HTTP, and a title."""
 SAME_KEY = "it may have happened: send it again with the same id or Idempotency-Key to learn which"
+FAILED = f"the gateway failed: its log says why; {SAME_KEY}"
 GO_ON = "it may have happened in part: send it again with 'resume' as it stands here, or messages may be changed twice"
 RETRY_AFTER_S = 1
 GONE = 499
@@ -149,8 +150,7 @@ def of_anything(request: Request[Any, Any, Any], error: Exception) -> Response[b
     if isinstance(error, RecursionError):
         return answer_of(Invalid(TOO_DEEP))
     log.error("%s %s failed", request.method, request.scope.get("path_template", ""), exc_info=error)
-    said = f"the gateway failed: its log says why; {SAME_KEY}"
-    return answer(plain(500, Status.UNKNOWN, "The gateway failed", said))
+    return answer(plain(500, Status.UNKNOWN, "The gateway failed", FAILED))
 
 
 def gone(_: Request[Any, Any, Any], error: ClientGone) -> Response[bytes]:

@@ -41,8 +41,8 @@ class Abortable(Protocol):
 
 
 class Connections:
-    """All connections of a process. `most`: how many there may be. One more closes the one that is idle longest, or the
-    handshake of TLS that lasts longest."""
+    """All connections of a process. `most`: how many there may be. One more closes the one that is idle longest. Where
+    half of all are handshakes of TLS, or none is idle, it closes the handshake that lasts longest."""
 
     def __init__(self, most: int) -> None:
         self._most, self._open, self._heads_bytes = most, 0, 0
@@ -53,7 +53,13 @@ class Connections:
     def greeted(self, one: Abortable) -> None:
         """Count a connection that has only begun its handshake."""
         self._handshakes[one] = None
-        if self._open + len(self._handshakes) > self._most:
+        if self._open + len(self._handshakes) <= self._most:
+            return
+        if self._idle and len(self._handshakes) <= self._most // 2:
+            idle = next(iter(self._idle))
+            self.busy(idle)
+            idle.abort()
+        else:
             longest = next(iter(self._handshakes))
             self.secured(longest)
             longest.abort()

@@ -214,8 +214,8 @@ def payload_fields(payload: bytes, headers: Mapping[str, str] | None) -> dict[st
         try:
             payload.decode()
             return {"payload": msgspec.json.decode(payload, type=Raw)}
-        except (UnicodeDecodeError, msgspec.DecodeError):
-            pass  # its content type is not true
+        except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
+            pass  # its content type is not true, or it is nested too deeply
     try:
         return {"payload_text": payload.decode()}
     except UnicodeDecodeError:

@@ -6,7 +6,6 @@ import socket
 from collections.abc import Sequence
 from ipaddress import ip_network
 
-import aiohttp
 import pytest
 
 from tests.gateway.push.receiver import Receiver, always
@@ -127,7 +126,7 @@ async def test_an_address_that_never_answers_does_not_use_up_the_time_of_the_nex
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its queue of connections is full, so the system drops what comes."""
-    monkeypatch.setattr(sender_module, "CONNECTING", aiohttp.ClientTimeout(total=None, sock_connect=0.2))
+    monkeypatch.setattr(sender_module, "CONNECT_S", 0.2)
     receiver = Receiver(always(204))
     await receiver.start()
 
@@ -144,6 +143,8 @@ async def test_an_address_that_never_answers_does_not_use_up_the_time_of_the_nex
             one.setblocking(False)
             one.connect_ex(silent.getsockname())
         assert (await sender.post([("webhook-id", "a")], b"payload", 100_000)).status == 204
+        monkeypatch.setattr(sender_module, "CONNECT_S", 1_000.0)
+        assert (await sender.post([("webhook-id", "b")], b"payload", 100_000)).status == 204, "it is tried first now"
     finally:
         await sender.close()
         await receiver.stop()

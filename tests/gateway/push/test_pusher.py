@@ -18,9 +18,10 @@ from tests.gateway.processes import TIMELINE, gateway
 from tests.gateway.processes import broker as served
 from tests.gateway.push.receiver import Answering, Receiver, always, hang_up
 from timeline.child import free_ports
+from timeline.errors import Invalid
 from timeline.gateway.metrics import GatewayMetrics
 from timeline.gateway.push import pusher as pusher_module
-from timeline.gateway.push.addresses import AddressGuard
+from timeline.gateway.push.addresses import AddressGuard, host_of
 from timeline.gateway.push.circuit import Circuit
 from timeline.gateway.push.pusher import Pusher
 
@@ -210,7 +211,8 @@ async def test_a_dead_receiver_costs_few_deliveries_and_gets_all_when_it_is_back
     ids = [str(number) for number in range(20)]
     await produce(tl, *ids)
     async with pushing(tl) as pusher:
-        (circuit,) = pusher._circuits.values()
+        (host,) = pusher._hosts.values()
+        circuit = host.circuit
         while not circuit.open:
             await asyncio.sleep(0)
         before = sum([m.deliveries async for m in tl.scan("t")])
@@ -229,10 +231,10 @@ async def two_topics(tl: timeline.Timeline, receiver: Receiver) -> None:
 
 
 async def opened(pusher: Pusher) -> Circuit:
-    (circuit,) = pusher._circuits.values()
-    while not circuit.open:
+    (host,) = pusher._hosts.values()
+    while not host.circuit.open:
         await asyncio.sleep(0)
-    return circuit
+    return host.circuit
 
 
 async def test_what_a_take_from_before_gets_while_the_circuit_is_open_goes_back_unseen(
@@ -257,7 +259,11 @@ async def test_what_a_take_from_before_gets_while_the_circuit_is_open_goes_back_
             pass
 
 
-async def test_errors_of_one_topic_hold_up_no_other_of_its_host(tl: timeline.Timeline, receiver: Receiver) -> None:
+async def test_errors_of_one_topic_hold_up_no_other_of_its_host(
+    tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pusher_module, "LOOK_MS", 20.0)
+
     async def one_broken(request: web.Request, body: bytes) -> web.StreamResponse:
         return web.Response(status=500 if request.headers["Timeline-Topic"] == "t" else 204)
 
@@ -275,7 +281,6 @@ async def test_errors_of_one_topic_hold_up_no_other_of_its_host(tl: timeline.Tim
             pass
         await tl.drop_topic("t")
         while pusher._open_circuits():
-            pusher._ended.set()  # another look at once
             await asyncio.sleep(0)
 
 
@@ -436,6 +441,54 @@ async def test_a_topic_with_a_slow_receiver_holds_up_no_look_at_the_others(
         await state_of(tl, "slow", "gone")
         await produce(tl, "after")
         await state_of(tl, "after", "gone")
+
+
+async def test_a_new_url_waits_for_no_receiver_that_hangs(
+    tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The former receiver keeps the message that it has. What comes now goes to the new one."""
+    monkeypatch.setattr(pusher_module, "LOOK_MS", 20.0)
+    gate = asyncio.Event()
+
+    async def held(request: web.Request, body: bytes) -> web.StreamResponse:
+        await gate.wait()
+        return web.Response()
+
+    receiver.answer, well = held, Receiver(always(204))
+    await well.start()
+    await tl.create_topic("t", push_url=receiver.url, push_timeout="1h")
+    try:
+        async with pushing(tl) as pusher:
+            await produce(tl, "a")
+            await receiver.received(1)
+            await tl.update_topic("t", push_url=well.url)
+            while pusher._running["t"][0].topic.settings.push_url != well.url:
+                await asyncio.sleep(0)
+            await produce(tl, "b")
+            await state_of(tl, "b", "gone")
+            await tl.update_topic("t", push_url="")
+            while "t" in pusher._running:
+                await asyncio.sleep(0)
+            gate.set()
+            await state_of(tl, "a", "gone")
+    finally:
+        await well.stop()
+
+
+async def test_a_url_of_older_rules_stops_no_other_topic(
+    tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stricter(url: str) -> tuple[str, int]:
+        if "older" in url:
+            raise Invalid("push_url has a host that is no name")
+        return host_of(url)
+
+    monkeypatch.setattr(pusher_module, "host_of", stricter)
+    await tl.create_topic("older", push_url="http://older.example/")
+    await tl.create_topic("t", push_url=receiver.url)
+    async with pushing(tl):
+        await produce(tl, "a")
+        await state_of(tl, "a", "gone")
 
 
 async def test_a_mistake_of_ours_in_one_look_ends_no_webhooks(

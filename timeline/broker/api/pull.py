@@ -133,8 +133,14 @@ class PullHandler:
         return consumer
 
     def _check_leases(self, topic: Topic) -> None:
-        """Raise TransportError(OVERLOADED) if Takes of the topic ask for too many leases that are not the topic's."""
-        if sum(uid == topic.uid and lease_ms > 0 for uid, lease_ms in self._consumers) >= MOST_LEASES:
+        """Raise TransportError(OVERLOADED) if Takes of the topic ask for too many leases that are not the topic's. A
+        consumer that no Take waits for leaves then, so that a repeat of the call finds room."""
+        others = [one for (uid, lease_ms), one in self._consumers.items() if uid == topic.uid and lease_ms > 0]
+        if len(others) >= MOST_LEASES:
+            if idle := [one for one in others if not one.takes]:
+                longest = min(idle, key=lambda one: one.emptied_ms)
+                longest.emptied_ms = float("-inf")
+                longest.ended.set()
             raise TransportError(
                 Fault.OVERLOADED,
                 f"Takes of topic {topic.name!r} use {MOST_LEASES} different leases here, all that they may: "

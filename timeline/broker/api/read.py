@@ -44,8 +44,9 @@ class ReadHandler:
         self._dealers, self._late = dealers, late
 
     async def scan(self, asked: Scan, caller: Principal) -> AsyncGenerator[ScanPage, None]:
-        """Yield the pages of a scan, in the order of buckets, of at most `PAGE_ROWS` rows each. The last one may be
-        empty. It has no cursor unless `asked.limit` ended it. Expired messages are left out, swept or not."""
+        """Yield the pages of a scan, in the order of buckets, of at most `PAGE_ROWS` rows each. One is empty where the
+        store looked at many rows and found none, so that its caller may stop there. The last one has no cursor unless
+        `asked.limit` ended it. Expired messages are left out, swept or not."""
         topic = await self._topics.find(asked.topic, caller, Deed.READ if asked.payload else Deed.SEE)
         walk = Walk.HELD if asked.holder else Walk.SCAN
         cursor, left = opened(topic, walk, asked.cursor), asked.limit
@@ -55,8 +56,7 @@ class ReadHandler:
             now_ms = self._clock.now_ms()
             most = min(PAGE_ROWS, left) if left else PAGE_ROWS
             rows, cursor = await _page(self._store, topic, now_ms, asked, cursor, most)
-            if len(rows) or not cursor:
-                yield ScanPage(rows, now_ms, sealed(topic, walk, cursor))
+            yield ScanPage(rows, now_ms, sealed(topic, walk, cursor))
             if asked.limit:
                 left -= len(rows)
             if not cursor or (asked.limit and left <= 0):

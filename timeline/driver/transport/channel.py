@@ -324,9 +324,10 @@ class Channel:
         sending: InFlightRequest | None = None,
         *,
         writes: bool = False,
+        once: bool = False,
     ) -> bytes:
         """Send one frame until it is answered, and return the answer. Only the time in it changes. `sending` is kept up
-        to date.
+        to date. `once`: a frame that may have arrived is not sent again.
 
         Raise Unavailable if `sending` is outdated, or at the deadline. Raise Unknown at the deadline if the frame
         `writes` and may have arrived. Raise Invalid, NotFound or Forbidden for a lasting refusal.
@@ -356,7 +357,7 @@ class Channel:
                 attempt.outstanding = False
                 self.worked(place.address)
                 return answer
-            if deadline.left_ms <= 0:
+            if deadline.left_ms <= 0 or (once and attempt.unsure):
                 break
         if attempt.unsure and writes:
             raise Unknown("the answer was lost: it may or may not have happened")

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from timeline.errors import Invalid, Throttled, TimelineError, Unavailable, Unkn
 from timeline.gateway.clients import CallerClient
 from timeline.gateway.console.live import event
 from timeline.gateway.console.rendering import part
-from timeline.gateway.console.search import ROWS, begins_with, search
+from timeline.gateway.console.search import begins_with, search
 from timeline.gateway.console.visit import Fields, Visit, sentence, visiting
 from timeline.gateway.problems import ClientGone
 from timeline.gateway.requests import ApiRequest, Streamed, while_connected
@@ -143,8 +144,8 @@ async def letters(request: ApiRequest) -> Response[bytes]:
     """Show some letters that match, as a part of the page."""
     async with visiting(request) as visit:
         chosen = Filter.of(visit.query)
-        pages = chosen.scan(visit.client, ROWS if chosen.plain else 0, read_cursor(visit.query.text("cursor")))
-        found = await search(visit, "/dead/letters", chosen.fields(), pages, None if chosen.plain else chosen.matches)
+        wanted = None if chosen.plain else chosen.matches
+        found = await search(visit, "/dead/letters", chosen.fields(), partial(chosen.scan, visit.client), wanted)
         return visit.page("_letters.html", chosen=chosen, found=found)
 
 

@@ -26,7 +26,7 @@ from timeline.watcher import largest_of, outlooks_of
 WINDOWS = {"1h": "1m", "24h": "15m", "7d": "2h"}
 """Windows of a chart, each with its step."""
 SINCE = ("10m", "1h", "6h", "24h", "7d")
-LATE_SHOWN = 200
+LATE_SHOWN = 100
 FOUND = 20
 """Messages of a tag that a search shows, of each topic."""
 TOPICS_AT_ONCE = 20

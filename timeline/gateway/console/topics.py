@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import re
 import secrets
+from functools import partial
 from typing import Any
 
 from litestar import Response, get, post
@@ -15,11 +16,10 @@ from timeline.errors import Forbidden, Invalid, Throttled, TimelineError, Unavai
 from timeline.gateway.console.live import look_of
 from timeline.gateway.console.overview import WINDOWS
 from timeline.gateway.console.rendering import link
-from timeline.gateway.console.search import ROWS, begins_with, search
+from timeline.gateway.console.search import begins_with, search
 from timeline.gateway.console.visit import Fields, Visit, sentence, visiting
 from timeline.gateway.problems import problem_of
 from timeline.gateway.requests import ApiRequest
-from timeline.gateway.routes.reading import read_cursor
 from timeline.gateway.values import CONTENT_TYPE, JSON, expiry, length
 from timeline.model import DEFAULT_GROUP, Topic, TopicSettings
 from timeline.wording import typed_name, typed_value
@@ -96,17 +96,16 @@ async def messages(request: ApiRequest) -> Response[bytes]:
         filters = _filters(query)
         due = query.instant_ms("due_from"), query.instant_ms("due_to")
         prefix = filters["prefix"].encode()
-        pages = visit.timeline.scan_pages(
+        scan = partial(
+            visit.timeline.scan_pages,
             name,
             state=filters["states"] or STATES,
             tag=filters["tag"] or None,
             due=None if due == (None, None) else due,
-            limit=0 if prefix else ROWS,
-            cursor=read_cursor(query.text("cursor")),
         )
         fields = filters | {"topic": name, "state": filters.pop("states")}
         chosen = (lambda rows: begins_with(rows, prefix)) if prefix else None
-        found = await search(visit, "/messages", fields, pages, chosen)
+        found = await search(visit, "/messages", fields, lambda limit, cursor: scan(limit=limit, cursor=cursor), chosen)
         return visit.page("_messages.html", topic=name, found=found)
 
 

@@ -11,7 +11,7 @@ from litestar.openapi import OpenAPIConfig
 from timeline.gateway import shapes as module
 from timeline.gateway.document import answers, rules
 from timeline.gateway.keys import KEYED
-from timeline.gateway.problems import PROBLEM, documented
+from timeline.gateway.problems import FAILED, PROBLEM, documented, plain
 from timeline.gateway.routes.verbs import as_called
 from timeline.model import Status
 
@@ -108,7 +108,11 @@ HEADERS: dict[str, Any] = {
     "503": _RETRY_AFTER,
 }
 """Headers of answers, by status."""
-GATEWAY_FAILED = {"description": "The gateway failed", "content": {PROBLEM: {"schema": _ref("Problem")}}}
+_FAILED = plain(500, Status.UNKNOWN, "The gateway failed", FAILED)
+GATEWAY_FAILED = {
+    "description": _FAILED.title,
+    "content": {PROBLEM: {"schema": _ref("Problem"), "examples": {"UNKNOWN": {"value": msgspec.to_builtins(_FAILED)}}}},
+}
 
 
 def openapi_config(version: str) -> OpenAPIConfig:

@@ -292,9 +292,8 @@ class Pusher:
         self._hosts: dict[tuple[str, int], Host] = {}
         metrics.circuits_open.set_function(self._open_circuits)
         self._running: dict[str, tuple[TopicPusher, asyncio.Task[None]]] = {}
-        self._ending: dict[str, asyncio.Task[None]] = {}
-        """Topics whose requests under way are still waited for."""
-        self._ended = asyncio.Event()
+        self._ending: set[asyncio.Task[None]] = set()
+        """Former pushers whose requests under way are still waited for."""
         self._refused: dict[str, str] = {}
         self._trouble = ""
         self._rested_s: float | None = None
@@ -320,36 +319,35 @@ class Pusher:
                 except Exception as bug:  # the webhooks of all topics would end without a word
                     log.error("a look at the topics to push failed", exc_info=bug)
                 self.looked.set()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._ended.wait(), LOOK_MS / 1000.0)
+                await asyncio.sleep(LOOK_MS / 1000.0)
         finally:
             rested_s = 0.0 if self._rested_s is None else asyncio.get_running_loop().time() - self._rested_s
             for name in list(self._running):
                 self._stop(name, max(0.0, grace_s - rested_s))
-            await asyncio.gather(*self._ending.values(), return_exceptions=True)
+            await asyncio.gather(*self._ending, return_exceptions=True)
 
     async def _look(self) -> None:
         """Start, restart and stop the topics' pushers as their records say now."""
-        self._ended.clear()
         if self._rested_s is not None:
             return
-        topics = {topic.name: topic for topic in await self._client.topics() if topic.settings.push_url}
+        standing = {topic.name: topic for topic in await self._client.topics()}
+        topics = {name: topic for name, topic in standing.items() if topic.settings.push_url}
         for name in [name for name in self._running if name not in topics]:
-            self._stop(name, 0.0)
-        used = {host_of(topic.settings.push_url) for topic in topics.values()}
-        self._hosts = {name: host for name, host in self._hosts.items() if name in used}
+            kept = name in standing  # its receiver has the messages under way, and their answers count
+            self._stop(name, self._running[name][0].topic.settings.push_timeout_ms / 1000.0 if kept else 0.0)
+        used: set[tuple[str, int]] = set()
         for name, topic in topics.items():
             try:
+                used.add(host_of(topic.settings.push_url))
                 await self._refresh(topic)
                 self._refused.pop(name, None)
             except (Forbidden, Invalid, NotFound) as why:
                 if self._refused.get(name) != why.reason:
                     log.error("topic %r is not pushed: %s", name, why.reason)
                 self._refused[name] = why.reason
+        self._hosts = {name: host for name, host in self._hosts.items() if name in used}
 
     async def _refresh(self, topic: Topic) -> None:
-        if topic.name in self._ending:
-            return  # once it has ended, there is another look
         secrets = await self._client.topic_secrets(topic.name)
         running = self._running.get(topic.name)
         if running is not None:
@@ -358,7 +356,6 @@ class Pusher:
                 pusher.secrets, pusher.topic = secrets, topic
                 return
             self._stop(topic.name, pusher.topic.settings.push_timeout_ms / 1000.0)
-            return
         settings = topic.settings
         sender = Sender(settings.push_url, self._guard, settings.push_concurrency)
         host = self._hosts.setdefault(host_of(settings.push_url), Host(Circuit(self._random)))
@@ -388,15 +385,14 @@ class Pusher:
         if task.done() and not task.cancelled() and (bug := task.exception()) is not None:
             log.error("the pusher of topic %r failed, and is started again", name, exc_info=bug)
         task.cancel()
-        self._ending[name] = asyncio.create_task(self._finish(name, pusher, task, grace_s), name=f"end of {name}")
+        ending = asyncio.create_task(_finish(pusher, task, grace_s), name=f"end of {name}")
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
 
-    async def _finish(self, name: str, pusher: TopicPusher, task: asyncio.Task[None], grace_s: float) -> None:
-        await asyncio.gather(task, return_exceptions=True)
-        try:
-            await pusher.finish(grace_s)
-        finally:
-            del self._ending[name]
-            self._ended.set()
+
+async def _finish(pusher: TopicPusher, task: asyncio.Task[None], grace_s: float) -> None:
+    await asyncio.gather(task, return_exceptions=True)
+    await pusher.finish(grace_s)
 
 
 def _connected_alike(one: Topic, other: Topic) -> bool:

@@ -21,10 +21,10 @@ READ_BYTES = 65_536
 """A longer answer is cut off, with its connection."""
 LOOK_UP_AGAIN_MS = 5_000.0
 TRIED_ADDRESSES = 3
+CONNECT_S = 2.0
+"""How long an address may take for a connection, while there is another one to try."""
 UNBOUNDED = aiohttp.ClientTimeout(total=None)
 """Bounds of one request: none. `Sender.post` bounds the whole."""
-CONNECTING = aiohttp.ClientTimeout(total=None, sock_connect=2.0)
-"""Those of one to an address for which there is another one to try."""
 
 
 class Answer(NamedTuple):
@@ -50,6 +50,8 @@ class Sender:
         self._url, self._guard = url, guard
         self._host, self._port = host_of(url)
         self._addresses: tuple[str, ...] = ()
+        self._worked = ""
+        """The address that was reached last. It is tried first."""
         self._judged_ms = 0.0
         self._judging = asyncio.Lock()
         self._looking: asyncio.Future[tuple[str, ...]] | None = None
@@ -74,7 +76,7 @@ class Sender:
         """Send a request and return the answer. Raise Unanswered."""
         try:
             async with asyncio.timeout(timeout_ms / 1000.0) as timer:
-                return await self._post(headers, body, timer)
+                return await self._post(headers, body, timer, min(CONNECT_S, timeout_ms / 1000.0 / TRIED_ADDRESSES))
         except TimeoutError:
             raise Unanswered(f"no answer within {shown_duration(round(timeout_ms))}") from None
         except Invalid as bad:
@@ -92,12 +94,16 @@ class Sender:
             return f"{type(bad).__name__}: {bad.message}"
         return f"{type(bad).__name__}: {bad}"
 
-    async def _post(self, headers: Sequence[tuple[str, str]], body: bytes, timer: asyncio.Timeout) -> Answer:
-        *others, last = (await self._judged())[:TRIED_ADDRESSES]
+    async def _post(
+        self, headers: Sequence[tuple[str, str]], body: bytes, timer: asyncio.Timeout, connect_s: float
+    ) -> Answer:
+        judged = sorted(await self._judged(), key=lambda address: address != self._worked)
+        *others, last = judged[:TRIED_ADDRESSES]
+        connecting = aiohttp.ClientTimeout(total=None, sock_connect=connect_s)
         for address in others:
             # Nothing was sent: the next one may be reached.
             with suppress(aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
-                return await self._post_to(address, headers, body, timer, CONNECTING)
+                return await self._post_to(address, headers, body, timer, connecting)
         return await self._post_to(last, headers, body, timer)
 
     async def _judged(self) -> tuple[str, ...]:
@@ -132,6 +138,7 @@ class Sender:
             timeout=bounds,
             server_hostname=self._host if url.scheme == "https" else None,
         ) as response:
+            self._worked = address
             answered = {name.lower(): value for name, value in response.headers.items()}
             until_s = timer.when()
             timer.reschedule(None)  # its status came: that decides, whatever becomes of the body

@@ -87,8 +87,8 @@ async def drop(client: CallerClient, topic: str) -> None:
 )
 async def rotate(client: CallerClient, topic: str) -> TopicSecret:
     """Make a new secret with which the topic's webhooks are signed, and show it. For a day, each request has a
-    signature by the former one, too. It takes the right admin. It needs no `Idempotency-Key`: after a lost answer, ask
-    again, and use the secret of that answer."""
+    signature by the former one, too. A second call ends the former secret at once. It takes the right admin. It has no
+    `Idempotency-Key`: after a lost answer, call it again, and give receivers the secret of that answer at once."""
     name = check_topic_name(text_of(topic))
     newest, *_ = await client.timeline.topic_secrets(name, rotate=True)
     return TopicSecret(name, newest)
