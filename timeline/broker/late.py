@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,11 @@ from timeline import tracing
 from timeline.broker.dispatch.leased_batch import LeasedBatch
 from timeline.broker.journal.events import Journal
 from timeline.broker.limits import Limits
-from timeline.columns import Int64, Ragged, UInt8
+from timeline.columns import ColumnBatch, Int64, Ragged, UInt8
 from timeline.errors import Invalid
 from timeline.kinds import kind_of
 from timeline.metrics import Metrics
 from timeline.model import MAX_BATCH, Answers, LateCause, Status, Topic, decode_headers
-from timeline.wire import LateList
 
 SPANS_KEPT = 256
 FLICKER_MS = 20
@@ -180,6 +180,18 @@ class TopicLateness:
         return self.causes.still(due_ms, now_ms)
 
 
+@dataclass(slots=True)
+class LateRows(ColumnBatch):
+    """Late deliveries, newest last. With no consumer: a due message, not delivered by `delivered_ms`, which is now."""
+
+    topics: Ragged
+    ids: Ragged
+    consumers: Ragged
+    due_ms: Int64
+    delivered_ms: Int64
+    cause: UInt8
+
+
 class LateRing:
     """Late deliveries, at most `kept` of them. Forgotten ones are counted."""
 
@@ -204,9 +216,7 @@ class LateRing:
         for place, id in zip(at.tolist(), ids.tolist()[-last:], strict=True):
             self._ids[place], self._consumers[place] = id, consumer
 
-    def since(
-        self, since_ms: int, topics: Mapping[int, str], now_ms: int, id: bytes = b"", limit: int = MAX_BATCH
-    ) -> LateList:
+    def since(self, since_ms: int, topics: Mapping[int, str], id: bytes = b"", limit: int = MAX_BATCH) -> LateRows:
         """Return the newest `limit` delivered at or after `since_ms`, newest last, on `topics`, and of `id` if given.
 
         `topics`: names by uid. A dropped topic has no name any more, though another topic may have it now.
@@ -218,15 +228,13 @@ class LateRing:
         at = at[max(0, len(at) - limit) :]
         names = {uid: name.encode() for uid, name in topics.items()}
         places = at.tolist()
-        return LateList(
+        return LateRows(
             topics=Ragged.of([names[uid] for uid in self._uids[at].tolist()]),
             ids=Ragged.of([self._ids[place] for place in places]),
             consumers=Ragged.of([self._consumers[place] for place in places]),
             due_ms=self._due_ms[at],
             delivered_ms=self._delivered_ms[at],
             cause=self._cause[at],
-            dropped=self.dropped,
-            now_ms=now_ms,
         )
 
 

@@ -11,11 +11,12 @@ from enum import StrEnum
 import numpy as np
 
 from timeline.columns import Bools
-from timeline.driver.message import StoredMessage
+from timeline.driver.message import StoredMessage, encode_id
 from timeline.driver.schedules import ScheduleOrigin
-from timeline.driver.times import as_datetime, shown_time
-from timeline.model import State
-from timeline.wire import LateCause, LateList
+from timeline.driver.times import Duration, as_datetime, duration_ms, shown_time
+from timeline.driver.transport.channel import ClientContext, ask_all
+from timeline.model import State, check_topic_name
+from timeline.wire import Late, LateCause, LateList, decode_as, encode
 from timeline.wording import printable, shown_lateness
 
 
@@ -233,7 +234,21 @@ class Why:
 _CAUSES = [Cause(cause.name) for cause in LateCause]
 
 
-def late_of(lists: Sequence[LateList], since_ms: int) -> LateList:
+async def late_rows(
+    context: ClientContext, since: Duration, topic: str, id: str, limit: int, timeout: Duration | None = None
+) -> tuple[LateList, tuple[str, ...]]:
+    """Return the late deliveries that brokers remember as columns, the oldest first, and the addresses that did not
+    answer. See `Timeline.late`."""
+    context.check()
+    since_ms = duration_ms(since, "since", least_ms=1)
+    if topic:
+        check_topic_name(topic)
+    frame = encode(Late(topic=topic, id=encode_id(id) if id else b"", limit=limit))
+    answers, unreachable = await ask_all(context.channel, "Late", frame, context.deadline(timeout))
+    return _merged([decode_as(data, LateList) for data in answers.values()], since_ms), tuple(unreachable)
+
+
+def _merged(lists: Sequence[LateList], since_ms: int) -> LateList:
     """Return what brokers remember of the last `since_ms`, the oldest first. Two addresses may be one broker."""
     parts = [_where(told, told.delivered_ms >= told.now_ms - since_ms) for told in lists]
     whole = LateList.concat(parts)

@@ -14,7 +14,7 @@ import numpy as np
 from timeline.columns import Int64, Ragged
 from timeline.driver.batch import encode_ids
 from timeline.driver.brokers import Standings, standing_of
-from timeline.driver.late import Cause, LateReport, Why, deliveries_of, late_of
+from timeline.driver.late import Cause, LateReport, Why, deliveries_of, late_rows
 from timeline.driver.message import StoredMessage, encode_id, encode_tag, encode_text
 from timeline.driver.receipts import NOT_FOUND, OK, UNAVAILABLE, error_of
 from timeline.driver.schedules import origin_of, why_absent
@@ -39,8 +39,6 @@ from timeline.wire import (
     BrokerStatus,
     Forecast,
     Forecasted,
-    Late,
-    LateList,
     Ping,
     Pong,
     Scan,
@@ -485,27 +483,8 @@ class Queries:
                 print(one.delivered, one.id, one.lateness, one.why)
 
         Raise Invalid, Closed, or Unavailable if no broker answered."""
-        rows, unreachable = await self.late_rows(since, topic=topic, id=id, limit=limit, timeout=timeout)
+        rows, unreachable = await late_rows(self._context, since, topic, id, limit, timeout)
         return LateReport(deliveries_of(rows), rows.dropped, unreachable)
-
-    async def late_rows(
-        self,
-        since: Duration = "1h",
-        *,
-        topic: str = "",
-        id: str = "",
-        limit: int = 1_000,
-        timeout: Duration | None = None,
-    ) -> tuple[LateList, tuple[str, ...]]:
-        """Return the same as columns, and the addresses that did not answer. See `late`."""
-        self._context.check()
-        since_ms = duration_ms(since, "since", least_ms=1)
-        if topic:
-            check_topic_name(topic)
-        frame = encode(Late(topic=topic, id=encode_id(id) if id else b"", limit=limit))
-        answers, unreachable = await ask_all(self._context.channel, "Late", frame, self._context.deadline(timeout))
-        told = [decode_as(data, LateList) for data in answers.values()]
-        return late_of(told, since_ms), tuple(unreachable)
 
     async def why(self, topic: str, id: str, *, timeout: Duration | None = None) -> Why:
         """Return why message `id` was late, or is due and not delivered, and its state. All brokers are asked.

@@ -12,7 +12,7 @@ from timeline.broker.api.topics import TopicAccess, Walk, opened, permit, sealed
 from timeline.broker.catalog import Readiness
 from timeline.broker.dispatch.dealer import Dealers
 from timeline.broker.lanes import MeteredStore
-from timeline.broker.late import LateRing
+from timeline.broker.late import LateRing, LateRows
 from timeline.broker.runtime import Runtime
 from timeline.broker.status import count_lapsed
 from timeline.columns import Ragged
@@ -87,31 +87,25 @@ class ReadHandler:
         topics = {
             uid: name for uid, name in names.items() if caller.sees(name) and (not asked.topic or name == asked.topic)
         }
-        late = self._late.since(asked.since_ms, topics, now_ms, asked.id, asked.limit)
+        late = self._late.since(asked.since_ms, topics, asked.id, asked.limit)
         if asked.id and asked.topic and not self._readiness.no_calls:
-            late = LateList.concat([late, await self._overdue(asked.topic, asked.id, now_ms)])
-        return late.slice(max(0, len(late) - asked.limit), len(late))
+            late = LateRows.concat([late, await self._overdue(asked.topic, asked.id, now_ms)])
+        late = late.slice(max(0, len(late) - asked.limit), len(late))
+        return LateList.of(late, dropped=self._late.dropped, now_ms=now_ms)
 
-    async def _overdue(self, name: str, id: bytes, now_ms: int) -> LateList:
+    async def _overdue(self, name: str, id: bytes, now_ms: int) -> LateRows:
         """Return the message with its present cause, if it is due and not leased."""
         topic = await self._topics.catalog.find(name)
         if topic is None:
-            return LateList.blank(0)
+            return LateRows.blank(0)
         dealer = self._dealers.of(topic)  # now: once the store has answered, the topic may have been dropped
         where = ScanFilter(frozenset({State.AVAILABLE}), ids=Ragged.of([id]))
         page = await self._store.call("scan", self._store.store.scan(topic, now_ms, where, b"", 1, False))
         rows = page.rows.take(~page.rows.expired(now_ms))
         rows = rows.take(now_ms - rows.due_ms > self._late_ms)
         causes = [dealer.lateness.still(due_ms, now_ms) for due_ms in rows.due_ms.tolist()]
-        return LateList.of(
-            rows,
-            topics=name.encode(),
-            consumers=b"",
-            delivered_ms=now_ms,
-            cause=np.array(causes, dtype=np.uint8),
-            dropped=self._late.dropped,
-            now_ms=now_ms,
-        )
+        cause = np.array(causes, dtype=np.uint8)
+        return LateRows.of(rows, topics=name.encode(), consumers=b"", delivered_ms=now_ms, cause=cause)
 
 
 async def _page(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from litestar import Response, get
 
-from timeline.driver.late import HAPPENED, LEARNT, LateDelivery, causes_of, newest, of_cause
+from timeline.driver.late import HAPPENED, LEARNT, LateDelivery, causes_of, late_rows, newest, of_cause
 from timeline.driver.message import StoredMessage
 from timeline.driver.queries import STATES, messages_of
 from timeline.errors import Invalid, TimelineError
@@ -84,7 +84,7 @@ async def late(request: ApiRequest) -> Response[bytes]:
     async with visiting(request) as visit:
         since = visit.query.text("since", "1h")
         topic, cause = visit.query.exact("topic"), visit.query.text("cause")
-        rows, unreachable = await visit.timeline.late_rows(since, topic=topic, limit=MAX_BATCH)
+        rows, unreachable = await late_rows(visit.timeline._context, since, topic, "", MAX_BATCH)
         chosen = rows if not cause else rows.take(of_cause(rows, cause))
         return visit.page(
             "late.html",
@@ -139,6 +139,6 @@ async def _found_in(visit: Visit, topic: str, wanted: str) -> tuple[list[tuple[s
 
 async def _late_of(visit: Visit, wanted: str) -> Sequence[LateDelivery]:
     """Return the late deliveries whose id contains a text, the newest first."""
-    rows, _ = await visit.timeline.late_rows(LATE_KNOWN, limit=MAX_BATCH)
+    rows, _ = await late_rows(visit.timeline._context, LATE_KNOWN, "", "", MAX_BATCH)
     part = wanted.encode(errors="replace")
     return newest(rows.take(np.array([part in id for id in rows.ids.tolist()], dtype=np.bool_)), LATE_SHOWN)

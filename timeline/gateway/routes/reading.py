@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from litestar import Response, get
 from litestar.params import Parameter, QueryParameter
 
-from timeline.driver.late import LateDelivery, causes_of, newest
+from timeline.driver.late import LateDelivery, causes_of, late_rows, newest
 from timeline.driver.queries import messages_of
 from timeline.driver.times import When
 from timeline.errors import Invalid
@@ -145,8 +145,8 @@ def late_message(one: LateDelivery) -> LateMessage:
 )
 async def late(client: CallerClient, topic: str, since: str = "1h", limit: Limit = 100) -> LateMessages:
     """Return the newest deliveries that were more than 50 ms late. Causes are counted over all of them."""
-    rows, unreachable = await client.timeline.late_rows(
-        length(since, "since", least_ms=1), topic=text_of(topic), limit=MAX_BATCH
+    rows, unreachable = await late_rows(
+        client.timeline._context, length(since, "since", least_ms=1), text_of(topic), "", MAX_BATCH
     )
     shown = [late_message(one) for one in reversed(newest(rows, limit))]
     causes = {str(cause): count for cause, count in causes_of(rows).items()}
