@@ -194,6 +194,7 @@ async def test_blank_lines_of_a_stream_count_as_lines(http: httpx.AsyncClient) -
         ('{"payload_base64": "!", "in": "1h"}', "payload_base64 must be base64"),
         ('{"payload": 1, "in": "1 fortnight"}', "in must be numbers with a unit"),
         ('{"payload": 1, "in": -1}', "in must not be negative"),
+        ('{"payload": 1, "in": -1e-169}', "in must not be negative"),
         ('{"payload": 1, "at": 1700000000}', "looks like seconds"),
         ('{"payload": 1, "at": "noon"}', "at 'noon' is no time"),
         ('{"payload": 1, "in": "1h", "if_exists": "maybe"}', "if_exists"),

@@ -57,7 +57,7 @@ def duration_ms(value: Duration, name: str = "in_", *, least_ms: int = 0) -> int
     (5400000, 250, 1)
     """
     micros = _duration_us(value, name)
-    if micros < 0:
+    if micros < 0 or (isinstance(value, float) and value < 0):
         raise Invalid(f"{name} must not be negative, not {shown(value)}")
     millis = -(-micros // 1_000)
     if millis < least_ms:
