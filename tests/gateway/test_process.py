@@ -415,6 +415,16 @@ async def test_beyond_this_machine_its_broker_must_ask_for_tokens(tmp_path: Path
             assert (await http.get("/v1/topics", headers=admin)).json() == {"topics": []}
 
 
+async def test_before_a_broker_has_answered_nobody_is_refused_for_good(tmp_path: Path) -> None:
+    pair = Authority(tmp_path, "authority").issue("gateway")
+    secure = ("--listen", "0.0.0.0:0", "--tls-cert", pair.cert, "--tls-key", pair.key)
+    with gateway(tmp_path, "127.0.0.1:1", *secure) as opened:
+        port = opened["listen"].rpartition(":")[2]
+        async with httpx.AsyncClient(base_url=f"https://127.0.0.1:{port}", timeout=60, verify=False) as http:
+            answer = await http.get("/v1/topics", headers={"Host": "timeline.example.org"})
+            assert "no broker could be reached" in problem(answer, 503, "UNAVAILABLE")
+
+
 async def test_unknown_tokens_of_an_outage_shut_nobody_out(tmp_path: Path) -> None:
     """Each waits for its answer, and is forgotten then."""
     caller = [Caller(f"timeline_{number:012x}_{'c' * 64}") for number in range(STRANGERS + 1)]

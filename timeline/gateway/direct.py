@@ -19,7 +19,7 @@ from litestar import Litestar, Response
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import Receive, Send
 
-from timeline.errors import Forbidden
+from timeline.errors import Forbidden, TimelineError, Unavailable
 from timeline.gateway.problems import HANDLERS
 from timeline.gateway.requests import STREAMED, ApiRequest, Streamed, release_body
 from timeline.gateway.service import GatewaySettings, serving
@@ -59,9 +59,8 @@ class HostNames:
     """The hosts under which a gateway may be asked.
 
     A web page can give its own name any address, and then ask a gateway there like a page of its own. Where tokens are
-    asked for, it learns nothing. A gateway that only its own machine reaches, or whose brokers ask for none, answers to
-    addresses, to `localhost` and names below it, and to the hosts of `origins` alone. One that other machines reach
-    answers to names that nobody outside can own, too.
+    asked for, it learns nothing. Elsewhere a gateway answers to these hosts alone: addresses, `localhost` and names
+    below it, and those of `origins`. One that other machines reach answers to names that nobody outside can own, too.
     """
 
     def __init__(self, settings: GatewaySettings) -> None:
@@ -118,8 +117,8 @@ class DirectCalls:
             release_body(scope)
 
     async def _serve(self, scope: Any, receive: Receive, send: Send) -> None:
-        refused = self._names.refusal(scope["headers"]) if scope["type"] == "http" else None
-        if refused is not None and (not self._names.exposed or await self._is_open()):
+        refused = await self._refusal(scope) if scope["type"] == "http" else None
+        if refused is not None:
             scope["app"] = scope["litestar_app"] = self._inside
             await self._fail(refused, ApiRequest(scope, receive, send))
             return
@@ -151,6 +150,16 @@ class DirectCalls:
             await _send(send, answer.status_code or call.status, answer.content)
         else:
             await _send(send, call.status, answer)
+
+    async def _refusal(self, scope: Any) -> TimelineError | None:
+        """Return why a request is refused for the host that it names. None: it is not."""
+        refused = self._names.refusal(scope["headers"])
+        if refused is None or not self._names.exposed:
+            return refused
+        try:
+            return refused if await self._is_open() else None
+        except Unavailable as unknown:
+            return unknown
 
     async def _fail(self, error: Exception, request: ApiRequest) -> None:
         handler = next(handler for kind, handler in HANDLERS if isinstance(error, kind))

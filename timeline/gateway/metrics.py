@@ -66,6 +66,11 @@ class GatewayMetrics:
         made[0].inc()
         made[1].observe(seconds)
 
+    def refused(self, status: int, peer: str) -> None:
+        """Note and log what is no request of HTTP."""
+        self.request("OTHER", UNMATCHED, status, 0.0)
+        log.info("request", extra={"method": "OTHER", "route": UNMATCHED, "status": status, "peer": peer})
+
     def webhook(self, topic: str, effect: str, seconds: float) -> None:
         """Note a webhook. Topics beyond `TOPICS_SHOWN` are summed."""
         if topic not in self._topics and len(self._topics) >= TOPICS_SHOWN:

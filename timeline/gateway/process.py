@@ -58,10 +58,11 @@ async def run(
     """
     set_up_logs(settings.log_level, settings.log_format)
     gateway = HttpGateway(settings, version, parts)
-    protocol: Any = partial(BoundedHttp, Connections(most_connections()))
+    most, note = most_connections(), gateway.metrics.refused
+    protocol: Any = partial(BoundedHttp, Connections(most, note))
     if settings.tls_cert:
-        most = min(most_connections(), MOST_CONNECTIONS)
-        protocol = partial(TlsConnection, Connections(most), TlsFiles(settings.tls_cert, settings.tls_key))
+        connections = Connections(min(most, MOST_CONNECTIONS), note)
+        protocol = partial(TlsConnection, connections, TlsFiles(settings.tls_cert, settings.tls_key))
     port = listening(settings.listen, BACKLOG)
     port.setblocking(False)
     host, _ = split_address(settings.listen)

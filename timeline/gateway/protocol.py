@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -30,7 +31,7 @@ HEADS_BYTES = 32 * 1024 * 1024
 UNREAD_BYTES = 128 * 1024 * 1024
 """All answers together that wait for their readers. Beyond it, those who read nothing are disconnected at once."""
 MOST_FILES = 65_536
-FILES_OF_OURS = 512
+FILES_OF_OURS = 2_048
 """Descriptors that connections never get: for brokers, receivers of webhooks and the log. If there are few, half."""
 
 
@@ -42,10 +43,12 @@ class Abortable(Protocol):
 
 class Connections:
     """All connections of a process. `most`: how many there may be. One more closes the one that is idle longest. Where
-    half of all are handshakes of TLS, or none is idle, it closes the handshake that lasts longest."""
+    half of all are handshakes of TLS, or none is idle, it closes the handshake that lasts longest. `refused`: called
+    with the status and the peer of what is no request."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, refused: Callable[[int, str], None] = lambda status, peer: None) -> None:
         self._most, self._open, self._heads_bytes = most, 0, 0
+        self.refused = refused
         self._idle: dict[BoundedHttp, None] = {}
         self._unread: dict[BoundedHttp, None] = {}
         self._handshakes: dict[Abortable, None] = {}
@@ -314,6 +317,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self.cycle is None or self.cycle.response_complete:
             if not self._in_body:
                 self.transport.write(_refused(*self._refusal))
+                self._all.refused(self._refusal[0], self.client[0] if self.client else "")
             self.transport.close()
             return
         self.cycle.keep_alive = False

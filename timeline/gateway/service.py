@@ -110,8 +110,8 @@ class HttpGateway:
         self._reached = _Cached(self.clock, self._reach)
         self._serves = _Cached(self.clock, self._ask_health)
         self._guarded = settings.exposed and not settings.insecure
-        self._asks_tokens = False
-        """Whether brokers refused a caller without a token when they answered last."""
+        self._asks_tokens: bool | None = None
+        """Whether brokers refused a caller without a token when they answered last. None: none has answered yet."""
         self._ending: asyncio.Future[Any] | None = None
 
     async def start(self) -> None:
@@ -162,8 +162,10 @@ class HttpGateway:
         return OPEN_TO_ALL if self._guarded else ""
 
     async def is_open(self) -> bool:
-        """Return whether callers need no token, as far as is known."""
-        await self._reached.get()
+        """Return whether callers need no token. Raise Unavailable while no broker has said."""
+        said = await self._reached.get()
+        if self._asks_tokens is None:
+            raise Unavailable(said, advice=said)
         return not self._asks_tokens
 
     async def check_guarded(self) -> None:

@@ -92,3 +92,10 @@ def test_all_topics_of_a_host_have_one_bound() -> None:
     other.unanswered(0.0)
     one.given_up(probing=False)
     assert other.free == 2
+
+
+def test_a_circuit_to_which_nothing_wants_to_go_holds_nothing_up() -> None:
+    circuit = opened()
+    assert circuit.open and circuit.holds_up(1_000.0)
+    assert not circuit.holds_up(1_000.0 + CAP_MS), "its last message was cancelled, say"
+    assert circuit.admit(1_000.0 + CAP_MS) and circuit.holds_up(1_000.0 + CAP_MS)

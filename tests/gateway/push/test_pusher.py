@@ -272,7 +272,7 @@ async def test_errors_of_one_topic_hold_up_no_other_of_its_host(
     async with pushing(tl) as pusher:
         await produce(tl, "a")
         broken, well = pusher._running["t"][0].receiver, pusher._running["u"][0].receiver
-        while not broken.own_open:
+        while not broken.open:
             await asyncio.sleep(0)
         assert not well.open and pusher._open_circuits() == 1
         async with tl.producer("u") as p:
@@ -395,6 +395,32 @@ async def test_a_status_decides_though_the_body_never_ends(
         await produce(tl, "a")
         await state_of(tl, "a", becomes)
     assert len(receiver.requests) == 1
+
+
+async def test_an_answer_that_cannot_be_recorded_at_once_is_recorded_later(
+    tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The brokers are away for a while, and their answer to the ack is lost. The message does not come again."""
+    monkeypatch.setattr(pusher_module, "PAUSE_MS", 1.0)
+    settle, troubles = tl.settle, [timeline.Unknown("the answer was lost"), timeline.Unavailable("nobody listens")]
+
+    async def shaken(*given: Any, **more: Any) -> Any:
+        if troubles:
+            trouble = troubles.pop()
+            if isinstance(trouble, timeline.Unknown):
+                await settle(*given, **more)
+            raise trouble
+        return await settle(*given, **more)
+
+    monkeypatch.setattr(tl, "settle", shaken)
+    await tl.create_topic("t", push_url=receiver.url)
+    metrics = GatewayMetrics()
+    async with pushing(tl, metrics=metrics):
+        await produce(tl, "a")
+        await state_of(tl, "a", "gone")
+    assert not troubles and len(receiver.requests) == 1
+    exposed = metrics.text().decode()
+    assert 'effect="ack",topic="t"} 1.0' in exposed and 'effect="unsettled"' not in exposed
 
 
 async def test_a_drain_waits_for_the_requests_under_way(tl: timeline.Timeline, receiver: Receiver) -> None:

@@ -30,6 +30,10 @@ class Circuit:
         """Whether the last requests failed, and no later one succeeded."""
         return self._opened > 0
 
+    def holds_up(self, now_ms: float) -> bool:
+        """Return whether it is open, and something wants to go. When nothing has tried for a while, nothing does."""
+        return self.open and (self._probing or now_ms < self._until_ms + CAP_MS)
+
     def wait_ms(self, now_ms: float) -> float:
         """Return how long nothing may be sent. 0: something may. Infinite: not before the probe's answer."""
         if not self.open:
@@ -107,10 +111,9 @@ class Receiver:
         """Whether one of both is open."""
         return self._host.open or self._own.open
 
-    @property
-    def own_open(self) -> bool:
-        """Whether this receiver alone does not work."""
-        return self._own.open and not self._host.open
+    def own_holds_up(self, now_ms: float) -> bool:
+        """Return whether this receiver alone does not work, and something wants to go to it."""
+        return self._own.holds_up(now_ms) and not self._host.open
 
     def wait_ms(self, now_ms: float) -> float:
         """Return how long nothing may be sent; see `Circuit`."""

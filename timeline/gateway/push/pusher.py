@@ -2,10 +2,10 @@
 
     Pusher ─ one TopicPusher per topic ─▶ take (as many as may be under way) ─▶ Sender ─▶ settlement ─▶ settle
 
-A message is taken only when its request can go at once. So nothing waits here, and a receiver that is down costs no
-deliveries: while its circuit is open, nothing is taken but the probe, and what comes to takes from before goes back
-unseen. While messages come, several takes wait at once: a broker leases ahead of the due time one message per take that
-waits.
+A message is taken only when its request can go at once. So nothing waits here. A receiver that is down costs no
+deliveries: while its circuit is open, only the probe is taken. What comes to takes from before goes back unseen.
+
+While messages come, several takes wait at once. A broker leases one message per waiting take ahead of its due time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import timeline
 from timeline.clock import Clock
 from timeline.credentials import Credentials
 from timeline.driver.consume.pull import PulledDelivery
-from timeline.errors import Forbidden, Invalid, NotFound, TimelineError
+from timeline.errors import Forbidden, Invalid, NotFound, Throttled, TimelineError, Unavailable, Unknown
 from timeline.gateway.metrics import GatewayMetrics
 from timeline.gateway.push.addresses import AddressGuard, host_of
 from timeline.gateway.push.circuit import Circuit, Host, Receiver
@@ -110,6 +110,8 @@ class TopicPusher:
         self._changed = asyncio.Event()
         self._takers = self._asked = 0
         """Takes that wait, and how many messages they ask for."""
+        self._trouble = ""
+        """Why the last take failed."""
         self._may_send_ms = 0.0
         """When the next request may go, by the topic's rate (monotonic)."""
 
@@ -137,9 +139,12 @@ class TopicPusher:
                 except TimelineError as error:
                     if not lasting:
                         return
-                    log.warning("nothing can be taken of topic %r: %s", self.topic.name, error.reason)
+                    if error.reason != self._trouble:
+                        log.warning("nothing can be taken of topic %r: %s", self.topic.name, error.reason)
+                    self._trouble = error.reason
                     await asyncio.sleep(PAUSE_MS / 1000.0)
                     continue
+                self._trouble = ""
                 for delivery in taken:
                     self._start(delivery)
                 if taken and self._takers < TAKES:
@@ -211,14 +216,26 @@ class TopicPusher:
             # Not the response's body: a receiver may answer with what it got.
             why = outcome.reason.partition("\n")[0] if outcome.status is None else outcome.status
             log.warning("webhook of %r of topic %r: %s. %s", delivery.id, self.topic.name, outcome.verb, why)
-        effect = str(outcome.verb)
-        try:
-            await self._settle(delivery, outcome)
-        except TimelineError as error:
-            effect = UNSETTLED
-            log.warning("%s of %r of topic %r failed: %s", outcome.verb, delivery.id, self.topic.name, error.reason)
+        effect = str(outcome.verb) if await self._settled(delivery, outcome) else UNSETTLED
         if outcome.verb is not Verb.RETURN:
             self._metrics.webhook(self.topic.name, effect, took_s)
+
+    async def _settled(self, delivery: PulledDelivery, outcome: Settlement) -> bool:
+        """Settle the message, and return whether that is done. Try again while the lease lasts: an answer that cannot
+        be recorded makes the message come again."""
+        while True:
+            try:
+                await self._settle(delivery, outcome)
+                return True
+            except NotFound:  # it is settled: by the receiver, or by a call whose answer was lost
+                return True
+            except TimelineError as error:
+                lasts = self._clock.now_ms() + PAUSE_MS < delivery.lease_until_ms
+                if lasts and isinstance(error, Unavailable | Unknown | Throttled):
+                    await asyncio.sleep(PAUSE_MS / 1000.0)
+                    continue
+                log.warning("%s of %r of topic %r failed: %s", outcome.verb, delivery.id, self.topic.name, error.reason)
+                return False
 
     async def _post(self, delivery: PulledDelivery) -> Settlement:
         settings, receiver = self.topic.settings, self.receiver
@@ -242,6 +259,9 @@ class TopicPusher:
         probing = receiver.open
         try:
             answer = await self._sender.post(headers, message.payload, settings.push_timeout_ms)
+            outcome = settlement_of(
+                answer.status, answer.headers, answer.body, self._clock.now_ms(), settings.max_lease_ms
+            )
         except Unanswered as why:
             outcome = unanswered(str(why))
             receiver.unanswered(self._clock.monotonic_ms())
@@ -249,9 +269,6 @@ class TopicPusher:
             receiver.given_up(probing)
             raise
         else:
-            outcome = settlement_of(
-                answer.status, answer.headers, answer.body, self._clock.now_ms(), settings.max_lease_ms
-            )
             receiver.answered(self._clock.monotonic_ms(), works=not outcome.broken)
         self._changed.set()
         return outcome
@@ -302,8 +319,9 @@ class Pusher:
         """Set after each look at the topics."""
 
     def _open_circuits(self) -> int:
-        hosts = sum(host.circuit.open for host in self._hosts.values())
-        return hosts + sum(pusher.receiver.own_open for pusher, _ in self._running.values())
+        now_ms = Clock().monotonic_ms()
+        hosts = sum(host.circuit.holds_up(now_ms) for host in self._hosts.values())
+        return hosts + sum(pusher.receiver.own_holds_up(now_ms) for pusher, _ in self._running.values())
 
     async def run(self, grace_s: float = 30.0) -> None:
         """Push until cancelled. Then wait for the requests under way, up to the grace since the last take."""

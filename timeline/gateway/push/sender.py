@@ -20,7 +20,11 @@ from timeline.wording import shown_duration
 READ_BYTES = 65_536
 """A longer answer is cut off, with its connection."""
 LOOK_UP_AGAIN_MS = 5_000.0
+OLD_MS = 60_000.0
+"""How long addresses are used while the name cannot be looked up again."""
 TRIED_ADDRESSES = 3
+IDLE_S = 4.0
+"""How long a connection is kept for the next request. Many servers close it after 5 s, Node among them."""
 CONNECT_S = 2.0
 """How long an address may take for a connection, while there is another one to try."""
 UNBOUNDED = aiohttp.ClientTimeout(total=None)
@@ -52,11 +56,10 @@ class Sender:
         self._addresses: tuple[str, ...] = ()
         self._worked = ""
         """The address that was reached last. It is tried first."""
-        self._judged_ms = 0.0
-        self._judging = asyncio.Lock()
+        self._judged_ms = float("-inf")
         self._looking: asyncio.Future[tuple[str, ...]] | None = None
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=connections, use_dns_cache=False),
+            connector=aiohttp.TCPConnector(limit=connections, use_dns_cache=False, keepalive_timeout=IDLE_S),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             trust_env=False,
@@ -107,16 +110,23 @@ class Sender:
         return await self._post_to(last, headers, body, timer)
 
     async def _judged(self) -> tuple[str, ...]:
-        """Return the permitted addresses, looked up again now and then."""
-        now_ms = asyncio.get_running_loop().time() * 1000.0
-        async with self._judging:
-            if not self._addresses or now_ms > self._judged_ms + LOOK_UP_AGAIN_MS:
-                self._addresses = ()
-                if self._looking is None or self._looking.done():  # one that was given up may still be under way
-                    self._looking = asyncio.ensure_future(self._guard.permitted(self._host, self._port))
-                self._addresses = await asyncio.shield(self._looking)
-                self._judged_ms = now_ms
+        """Return the permitted addresses. They are looked up again now and then, and the former are used meanwhile."""
+        now_ms = self._now_ms()
+        if now_ms > self._judged_ms + LOOK_UP_AGAIN_MS and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.ensure_future(self._look_up())
+            self._looking.add_done_callback(lambda done: done.cancelled() or done.exception())
+        if self._looking is None or (self._addresses and now_ms < self._judged_ms + OLD_MS):
             return self._addresses
+        return await asyncio.shield(self._looking)  # one that is given up here may suit the next request
+
+    async def _look_up(self) -> tuple[str, ...]:
+        self._addresses = await self._guard.permitted(self._host, self._port)
+        self._judged_ms = self._now_ms()
+        return self._addresses
+
+    @staticmethod
+    def _now_ms() -> float:
+        return asyncio.get_running_loop().time() * 1000.0
 
     async def _post_to(
         self,

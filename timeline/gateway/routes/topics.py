@@ -58,7 +58,7 @@ async def create(client: CallerClient, topic: str, data: NewTopic | None = None)
     "/topics/{topic:str}",
     operation_id="updateTopic",
     summary="Change settings of a topic",
-    responses=documented(Status.NOT_FOUND),
+    responses=documented(Status.NOT_FOUND, Status.EXISTS),
 )
 async def update(client: CallerClient, topic: str, data: NewTopic) -> TopicAnswer:
     """Change settings while the topic is used. Null sets one back to its default. `buckets` and `kind` are fixed. It
@@ -83,11 +83,11 @@ async def drop(client: CallerClient, topic: str) -> None:
     operation_id="rotateSecret",
     summary="Make a new secret of webhooks",
     status_code=200,
-    responses=documented(Status.NOT_FOUND),
+    responses=documented(Status.NOT_FOUND, Status.EXISTS),
 )
 async def rotate(client: CallerClient, topic: str) -> TopicSecret:
     """Make a new secret with which the topic's webhooks are signed, and show it. For a day, each request has a
-    signature by the former one, too. A second call ends the former secret at once. It takes the right admin. It has no
+    signature by the former one, too. A second call ends the former one at once. It takes the right admin. It needs no
     `Idempotency-Key`: after a lost answer, call it again, and give receivers the secret of that answer at once."""
     name = check_topic_name(text_of(topic))
     newest, *_ = await client.timeline.topic_secrets(name, rotate=True)
