@@ -17,6 +17,8 @@ from timeline.errors import NotFound, Unavailable
 from timeline.model import Topic
 
 STEP_S = 1.0
+APART_MS = 10_000
+"""How far apart the looks are that are remembered, besides the last one."""
 LATENESS_OVER_MS = 60_000
 """Percentiles cover the watched part of the last minute. At the first look they cover all since the broker started."""
 FORECAST_TOPICS = 50
@@ -113,6 +115,8 @@ class Watcher:
         if self._looks and now_ms - self._looks[-1].brokers[0].now_ms > LATENESS_OVER_MS:
             self._looks.clear()  # nobody has watched for a while
         self._rates = _rates(standings, self._looks[-1]) if self._looks else None
+        if len(self._looks) > 1 and self._looks[-1].brokers[0].now_ms - self._looks[-2].brokers[0].now_ms < APART_MS:
+            self._looks.pop()  # with many topics, a look is large
         self._looks.append(standings)
         while len(self._looks) > 2 and now_ms - self._looks[1].brokers[0].now_ms >= LATENESS_OVER_MS:
             self._looks.popleft()

@@ -1,14 +1,13 @@
 """Clients of HTTP, as a process of its own: puts, long polls, and a receiver of webhooks.
 
-`python -m timeline.bench.http_load WHAT ADDRESS TOPIC COUNT TASKS` prints `ready`, waits for a line, works, and prints
-one JSON line with its figures:
+`python -m timeline.bench.http_load WHAT ADDRESS TOPIC COUNT TASKS` prints `ready` and waits for a line. Then it works,
+and prints its figures as a line of JSON. ADDRESS is that of a broker or a gateway. WHAT is one of these:
 
-- `put-grpc`, `put-http`: single puts from TASKS tasks. ADDRESS is a broker's, or a gateway's.
-- `batch-grpc`, `batch-http`: the same in batches of 1,000, and lines of JSON.
-- `poll`: TASKS long polls until COUNT messages came, each acknowledged.
-- `click`: TASKS people visit each page of the console COUNT times, and rest for a second before each if there are more
-  of them than one.
-- `receive`: answers 204 to COUNT webhooks. `ready` has its URL. The first webhook is not counted: it prints `begun`.
+- `put-grpc` and `put-http` put single messages from TASKS tasks.
+- `batch-grpc` puts batches of 1,000, and `batch-http` lines of JSON.
+- `poll` takes COUNT messages with TASKS long polls, and acknowledges each.
+- `click` visits each page of the console COUNT times for each of TASKS people. Several people rest a second each time.
+- `receive` answers 204 to COUNT webhooks. `ready` has its URL. The first one is not counted: it prints `begun`.
 """
 
 from __future__ import annotations

@@ -119,6 +119,7 @@ async def test_somebody_may_have_every_time_in_utc(visitor: Visitor, tl: timelin
     assert one is not None
     assert (await page.inner_text("dt:text-is('Due') + dd time")).startswith(f"{one.due:%Y-%m-%d %H:%M:%S}")
     assert "UTC" in await page.inner_text("footer")
+    assert await page.locator("form [name=zone]").first.input_value() == "UTC"
 
 
 async def test_a_link_key_and_a_choice_stay_while_values_come_in(visitor: Visitor) -> None:
@@ -185,6 +186,23 @@ async def test_letters_are_filtered_looked_at_and_revived_over_ten_minutes(
     assert len(due) == 12 and due[-1] - due[0] == 11 * 50_000
     await page.get_by_role("link", name="Show what is left").click()
     await page.get_by_text("No dead letter matches").first.wait_for()
+
+
+async def test_a_wrong_spread_keeps_the_choice_and_says_why(visitor: Visitor, tl: timeline.Timeline) -> None:
+    await tl.create_topic("typo")
+    await bury(tl, [f"lost-{at}" for at in range(3)], "typo")
+    page = await visitor.go("/dead?topic=typo")
+    await page.get_by_label("Choose lost-1").check()
+    await page.get_by_label("spread over").fill("soon")
+    await page.get_by_role("button", name="Revive the chosen 1").click()
+    await page.get_by_text("spread must be").wait_for()
+    assert await page.get_by_label("Choose lost-1").is_checked()
+    visitor.troubles.clear()  # the browser notes the status 400
+    await page.get_by_label("spread over").fill("1m")
+    await page.get_by_role("button", name="Count all that match").click()
+    await page.get_by_role("button", name="Revive all 3").wait_for()
+    spreads = [await one.input_value() for one in await page.get_by_label("spread over").all()]
+    assert spreads == ["1m", "1m"], "what was typed may be changed beside the button"
 
 
 async def test_letters_are_chosen_one_by_one_and_purged(visitor: Visitor, tl: timeline.Timeline) -> None:

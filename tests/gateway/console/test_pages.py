@@ -126,11 +126,12 @@ async def test_dead_letters_are_found_counted_and_revived_spread_over_time(
     asked = {"topic": topic, "tag": "autumn", "reason": "SMTP.example"}
     refused = await console.post("/dead/step", asked | {"do": "purge"}, hx_request="true")
     assert "count all that match first" in refused.text
-    when = {"at": "2031-01-01T00:00", "spread": "10m", "zone": "UTC"}
+    when = {"at": "2031-01-01T01:00", "spread": "10m", "due_zone": "Europe/Berlin"}
     counted = (await console.post("/dead/step", asked | when | {"do": "count"}, hx_request="true")).text
-    assert "<b>30</b> of 30 dead letters match" in counted and "spread over 10m" in counted
-    carried = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', counted))
-    revived = await console.post("/dead/step", carried | {"do": "revive"}, hx_request="true")
+    assert "<b>30</b> of 30 dead letters match" in counted
+    fields = dict(re.findall(r'<input [^>]*name="(\w+)" value="([^"]*)"', counted))
+    assert {name: fields[name] for name in when} == when, "what was typed stands beside the button, and may be changed"
+    revived = await console.post("/dead/step", fields | {"do": "revive"}, hx_request="true")
     assert "30 revived, spread over 10m" in revived.text
     due = sorted([entry.due_ms async for entry in tl.scan(topic, state="waiting")])
     assert len(due) == 30 and due[0] == 1_924_992_000_000
@@ -167,6 +168,50 @@ async def test_schedules_are_shown_made_and_steered(console: Console, tl: timeli
     assert await tl.get_schedule(TOPIC, "weekly") is None
     wrong = await console.post("/schedules/create", {"topic": TOPIC, "name": "weekly", "cron": "61 * * * *"})
     assert wrong.status_code == 400 and "61" in seen(wrong) and 'value="weekly"' in wrong.text
+
+
+async def test_a_refused_form_of_settings_keeps_what_was_typed_and_resumes_nothing(
+    console: Console, tl: timeline.Timeline
+) -> None:
+    await tl.create_topic("held", paused=True)
+    form = {"paused": "on", "was_paused": "True", "lease": "soon", "was_lease": "30s", "push_rate": "5"}
+    refused = (await console.post("/topic/settings?topic=held", form | {"was_push_rate": "0"})).text
+    assert 'name="paused" checked' in refused and 'value="soon"' in refused
+    again = dict(re.findall(r'<input (?:type="hidden" )?name="(\w+)" value="([^"]*)"', refused))
+    assert (again["was_paused"], again["was_lease"], again["was_push_rate"]) == ("True", "30s", "0")
+    saved = await console.post("/topic/settings?topic=held", again | {"lease": "40s", "paused": "on"})
+    assert saved.status_code == 303
+    settings = next(each.settings for each in await tl.topics() if each.name == "held")
+    assert (settings.paused, settings.lease_ms, settings.push_rate) == (True, 40_000, 5)
+
+
+async def test_a_message_that_was_there_already_is_not_called_new(console: Console) -> None:
+    form = {"topic": TOPIC, "payload": "same", "in": "3h", "id": "twice-by-hand"}
+    for words in ("is on the timeline", "was on the timeline of mails already"):
+        answer = await console.post("/produce", form)
+        assert words in seen(await console.get(answer.headers["location"]))
+
+
+async def test_a_refused_deed_leaves_the_message_and_what_was_typed_on_its_page(console: Console) -> None:
+    page = f"/message?topic={TOPIC}&id=order-9"
+    refused = await console.post(page, {"do": "move", "in": "soon", "zone": "Asia/Tokyo"})
+    assert refused.status_code == 400 and "in must be" in seen(refused)
+    assert 'value="soon"' in refused.text and 'value="Asia/Tokyo"' in refused.text and "tag-1" in seen(refused)
+
+
+async def test_another_site_loads_no_parts(console: Console) -> None:
+    for path in ("/dead/reasons?topic=mails&every=1", "/find?q=x", "/"):
+        other = {"Sec-Fetch-Site": "cross-site"}
+        answer = await console.http.get(path, headers=other | {"Sec-Fetch-Mode": "no-cors"})
+        assert answer.status_code == 403 and "follow a link" in seen(answer)
+        arrived = await console.http.get(path, headers=other | {"Sec-Fetch-Mode": "navigate"})
+        assert arrived.status_code == 200 and "One moment" in arrived.text
+
+
+async def test_a_cause_that_nothing_had_is_said(console: Console) -> None:
+    assert "No delivery of the last 10m was late for this reason" in seen(
+        await console.get("/late", since="10m", cause="CLOCK")
+    )
 
 
 async def test_schedules_are_searched(console: Console) -> None:
@@ -213,7 +258,7 @@ async def test_a_message_is_found_by_id_by_tag_and_by_a_part_of_a_late_one(
     exact = await console.get("/find", q="order-7")
     assert exact.status_code == 303 and exact.headers["location"] == f"/message?topic={TOPIC}&id=order-7"
     by_tag = seen(await console.get("/find", q="tag-2"))
-    assert "order-2" in by_tag and "order-3 " not in by_tag
+    assert "order-2" in by_tag and "order-3 " not in by_tag and "All messages of mails with this tag" in by_tag
     await tl.create_topic("slow")
     async with tl.producer("slow") as producer:
         await producer.produce(b"", id="customer-4711-reminder", at=(await _now(tl)) - 60_000)

@@ -36,9 +36,11 @@ from timeline.model import Status
 STOPPED = "the brokers did not answer for all of them"
 STEP_ROWS = 20_000
 """Dead letters that one step reads."""
+STEP_MS = 1_000.0
+"""A step ends after this time, with the page that it reads then."""
 STEP_CHANGES = 2_000
 """Dead letters that one step changes, at most a page of the scan more."""
-COUNTED = 10_000
+COUNTED = 1_000
 """Letters of a topic that are counted in the list of topics."""
 SAMPLE = 20_000
 """Letters whose reasons are counted before anybody asks for all."""
@@ -164,6 +166,8 @@ async def _reasons(request: ApiRequest, gateway: HttpGateway) -> AsyncGenerator[
             async with aclosing(chosen.scan(visit.client, 0 if every else SAMPLE, b"")) as pages:
                 while not done:
                     page: Any = await while_connected(request, anext(pages, None), gateway.ending)
+                    if gateway.stopping.is_set():
+                        return  # the browser asks again
                     if page is not None:
                         matching = page.rows.take(np.flatnonzero(chosen.matches(page.rows)))
                         _count(counts, matching.dead.tolist())
@@ -202,8 +206,8 @@ def _told(chosen: Filter, counts: Counter[str], read: int, done: bool, partly: b
 @dataclass(frozen=True, slots=True)
 class LettersWork:
     """How far it has come to count, revive or purge letters. `total`: how many were counted, over which `spread_ms` is
-    divided, from `base_ms` on; 0: from the first one that is revived. `until_ms`: when the count began. Letters that
-    died after it are left alone."""
+    divided, from `base_ms` on. `until_ms`: when the count began, on the broker's clock. Letters that died after it are
+    left alone. `at`, `due_zone`, `spread`: when they shall be due, as it was typed."""
 
     deed: str
     cursor: bytes = b""
@@ -216,6 +220,9 @@ class LettersWork:
     spread_ms: int = 0
     until_ms: int = 0
     why: str = ""
+    at: str = ""
+    due_zone: str = ""
+    spread: str = ""
 
     @classmethod
     def of(cls, form: Fields, now_ms: int) -> LettersWork:
@@ -223,18 +230,22 @@ class LettersWork:
         deed = form.text("do")
         if deed not in ("count", *DEEDS):
             raise Invalid(f"do is count, revive or purge, not {deed!r:.40}")
-        base_ms = form.number("base_ms") or form.instant_ms("at") or (now_ms if deed == "revive" else 0)
-        numbers = {name: form.number(name) for name in ("read", "matched", "done", "failed", "total")}
-        spread_ms = form.number("spread_ms") or duration_ms(form.text("spread") or "0s", "spread")
-        until_ms = form.number("until_ms") or now_ms
-        cursor, why = read_cursor(form.text("cursor")), form.text("why")
-        return cls(deed, cursor, **numbers, base_ms=base_ms, spread_ms=spread_ms, until_ms=until_ms, why=why)
+        numbers: dict[str, Any] = {
+            name: form.number(name) for name in ("read", "matched", "done", "failed", "total", "until_ms")
+        }
+        texts: dict[str, Any] = {name: form.text(name) for name in ("why", "at", "due_zone", "spread")}
+        picked_ms = form.with_(zone=texts["due_zone"]).instant_ms("at")
+        base_ms = form.number("base_ms") or picked_ms or now_ms
+        spread_ms = form.number("spread_ms") or duration_ms(texts["spread"] or "0s", "spread")
+        if deed == "count":
+            base_ms = spread_ms = 0  # what is typed beside the button counts
+        return cls(deed, read_cursor(form.text("cursor")), **numbers, base_ms=base_ms, spread_ms=spread_ms, **texts)
 
     def fields(self) -> dict[str, str | int]:
         """Return what the form of the next step carries."""
-        names = ("read", "matched", "done", "failed", "total", "base_ms", "spread_ms", "until_ms", "why")
-        carried: dict[str, str | int] = {name: getattr(self, name) for name in names}
-        return {"do": self.deed, "cursor": shown_cursor(self.cursor) or "", **carried}
+        carried: dict[str, str | int] = {name: getattr(self, name) for name in self.__slots__}
+        del carried["deed"]
+        return carried | {"do": self.deed, "cursor": shown_cursor(self.cursor) or ""}
 
     def due_ms(self, count: int) -> list[int]:
         """Return when the next `count` letters are due: evenly spread in the order in which they are found."""
@@ -264,10 +275,11 @@ async def step(request: ApiRequest) -> Response[bytes]:
 
 async def _stepped(visit: Visit, chosen: Filter, work: LettersWork) -> tuple[LettersWork, str]:
     """Return the work after one step, and why it stopped before its end. Then the same step goes on with the rest."""
-    begun = work.done + work.failed
+    begun, end_ms = work.done + work.failed, visit.gateway.clock.monotonic_ms() + STEP_MS
     try:
         async with aclosing(chosen.scan(visit.client, STEP_ROWS, work.cursor)) as pages:
             async for page in pages:
+                work = replace(work, until_ms=work.until_ms or page.now_ms)
                 rows = page.rows.take(np.flatnonzero(chosen.matches(page.rows) & (page.rows.died_ms <= work.until_ms)))
                 if work.deed in DEEDS:
                     for group, ids in _by_group(rows).items():
@@ -276,7 +288,8 @@ async def _stepped(visit: Visit, chosen: Filter, work: LettersWork) -> tuple[Let
                             return work, STOPPED
                 read, matched = work.read + len(page.rows), work.matched + len(rows)
                 work = replace(work, cursor=page.cursor, read=read, matched=matched)
-                if not page.cursor or work.done + work.failed - begun >= STEP_CHANGES:
+                changed = work.done + work.failed - begun
+                if not page.cursor or changed >= STEP_CHANGES or visit.gateway.clock.monotonic_ms() >= end_ms:
                     break
     except (Unavailable, Unknown, Throttled) as lost:
         return work, sentence(lost)

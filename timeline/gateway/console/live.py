@@ -18,6 +18,8 @@ from timeline.gateway.requests import ApiRequest, while_connected
 from timeline.gateway.service import HttpGateway
 from timeline.watcher import Snapshot, TopicSnapshot, Watcher, largest_of, outlooks_of
 
+OLD_MS = 6_000.0
+"""How old a look may be while the next one is under way."""
 LOOK_MS = 2_000.0
 """How old a look may be before a page asks for another one."""
 AHEAD_MS = 10_000.0
@@ -86,8 +88,9 @@ class _Lookout:
 
     async def look(self) -> LiveLook:
         """Return a look that is new enough, or the last one with the trouble. While brokers are slow to answer, return
-        the last one. Raise TimelineError before the first, and Forbidden."""
-        if self._look is not None and self._looking.locked():
+        the last one for a while. Raise TimelineError before the first, and Forbidden."""
+        recent = self._clock.monotonic_ms() < self._looked_ms + OLD_MS
+        if self._look is not None and recent and self._looking.locked():
             return self._look
         async with self._looking:
             now_ms = self._clock.monotonic_ms()
@@ -100,6 +103,8 @@ class _Lookout:
         before = self._look
         try:
             seen = await self._watcher.look(SECONDS_AHEAD)
+            if seen.unknown and before is not None:
+                return replace(before, trouble=f"topics are not known: {seen.unknown}")
             ahead = {} if before is None else before.ahead
             if before is None or now_ms >= self._counted_ms + AHEAD_MS:
                 ahead = await self._count(seen)

@@ -13,9 +13,11 @@ from litestar import Response, get, post
 from timeline.driver.late import Why
 from timeline.driver.message import StoredMessage
 from timeline.driver.receipts import Receipts
-from timeline.errors import Forbidden, Invalid, NotFound
+from timeline.errors import Forbidden, Invalid, NotFound, TimelineError
+from timeline.gateway.clients import UNAUTHENTICATED
 from timeline.gateway.console.rendering import link
 from timeline.gateway.console.visit import Fields, Visit, sentence, visiting
+from timeline.gateway.problems import problem_of
 from timeline.gateway.requests import ApiRequest
 from timeline.gateway.values import is_json
 from timeline.model import DEFAULT_GROUP
@@ -27,7 +29,7 @@ PER_LINE = 16
 DEEPEST = 50
 """Levels of JSON that are shown with indents."""
 BRACKET = re.compile(r"[\[\]{}]")
-_LOADING = asyncio.Semaphore(2)
+_LOADING = asyncio.Semaphore(4)
 PATH = ("waiting", "available", "leased")
 """The states of a message in the order in which it passes them."""
 
@@ -36,11 +38,24 @@ PATH = ("waiting", "available", "leased")
 async def message(request: ApiRequest) -> Response[bytes]:
     """Show a message with its payload, and explain where it is."""
     async with visiting(request) as visit:
-        topic, id = visit.query.exact("topic"), visit.query.exact("id")
+        return await _page(visit, visit.query.exact("topic"), visit.query.exact("id"))
+
+
+async def _page(
+    visit: Visit, topic: str, id: str, given: Fields | None = None, wrong: TimelineError | None = None
+) -> Response[bytes]:
+    """Return a message's page. `given`: a form that was sent and refused, `wrong`: why. Few payloads are in memory at
+    once: each may be large."""
+    async with _LOADING:
         stored, hidden = await _stored(visit, topic, id)
         told, absent = await _why(visit, topic, id)
+        problem = None if wrong is None else problem_of(wrong)
         return visit.page(
             "message.html",
+            status=200 if problem is None else problem.status,
+            problem=problem,
+            trouble="" if wrong is None else sentence(wrong),
+            given=given or Fields({}),
             topic=topic,
             id=id,
             message=stored,
@@ -55,11 +70,9 @@ async def message(request: ApiRequest) -> Response[bytes]:
 
 
 async def _stored(visit: Visit, topic: str, id: str) -> tuple[StoredMessage | None, str]:
-    """Return a message, with its payload if the token may read it, and else why it may not. Few payloads are in memory
-    at once: each may be large."""
+    """Return a message, with its payload if the token may read it, and else why it may not."""
     try:
-        async with _LOADING:
-            return await visit.timeline.get(topic, id), ""
+        return await visit.timeline.get(topic, id), ""
     except Forbidden as denied:
         return await visit.timeline.get(topic, id, payload=False), sentence(denied)
 
@@ -118,7 +131,7 @@ def _hex(held: bytes) -> str:
 @get("/message/payload", include_in_schema=False)
 async def payload(request: ApiRequest) -> Response[bytes]:
     """Return the payload as a file to keep: browsers show none of it."""
-    async with visiting(request) as visit:
+    async with visiting(request) as visit, _LOADING:
         stored = await visit.timeline.get(visit.query.exact("topic"), visit.query.exact("id"))
         if stored is None:
             raise NotFound(id=visit.query.exact("id"))
@@ -139,7 +152,12 @@ async def act(request: ApiRequest) -> Response[bytes]:
         form = await visit.form()
         topic, id, deed = visit.query.exact("topic"), visit.query.exact("id"), form.text("do")
         page = link("/message", topic=topic, id=id)
-        said = await _done(visit, form, topic, id, deed)
+        try:
+            said = await _done(visit, form, topic, id, deed)
+        except TimelineError as wrong:
+            if isinstance(wrong, Forbidden) and UNAUTHENTICATED in wrong.found:
+                raise
+            return await _page(visit, topic, id, form, wrong)
         gone = deed in ("cancel", "purge")
         return visit.back(link("/topic", name=topic) if gone else page, said)
 

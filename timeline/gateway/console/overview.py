@@ -111,20 +111,25 @@ async def find(request: ApiRequest) -> Response[bytes]:
         found = []
         for at in range(0, len(names), TOPICS_AT_ONCE):
             found += await asyncio.gather(*(_found_in(visit, each, wanted) for each in names[at : at + TOPICS_AT_ONCE]))
-        messages = [one for some, _ in found for one in some]
-        troubles = sorted({trouble for _, trouble in found if trouble})
+        messages = [one for some, _, _ in found for one in some]
+        troubles = sorted({trouble for _, trouble, _ in found if trouble})
+        further = [name for name, (_, _, more) in zip(names, found, strict=True) if more]
         known = await _late_of(visit, wanted)
         exact = [(name, one) for name, one in messages if one.id == wanted]
         if len(exact) == 1 and len(messages) == 1:
             return visit.back(link("/message", topic=exact[0][0], id=wanted))
         if not messages and not troubles and len({(one.topic, one.id) for one in known}) == 1:
             return visit.back(link("/message", topic=known[0].topic, id=known[0].id))
-        return visit.page("find.html", wanted=wanted, messages=messages, known=known, troubles=troubles)
+        return visit.page(
+            "find.html", wanted=wanted, messages=messages, known=known, troubles=troubles, further=further
+        )
 
 
-async def _found_in(visit: Visit, topic: str, wanted: str) -> tuple[list[tuple[str, StoredMessage]], str]:
-    """Return the messages of a topic whose id or tag is `wanted`, and why others could not be looked for."""
+async def _found_in(visit: Visit, topic: str, wanted: str) -> tuple[list[tuple[str, StoredMessage]], str, bool]:
+    """Return the messages of a topic whose id or tag is `wanted`, why others could not be looked for, and whether more
+    have this tag."""
     found: list[StoredMessage] = []
+    more = False
     try:
         with suppress(Invalid):  # no id can be so long
             one = await visit.timeline.get(topic, wanted, payload=False)
@@ -132,9 +137,10 @@ async def _found_in(visit: Visit, topic: str, wanted: str) -> tuple[list[tuple[s
         with suppress(Invalid):  # no tag can be so long
             async for page in visit.timeline.scan_pages(topic, state=STATES, tag=wanted, limit=FOUND):
                 found += [message for message in messages_of(page) if message.id != wanted]
+                more = bool(page.cursor)
     except TimelineError as trouble:
-        return [(topic, message) for message in found], f"{topic}: {sentence(trouble)}"
-    return [(topic, message) for message in found], ""
+        return [(topic, message) for message in found], f"{topic}: {sentence(trouble)}", more
+    return [(topic, message) for message in found], "", more
 
 
 async def _late_of(visit: Visit, wanted: str) -> Sequence[LateDelivery]:

@@ -8,7 +8,7 @@ from typing import Any
 from litestar import Request, Response, Router, get, post
 from litestar.exceptions import HTTPException
 
-from timeline.errors import Invalid, TimelineError
+from timeline.errors import Forbidden, Invalid, TimelineError
 from timeline.gateway.clients import UNAUTHENTICATED, Caller
 from timeline.gateway.console import letters, messages, overview, rendering, schedules, topics
 from timeline.gateway.console.live import LOGIN
@@ -76,8 +76,9 @@ async def check_request(request: Request[Any, Any, Any]) -> Response[bytes] | No
     assert isinstance(request, ApiRequest)
     if request.method not in ("GET", "HEAD"):
         check_own_page(request)
-    elsewhere = request.headers.get("sec-fetch-site") in ("cross-site", "same-site")
-    if elsewhere and request.headers.get("sec-fetch-mode") == "navigate":
+    if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+        if request.headers.get("sec-fetch-mode") != "navigate":
+            raise Forbidden("pages of other sites may not load parts of this console: follow a link to it")
         return page("arrival.html", {})
     return None
 
@@ -95,7 +96,7 @@ def of_driver(request: Request[Any, Any, Any], error: TimelineError) -> Response
         whole = request.method == "GET" and "hx-request" not in request.headers
         return redirect(request, link("/login", next=asked if whole else "/"))
     if "hx-request" in request.headers:
-        return shown(request, "_trouble.html", sentence=sentence(error))
+        return shown(request, "_trouble.html", problem.status, sentence=sentence(error))
     told = {"title": problem.title, "status": problem.status, "code": problem.code, "detail": sentence(error)}
     return shown(request, "error.html", problem.status, problem=told)
 
@@ -106,7 +107,7 @@ def of_anything(request: Request[Any, Any, Any], error: Exception) -> Response[b
     assert isinstance(request, ApiRequest)
     said = "The gateway failed, and its log says why. What was asked may have happened: look before you ask again."
     if "hx-request" in request.headers:
-        return shown(request, "_trouble.html", sentence=said)
+        return shown(request, "_trouble.html", 500, sentence=said)
     problem = {"title": "The gateway failed", "status": 500, "code": "UNKNOWN", "detail": said}
     return shown(request, "error.html", 500, problem=problem)
 

@@ -21,7 +21,7 @@ from timeline.gateway.console.visit import Fields, Visit, sentence, visiting
 from timeline.gateway.problems import problem_of
 from timeline.gateway.requests import ApiRequest
 from timeline.gateway.values import CONTENT_TYPE, JSON, expiry, length
-from timeline.model import DEFAULT_GROUP, Topic, TopicSettings
+from timeline.model import DEFAULT_GROUP, Status, Topic, TopicSettings
 from timeline.wording import typed_name, typed_value
 
 FIXED = ("buckets", "kind")
@@ -46,12 +46,10 @@ async def _page(
 ) -> Response[bytes]:
     """Return a topic's page. `given`: settings that were sent and not taken, `wrong`: why."""
     look, standings = await asyncio.gather(look_of(visit.client), visit.timeline.standing(record.name))
-    settings = _settings(record.settings)
-    if given is not None:
-        settings = {
-            group: [(name, given.text(name) if given.has(name) else value, default) for name, value, default in rows]
-            for group, rows in settings.items()
-        }
+    settings = {
+        group: [(name, _typed(given, name, value), default, value) for name, value, default in rows]
+        for group, rows in _settings(record.settings).items()
+    }
     return visit.page(
         "topic.html",
         status=200 if wrong is None else problem_of(wrong).status,
@@ -65,6 +63,15 @@ async def _page(
         fixed=FIXED,
         trouble="" if wrong is None else sentence(wrong),
     )
+
+
+def _typed(given: Fields | None, name: str, value: str) -> str:
+    """Return what a form that was refused says of a setting, else `value`, which it is."""
+    if given is None:
+        return value
+    if name == "paused":
+        return str(given.has(name))
+    return given.text(name) if given.has(name) else value
 
 
 def _settings(settings: TopicSettings) -> dict[str, list[tuple[str, str, str]]]:
@@ -210,7 +217,12 @@ async def _produced(visit: Visit, form: Fields) -> Response[bytes]:
     }
     async with visit.client.producer(name, form.text("group") or DEFAULT_GROUP) as producer:
         receipt = await producer.produce(form.raw("payload").encode(), birth=_birth(form), **asked)
-    return visit.back(link("/message", topic=name, id=receipt.id), f"{receipt.id} is on the timeline of {name}.")
+    said = f"{receipt.id} is on the timeline of {name}."
+    if receipt.settled:
+        said = f"{receipt.id} was produced before and is settled. Nothing was put on the timeline."
+    elif receipt.status == Status.DUPLICATE:
+        said = f"{receipt.id} was on the timeline of {name} already, with the same payload. It stays as it is."
+    return visit.back(link("/message", topic=name, id=receipt.id), said)
 
 
 def _birth(form: Fields) -> int | None:

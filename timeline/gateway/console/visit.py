@@ -38,10 +38,14 @@ MAX_NOTICE = 1_000
 MOST_FIELDS = 20_000
 IN_DOUBT = "it may have happened: look before you ask for it again"
 WHOLE = re.compile(r"-?[0-9]{1,18}")
-AS_OPERATOR = (
-    "add --as-operator, or connect(…, as_operator=True)",
-    "log out, and tick 'Act as an operator' when you log in",
+WORDS = (
+    ("add --as-operator, or connect(…, as_operator=True)", "log out, and tick 'Act as an operator' when you log in"),
+    (" (create_topic, 'timeline topic create')", " on the overview"),
+    ("or cancel with leased=True", "or tick 'Cancel it although a consumer has it'"),
+    ('if_exists="replace" to replace that message', "cancel that message first"),
+    ("after retry_after_ms", "in a moment"),
 )
+"""Words of the driver and of the command line, and what stands for them on pages."""
 STALE = "this form is no longer valid: go back, load its page again, and send it once more"
 
 
@@ -49,7 +53,10 @@ def sentence(error: TimelineError) -> str:
     """Return the sentence for an error, as the command line has it."""
     if error.code in (Status.UNKNOWN, "SUPERSEDED", "LEASE_LOST"):
         return f"{error.reason.rstrip('.') or 'the answer was lost'}; {IN_DOUBT}"
-    return sentence_of(error).replace(*AS_OPERATOR)
+    said = sentence_of(error)
+    for theirs, ours in WORDS:
+        said = said.replace(theirs, ours)
+    return said
 
 
 class Fields:

@@ -11,6 +11,10 @@ function shownTime(at, seconds = true) {
   return seconds ? `${day} ${time}:${pad(at.getSeconds())}.${pad(at.getMilliseconds(), 3)}` : `${day} ${time}`;
 }
 
+function shownZone() {
+  return inUtc() ? "UTC" : zone;
+}
+
 function inUtc() {
   return localStorage.getItem("timeline-utc") === "yes";
 }
@@ -18,10 +22,10 @@ function inUtc() {
 function settle(part) {
   for (const time of part.querySelectorAll("time[datetime]")) time.textContent = shownTime(new Date(time.dateTime));
   for (const field of part.querySelectorAll("[data-own-zone]")) {
-    field.value = zone;
-    field.removeAttribute("data-own-zone");
+    if (field.dataset.ownZone && field.value !== field.dataset.ownZone) continue; // somebody typed another one
+    field.value = field.dataset.ownZone = shownZone();
   }
-  for (const word of part.querySelectorAll("[data-zone]")) word.textContent = inUtc() ? "UTC" : zone;
+  for (const word of part.querySelectorAll("[data-zone]")) word.textContent = shownZone();
   for (const chart of part.querySelectorAll("[data-chart]:not([data-drawn])")) drawn(chart);
 }
 
@@ -53,10 +57,14 @@ async function load(figure, span) {
     const answer = await fetch(`${figure.dataset.chart}?${query}`, {
       headers: { "HX-Request": "true" }, signal: asked.signal,
     });
-    if (!answer.ok || !answer.headers.get("content-type").includes("json")) throw new Error("it cannot be counted now");
+    const login = answer.headers.get("HX-Redirect");
+    if (login) return window.location.assign(login);
+    if (!answer.ok) throw new Error(wordsOf(await answer.text()));
     draw(figure, span, await answer.json());
   } catch (error) {
-    if (error.name !== "AbortError") caption.textContent = `The load is not known: ${error.message}.`;
+    if (error.name === "AbortError") return;
+    figure.querySelector(".plot").classList.remove("skeleton");
+    caption.textContent = `The load is not known. ${error.message}`;
   }
 }
 
@@ -165,17 +173,52 @@ function connection(lost) {
   document.getElementById("connection").hidden = !lost;
 }
 
-// A part that could not be loaded, or a step that could not be made, may be asked for again.
+// What asks for the next part of a list or of some work. If that fails, it stays, and says why.
+function asking(event) {
+  return event.detail.requestConfig.elt.closest("#work form, tr.loading");
+}
+
 function failed(event) {
-  const part = event.target.closest("form.step, tr.loading");
+  const part = asking(event);
   if (event.type === "htmx:sendError") connection(true);
-  if (!part || part.querySelector("[data-again]")) return;
-  const button = document.createElement("button");
-  button.type = "button";
-  button.dataset.again = "";
-  button.textContent = "Go on from here";
-  button.addEventListener("click", () => { button.remove(); htmx.trigger(part, "again"); });
-  (part.querySelector("td") || part).append(" ", button);
+  if (!part) return;
+  part.querySelector("[data-why]")?.remove();
+  const why = document.createElement("span");
+  why.dataset.why = "";
+  why.setAttribute("role", "alert");
+  why.textContent = event.type === "htmx:responseError" ? wordsOf(event.detail.xhr.responseText) : "";
+  (part.querySelector("td") || part).append(" ", why);
+  if (part.matches("form.step, tr.loading")) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = "Go on from here";
+    button.addEventListener("click", () => { why.remove(); htmx.trigger(part, "again"); });
+    why.append(" ", button);
+  }
+}
+
+function wordsOf(html) {
+  return new DOMParser().parseFromString(html, "text/html").body.textContent.trim();
+}
+
+// Any other error takes the place of what was asked for.
+function refused(event) {
+  if (event.detail.xhr.status < 400) return;
+  event.detail.shouldSwap = !asking(event);
+}
+
+// While steps run, nothing else is begun.
+function guard() {
+  const letters = document.getElementById("letters");
+  if (letters) letters.inert = Boolean(document.querySelector("#work [data-running]"));
+}
+
+function stop(form) {
+  htmx.trigger(form, "htmx:abort");
+  const said = document.createElement("p");
+  said.textContent = form.querySelector("p").textContent.replace(/…[^…]*$/, ". It was stopped.");
+  form.replaceWith(said);
+  guard();
 }
 
 htmx.createEventSource = connect;
@@ -190,6 +233,8 @@ document.addEventListener("htmx:sseMessage", (event) => {
 });
 document.addEventListener("htmx:sseOpen", () => connection(false));
 document.addEventListener("htmx:sseError", () => connection(true));
+document.addEventListener("htmx:beforeSwap", refused);
+document.addEventListener("htmx:afterSwap", guard);
 document.addEventListener("htmx:sendError", failed);
 document.addEventListener("htmx:responseError", failed);
 document.addEventListener("htmx:afterRequest", (event) => {
@@ -200,13 +245,15 @@ document.addEventListener("htmx:afterRequest", (event) => {
   }
 });
 document.addEventListener("htmx:configRequest", (event) => {
-  if (event.target.hasAttribute("data-with-zone")) event.detail.parameters.zone = zone;
+  if (event.target.hasAttribute("data-with-zone")) event.detail.parameters.zone = shownZone();
   const pressed = event.detail.triggeringEvent && event.detail.triggeringEvent.submitter;
   if (pressed && pressed.hasAttribute("data-clears-choice")) delete event.detail.parameters.id;
 });
 document.addEventListener("click", (event) => {
   const asked = event.target.closest("[data-confirm]");
   if (asked && !window.confirm(asked.dataset.confirm)) event.preventDefault();
+  const stopped = event.target.closest("[data-stop]");
+  if (stopped) stop(stopped.closest("form"));
   if (event.target.closest("[data-zone-switch]")) {
     localStorage.setItem("timeline-utc", inUtc() ? "no" : "yes");
     settle(document);
