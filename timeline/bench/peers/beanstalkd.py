@@ -1,8 +1,8 @@
 """The peer beanstalkd, with the three commands of the same work (put without delay → reserve → delete).
 
-It is driven in several ways, and the quickest counts: by one connection in rounds of a window of puts, as many reserves
-and as many deletes, or by two connections, of which one puts and the other reserves and deletes, and neither waits for
-an answer before its next command. The payloads are those of the cycle, and each is checked to come out once.
+It is driven in several ways, and the quickest counts. One connection works in rounds: a window of puts, as many
+reserves, as many deletes. Or there are two connections. One puts, the other reserves and deletes, and neither waits for
+an answer before its next command. The payloads are those of the cycle. Each is checked to come out once.
 
 beanstalkd has no due times finer than a second, and no ids of the producer's own. It cannot move a job, or cancel by id
 or tag. Without `-b` it keeps nothing. With it and without `-f 0`, it answers before the disk has the message.
