@@ -29,7 +29,7 @@ async def test_celery(servers: Running, tmp_path: Path) -> None:
     report = await run_peer(replace(SMALL, store=f"{url}?timeout=5s"), "celery", tmp_path)
     assert report.wrong == []
     assert report.figures["rate_per_s"] > 0
-    assert report.notes == [PEERS["celery"].less]
+    assert report.notes[0] == PEERS["celery"].less and "solo" in report.notes[1] and "prefork" in report.notes[1]
     async with Redis.from_url(url) as server:
         assert [key async for key in server.scan_iter(match="bench_celery_*")] == []
 
@@ -41,12 +41,37 @@ async def test_pgqueuer(servers: Running, tmp_path: Path) -> None:
     report = await run_peer(replace(SMALL, store=url), "pgqueuer", tmp_path)
     assert report.wrong == []
     assert report.figures["rate_per_s"] > 0
-    assert report.notes == [PEERS["pgqueuer"].less]
+    assert report.notes[0] == PEERS["pgqueuer"].less
     connection = await asyncpg.connect(url)
     try:
         assert await connection.fetch("SELECT 1 FROM pg_class WHERE relname LIKE 'bench_pgqueuer_%'") == []
     finally:
         await connection.close()
+
+
+@pytest.mark.servers
+@pytest.mark.processes
+async def test_procrastinate(servers: Running, tmp_path: Path) -> None:
+    url = servers.url(PostgresqlServer)
+    report = await run_peer(replace(SMALL, store=url), "procrastinate", tmp_path)
+    assert report.wrong == [] and report.figures["rate_per_s"] > 0
+    assert report.notes[0] == PEERS["procrastinate"].less
+    connection = await asyncpg.connect(url)
+    try:
+        assert await connection.fetch("SELECT 1 FROM pg_namespace WHERE nspname LIKE 'bench_procrastinate_%'") == []
+    finally:
+        await connection.close()
+
+
+@pytest.mark.servers
+@pytest.mark.processes
+async def test_the_recipe_of_a_sorted_set(servers: Running, tmp_path: Path) -> None:
+    url = servers.url(RedisServer)
+    report = await run_peer(replace(SMALL, store=url), "redis-set", tmp_path)
+    assert report.wrong == [] and report.figures["rate_per_s"] > 0
+    assert report.notes[0] == PEERS["redis-set"].less and "trials: 100 " in report.notes[1]
+    async with Redis.from_url(url) as server:
+        assert [key async for key in server.scan_iter(match="bench_redis_set_*")] == []
 
 
 @pytest.mark.parametrize("name", PEERS)

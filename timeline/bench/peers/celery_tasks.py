@@ -1,8 +1,8 @@
 """Celery on Redis as its documentation says for short tasks: ETA tasks, acknowledged late, results ignored.
 
 `python -m timeline.bench.peers.celery_tasks work` is a worker (`worker_main`). `… put` publishes from several threads,
-because no call publishes many. Both first read `{"url": …, "name": …}` from standard input; `name` prefixes every key.
-See `peers` for their lines.
+because no call publishes many. Both first read `{"url": …, "name": …, "way": …}` from standard input: `name` prefixes
+every key, and `way` is the worker's pool. See `peers` for their lines.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from timeline.clock import Clock
 
 PREFETCHED = 128
 PUBLISHERS = 4
-POOL = "solo"
+AT_ONCE = {"solo": 1, "threads": 8, "prefork": 2}
+"""Tasks at once, by pool. Two processes are one per core of the machine that the figures are of."""
 QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "ERROR")
 
 
@@ -49,7 +50,7 @@ def application(url: str, name: str, ids: int) -> tuple[Celery, Any]:
     return app, handed
 
 
-def work(url: str, name: str) -> None:
+def work(url: str, name: str, way: str) -> None:
     """Work until SIGTERM."""
     ids = id_output()
     app, _ = application(url, name, ids)
@@ -58,10 +59,10 @@ def work(url: str, name: str) -> None:
     def ready(**_: object) -> None:
         os.write(ids, f"{READY}\n".encode())
 
-    app.worker_main(["worker", "--pool", POOL, "--concurrency", "1", *QUIET])
+    app.worker_main(["worker", "--pool", way, "--concurrency", str(AT_ONCE[way]), *QUIET])
 
 
-def put(url: str, name: str) -> None:
+def put(url: str, name: str, way: str) -> None:
     """Answer the lines of `peers`."""
     _, handed = application(url, name, sys.stdout.fileno())
     server = redis.Redis.from_url(url)

@@ -1,9 +1,10 @@
-"""Peers that live in a database beside Timeline's store: Celery on Redis and pgqueuer on PostgreSQL.
+"""Peers that live in a database beside Timeline's store, on Redis or PostgreSQL.
 
-Each does the cycle's work as its own documentation describes, in two processes: one puts, the other works. Puts go in
-batches, or from several threads where there is no call for many. Messages are due at once. The worker's code writes
-the id in each payload, which is checked here. A turn ends when the database has nothing left of it, so that every
-acknowledgement counts. Everything lies under a name of its own, and is removed at the end.
+Each does the cycle's work as its own documentation describes, in two processes: one puts, the other works. It is driven
+in several ways, and the quickest counts. Puts go in batches, or from several threads where there is no call for many.
+Messages are due at once. The worker's code writes the id in each payload, which is checked here. A turn ends when the
+database has nothing left of it, so that every acknowledgement counts. Everything lies under a name of its own, and is
+removed at the end.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +23,7 @@ import timeline
 from timeline.bench.figures import BenchReport
 from timeline.bench.ledger import Ledger
 from timeline.bench.load import batch_sizes
-from timeline.bench.peers import DROP, DROPPED, LEFT
+from timeline.bench.peers import DROP, DROPPED, LEFT, STORED
 from timeline.bench.processes import CannotMeasure, Measured, started_module
 from timeline.bench.scenarios.throughput import WINDOW_BATCHES, CycleScenario, measured
 from timeline.bench.stores import NAME_BYTES, scheme
@@ -34,14 +35,13 @@ READ_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class PeerSystem:
-    """`module`: what its processes run. `store`: the kind of server. `packages`: what must be installed.
-
-    `less`: what it does not do.
-    """
+    """`module`: what its processes run. `store`: the kind of server. `packages`: what must be installed. `ways`: how it
+    is driven, as its worker understands it. `less`: what it does not do."""
 
     module: str
     store: str
     packages: tuple[str, ...]
+    ways: tuple[str, ...]
     less: str
 
 
@@ -50,6 +50,7 @@ PEERS = {
         "timeline.bench.peers.celery_tasks",
         "redis",
         ("celery", "redis"),
+        ("solo", "threads", "prefork"),
         "does not: keep due times in order in the store (the worker holds what is to come in its memory; beyond an "
         "hour it may run twice), move, cancel in the store (a revoke reaches the workers that run then), refuse a "
         "second task under an id; keeps what Redis keeps",
@@ -58,10 +59,29 @@ PEERS = {
         "timeline.bench.peers.pgqueuer_jobs",
         "postgresql",
         ("pgqueuer", "asyncpg"),
+        ("batches of 10", "batches of 100", "batches of 1000"),
         "does not: promise milliseconds (lateness is that of its polling), move, cancel by tag, fence a worker that "
         "took too long; keeps what PostgreSQL keeps, and a job commits with your own transaction",
     ),
+    "procrastinate": PeerSystem(
+        "timeline.bench.peers.procrastinate_jobs",
+        "postgresql",
+        ("procrastinate", "psycopg"),
+        ("1", "10", "100"),
+        "does not: promise milliseconds, move, cancel by tag, take several jobs at once, fence a worker that took too "
+        "long; keeps what PostgreSQL keeps, and a job commits with your own transaction",
+    ),
+    "redis-set": PeerSystem(
+        "timeline.bench.peers.redis_set",
+        "redis",
+        ("redis",),
+        ("100", "500", "2000"),
+        "does not: wake its workers (they poll each millisecond), fence a worker that took too long, cancel by tag, "
+        "count what is to come by topic; it is a recipe, whose code is yours; keeps what Redis keeps",
+    ),
 }
+TRIAL = 10
+"""A trial of each way has so much fewer messages than the measurement with the best one."""
 
 
 async def run_peer(asked: CycleScenario, name: str, folder: Path) -> BenchReport:
@@ -72,18 +92,34 @@ async def run_peer(asked: CycleScenario, name: str, folder: Path) -> BenchReport
     missing = [package for package in peer.packages if importlib.util.find_spec(package) is None]
     if missing:
         raise CannotMeasure(f"--peer {name} needs {' and '.join(missing)}: {install_command('peers')}")
-    async with _running(name, peer, asked.store, folder) as (putter, worker):
-        cpu = {"putter_cpu": putter.cpu_s, "worker_cpu": worker.cpu_s}
-        report = await measured(name, asked, partial(_turn, asked, putter, worker), **cpu)
-    report.notes.append(peer.less)
+    trial = replace(asked, messages=max(1, asked.messages // TRIAL), warm_up=asked.warm_up // TRIAL)
+    rates: dict[str, float] = {}
+    for way in peer.ways:
+        report = await _measured(trial, name, way, folder)
+        if report.wrong:
+            raise CannotMeasure(f"{name}, {way}: {'; '.join(report.wrong)}")
+        rates[way] = report.figures["rate_per_s"]
+    best = max(rates, key=rates.__getitem__)
+    report = await _measured(asked, name, best, folder)
+    trials = ", ".join(f"{way} {rate:,.0f}/s" for way, rate in rates.items())
+    report.notes += [peer.less, f"driven as {best}; trials: {trials}"]
     return report
 
 
+async def _measured(asked: CycleScenario, name: str, way: str, folder: Path) -> BenchReport:
+    async with _running(name, PEERS[name], way, asked.store, folder) as (putter, worker):
+        cpu = {"putter_cpu": putter.cpu_s, "worker_cpu": worker.cpu_s}
+        return await measured(name, asked, partial(_turn, asked, putter, worker), **cpu)
+
+
 @asynccontextmanager
-async def _running(name: str, peer: PeerSystem, url: str, folder: Path) -> AsyncIterator[tuple[Measured, Measured]]:
+async def _running(
+    name: str, peer: PeerSystem, way: str, url: str, folder: Path
+) -> AsyncIterator[tuple[Measured, Measured]]:
     """Run the process that puts, which also creates and removes what it needs in the database, and the worker."""
-    own = f"bench_{name}_{os.urandom(NAME_BYTES).hex()}"
-    settings = json.dumps({"url": url.partition("?")[0], "name": own})  # by standard input: a URL may have a password
+    own = f"bench_{name.replace('-', '_')}_{os.urandom(NAME_BYTES).hex()}"
+    # By standard input: a URL may have a password.
+    settings = json.dumps({"url": url.partition("?")[0], "name": own, "way": way})
     async with started_module(f"{name}-putter", folder, peer.module, "put") as putter:
         await putter.tell(settings)
         await putter.line()
@@ -108,11 +144,17 @@ async def _turn(asked: CycleScenario, putter: Measured, worker: Measured, messag
     puts = ledger.put_each(batch_sizes(messages, asked.batch), asked.payload_bytes, put)
     await ledger.through(puts, _read_ids(worker, ledger))
     if not ledger.verdict():
-        await putter.tell(LEFT)
-        while int(await putter.line()):
+        while await _left(putter):
             await asyncio.sleep(LOOK_AGAIN_S)
-            await putter.tell(LEFT)
     return ledger
+
+
+async def _left(putter: Measured) -> int:
+    """Return how many messages are not acknowledged."""
+    await putter.tell(LEFT)
+    while (told := await putter.line()) == STORED:  # the last put is answered after its messages have come
+        pass
+    return int(told)
 
 
 async def _read_ids(worker: Measured, ledger: Ledger) -> None:

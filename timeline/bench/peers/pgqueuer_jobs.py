@@ -1,7 +1,8 @@
 """pgqueuer on PostgreSQL as its documentation says: one call enqueues a batch, a worker on uvloop takes batches.
 
 `python -m timeline.bench.peers.pgqueuer_jobs work` is a worker, like `pgq run`; `… put` enqueues. Both first read
-`{"url": …, "name": …}` from standard input; `name` prefixes every table. See `peers` for their lines.
+`{"url": …, "name": …, "way": …}` from standard input: `name` prefixes every table, and `way` ends with the size of a
+batch. See `peers` for their lines.
 """
 
 from __future__ import annotations
@@ -23,13 +24,12 @@ from timeline.bench.load import ID_BYTES
 from timeline.bench.peers import DROP, DROPPED, LEFT, READY, STORED, id_output
 
 ENTRYPOINT = "handed"
-BATCH = 1_000
 POLLED = timedelta(seconds=1)
 """How long it waits for a notification before it polls."""
 URL, PREFIX = "PGDSN", "PGQUEUER_PREFIX"
 
 
-async def work() -> None:
+async def work(batch: int) -> None:
     """Work until SIGTERM, with one entrypoint, which writes the id that it gets."""
     ids = id_output()
     queuer = PgQueuer(AsyncpgDriver(await asyncpg.connect(os.environ[URL])))
@@ -40,7 +40,7 @@ async def work() -> None:
         os.write(ids, job.payload[:ID_BYTES] + b"\n")
 
     os.write(ids, f"{READY}\n".encode())
-    await queuer.run(dequeue_timeout=POLLED, batch_size=BATCH)
+    await queuer.run(dequeue_timeout=POLLED, batch_size=batch)
 
 
 async def put() -> None:
@@ -63,13 +63,13 @@ async def put() -> None:
     await connection.close()
 
 
-def main(what: str, url: str, name: str) -> None:
+def main(what: str, url: str, name: str, way: str) -> None:
     """Put or work, until standard input ends or SIGTERM."""
     os.environ |= {URL: url, PREFIX: name}
     if what == "put":
         asyncio.run(put())
     else:
-        uvloop.run(work())
+        uvloop.run(work(int(way.split()[-1])))
 
 
 if __name__ == "__main__":
