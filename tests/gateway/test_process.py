@@ -26,6 +26,7 @@ from tests.security.guarded import Tokens
 from tests.servers.disk import small_disk
 from timeline.credentials import PLAIN
 from timeline.errors import Throttled
+from timeline.gateway import clients as clients_module
 from timeline.gateway import shapes
 from timeline.gateway.app import application
 from timeline.gateway.clients import STRANGERS, Caller, Clients
@@ -423,6 +424,19 @@ async def test_before_a_broker_has_answered_nobody_is_refused_for_good(tmp_path:
         async with httpx.AsyncClient(base_url=f"https://127.0.0.1:{port}", timeout=60, verify=False) as http:
             answer = await http.get("/v1/topics", headers={"Host": "timeline.example.org"})
             assert "no broker could be reached" in problem(answer, 503, "UNAVAILABLE")
+
+
+async def test_one_token_has_so_many_requests_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others go on. Where no tokens are asked for, nobody can be told apart."""
+    monkeypatch.setattr(clients_module, "MOST_OF_TOKEN", 2)
+    one, other = (Caller(f"timeline_{number:012x}_{'c' * 64}") for number in range(2))
+    clients = Clients("127.0.0.1:1", PLAIN)
+    async with contextlib.AsyncExitStack() as calls:
+        for caller in (one, one, other, Caller(), Caller(), Caller()):
+            await calls.enter_async_context(clients.serving(caller))
+        with pytest.raises(Throttled, match="2 requests of this token"):
+            await calls.enter_async_context(clients.serving(one))
+    await clients.aclose()
 
 
 async def test_unknown_tokens_of_an_outage_shut_nobody_out(tmp_path: Path) -> None:

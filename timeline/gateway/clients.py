@@ -24,7 +24,10 @@ CLIENTS = 256
 """Clients that are kept while nobody uses them. Those in use are not counted."""
 STRANGERS = 64
 """Tokens at once about which no broker has said anything yet. Each takes a connection to one."""
-PRODUCERS = 256
+MOST_OF_TOKEN = 2_000
+"""Requests of one token at once. Each long poll and each stream takes one of the streams that a broker permits a
+host."""
+PRODUCERS = 64
 """Producers that one client keeps while nobody uses them."""
 TIMEOUT = "10s"
 ADMITTED_MS = 2_000.0
@@ -133,6 +136,8 @@ class Clients:
             credentials.metadata()
             client = self._clients[caller] = CallerClient(Timeline(self._brokers, TIMEOUT, credentials=credentials))
         self._clients.move_to_end(caller)
+        if caller.token and client.users >= MOST_OF_TOKEN:
+            raise Throttled(f"{MOST_OF_TOKEN:,} requests of this token are under way: wait", retry_after_ms=1_000)
         client.users += 1
         try:
             await client.check_admitted()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -67,8 +67,8 @@ class GatewaySettings:
 class SettleListener(Protocol):
     """Something that gives out deliveries, and learns here which of them were settled."""
 
-    def settled(self, receipts: Iterable[str]) -> None: ...
-    def extended(self, receipts: Iterable[str], until_ms: int) -> None: ...
+    def settled(self, receipts: Set[str]) -> None: ...
+    def extended(self, receipts: Set[str], until_ms: int) -> None: ...
 
 
 class Part(Protocol):

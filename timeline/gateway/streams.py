@@ -6,7 +6,7 @@ A delivery uses credit until its receipt is settled through this gateway, or its
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Set
 
 import msgspec
 
@@ -38,17 +38,16 @@ class EventStream:
         self._freed = asyncio.Event()
         self._clock = Clock()
 
-    def settled(self, receipts: Iterable[str]) -> None:
+    def settled(self, receipts: Set[str]) -> None:
         """Free the credit of these receipts, if they are of this stream."""
-        for receipt in receipts:
-            if self._until_ms.pop(receipt, None) is not None:
-                self._freed.set()
+        for receipt in self._until_ms.keys() & receipts:
+            del self._until_ms[receipt]
+            self._freed.set()
 
-    def extended(self, receipts: Iterable[str], until_ms: int) -> None:
+    def extended(self, receipts: Set[str], until_ms: int) -> None:
         """Note that the leases of these receipts last longer, if they are of this stream."""
-        for receipt in receipts:
-            if receipt in self._until_ms:
-                self._until_ms[receipt] = until_ms
+        for receipt in self._until_ms.keys() & receipts:
+            self._until_ms[receipt] = until_ms
 
     def given(self, one: PulledDelivery) -> None:
         """Take credit for a delivery."""
@@ -85,10 +84,15 @@ async def events(
         try:
             yield await _first(client.timeline, check_topic_name(topic), stream, lease)
             begun = True
+
+            async def give_back(taken: list[PulledDelivery]) -> None:
+                if taken:
+                    await client.timeline.settle([one.receipt for one in taken], "return")
+
             while not gateway.stopping.is_set():
                 work = _next(client.timeline, topic, stream, lease)
-                part: bytes | None = await while_connected(request, work, gateway.ending)
-                yield part or b""
+                taken = await while_connected(request, work, gateway.ending, give_back)
+                yield _encoded(taken or [], stream) or b": alive\n\n"
         except ClientGone:
             return
         except TimelineError as error:
@@ -106,12 +110,10 @@ async def _first(timeline: Timeline, topic: str, stream: EventStream, lease: Dur
     return b": open\n\n" + _encoded(taken, stream)
 
 
-async def _next(timeline: Timeline, topic: str, stream: EventStream, lease: Duration | None) -> bytes:
+async def _next(timeline: Timeline, topic: str, stream: EventStream, lease: Duration | None) -> list[PulledDelivery]:
+    """Return what comes due within `ALIVE_S`. Nothing: nothing came, or there is no credit."""
     room = await stream.room()
-    if not room:
-        return b": no credit\n\n"
-    taken = await timeline.take(topic, room, ALIVE_S, lease=lease)
-    return _encoded(taken, stream) or b": alive\n\n"
+    return await timeline.take(topic, room, ALIVE_S, lease=lease) if room else []
 
 
 def _encoded(taken: list[PulledDelivery], stream: EventStream) -> bytes:

@@ -111,6 +111,15 @@ async def test_times_are_in_the_readers_zone_with_utc_on_hover(visitor: Visitor,
     assert "America/New_York" in await page.inner_text("footer")
 
 
+async def test_keys_go_on_where_more_is_shown(visitor: Visitor) -> None:
+    page = await visitor.go(f"/topic?name={TOPIC}&state=waiting")
+    shown = await page.locator("#messages a.id").count()
+    await page.get_by_role("button", name="Show more").focus()
+    await page.keyboard.press("Enter")
+    await page.wait_for_selector(f"#messages a.id >> nth={shown}")
+    await expect(page.locator("#messages a.id").nth(shown)).to_be_focused(timeout=WAIT_MS)
+
+
 async def test_somebody_may_have_every_time_in_utc(visitor: Visitor, tl: timeline.Timeline) -> None:
     page = await visitor.go(f"/message?topic={TOPIC}&id=order-3")
     await page.get_by_role("button", name="UTC").click()

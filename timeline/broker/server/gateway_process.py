@@ -116,11 +116,12 @@ class GatewayProcess:
             await process.wait()
 
     async def _keep(self) -> None:
-        delay = RestartDelay()
+        delay, ever = RestartDelay(), False
         while True:
             delay.begins()
             served, code = await self._run()
-            if not served and code in HOPELESS:
+            ever |= served
+            if not ever and code in HOPELESS:
                 log.error("there is no HTTP on %s: the gateway cannot start, see above", self._config.http)
                 return
             log.warning("the gateway ended with code %s and is started again", code)

@@ -76,8 +76,8 @@ async def _settle(
     gateway = gateway_of(request)
     if gateway.streams:
         answers = [*zip(receipts, told, strict=True)]
-        done = [receipt for receipt, answer in answers if answer.status is Status.OK]
-        lost = [receipt for receipt, answer in answers if answer.status in (Status.NOT_FOUND, Status.FENCED)]
+        done = {receipt for receipt, answer in answers if answer.status is Status.OK}
+        lost = {receipt for receipt, answer in answers if answer.status in (Status.NOT_FOUND, Status.FENCED)}
         for open_stream in gateway.streams:
             open_stream.settled(lost)
             if verb == "extend":

@@ -201,8 +201,12 @@ function wordsOf(html) {
   return new DOMParser().parseFromString(html, "text/html").body.textContent.trim();
 }
 
+// Keys go on in what takes the place of a button that asked for more.
+let goesOn = false;
+
 // Any other error takes the place of what was asked for.
 function refused(event) {
+  goesOn = event.detail.requestConfig.elt.matches("td > button");
   if (event.detail.xhr.status < 400) return;
   event.detail.shouldSwap = !asking(event);
 }
@@ -224,7 +228,13 @@ function stop(form) {
 htmx.createEventSource = connect;
 document.addEventListener("DOMContentLoaded", () => settle(document));
 document.addEventListener("visibilitychange", rest);
-document.addEventListener("htmx:load", (event) => settle(event.target));
+document.addEventListener("htmx:load", (event) => {
+  settle(event.target);
+  if (goesOn && event.target.querySelector("a")) {
+    event.target.querySelector("a").focus();
+    goesOn = false;
+  }
+});
 document.addEventListener("htmx:sseBeforeMessage", keep);
 document.addEventListener("htmx:sseMessage", (event) => {
   settle(event.target);
