@@ -102,10 +102,10 @@ async def test_a_put_is_not_sent_before_it_is_known_that_the_broker_can_replace(
 ) -> None:
     monkeypatch.setattr(_NoPing, "hangs", hangs)
     async with Timeline(broker.address, "300ms", transport_factory=_NoPing) as tl:
-        await tl.create_topic("t")
+        await tl.create_topic("t", timeout="20s")
         with pytest.raises(timeline.Unavailable):
             await tl.producer("t").produce(b"x", in_="1h", id="a", if_exists="replace")
-        assert await tl.get("t", "a") is None
+        assert await tl.get("t", "a", timeout="20s") is None
 
 
 class _OpensLate(GrpcTransport):
