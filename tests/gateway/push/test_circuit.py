@@ -89,7 +89,7 @@ def test_all_topics_of_a_host_have_one_bound() -> None:
     assert other.free == 0 and not other.admit(0.0) and heard == []
     one.answered(0.0, works=True)
     assert heard and other.free == 1 and other.admit(0.0)
-    other.unanswered(0.0)
+    other.unanswered(0.0, reached=False)
     one.given_up(probing=False)
     assert other.free == 2
 

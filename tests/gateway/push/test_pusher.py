@@ -224,10 +224,9 @@ async def test_a_dead_receiver_costs_few_deliveries_and_gets_all_when_it_is_back
 
 
 async def two_topics(tl: timeline.Timeline, receiver: Receiver) -> None:
-    """Of one host, which they break together."""
+    """Of one host."""
     for name in ("t", "u"):
         await tl.create_topic(name, push_url=receiver.url, retry_first="1ms", retry_cap="1ms", max_deliveries=0)
-    receiver.answer = hang_up
 
 
 async def opened(pusher: Pusher) -> Circuit:
@@ -241,6 +240,7 @@ async def test_what_a_take_from_before_gets_while_the_circuit_is_open_goes_back_
     tl: timeline.Timeline, receiver: Receiver
 ) -> None:
     await two_topics(tl, receiver)
+    await receiver.stop()
     async with pushing(tl) as pusher:
         other = pusher._running["u"][0]
         while not other._asked:  # its take waits, and will go on waiting
@@ -253,19 +253,19 @@ async def test_what_a_take_from_before_gets_while_the_circuit_is_open_goes_back_
             await asyncio.sleep(0)
         kept = await tl.get("u", "b")
         assert kept is not None and (str(kept.state), kept.deliveries) == ("available", 0)
-        assert {request.headers["Timeline-Topic"] for request, _ in receiver.requests} == {"t"}
-        receiver.answer = always(204)
+        await receiver.start()
         while await tl.get("u", "b") is not None:
             pass
 
 
+@pytest.mark.parametrize("fails", [always(500), hang_up], ids=["5xx", "no answer"])
 async def test_errors_of_one_topic_hold_up_no_other_of_its_host(
-    tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, fails: Answering
 ) -> None:
     monkeypatch.setattr(pusher_module, "LOOK_MS", 20.0)
 
     async def one_broken(request: web.Request, body: bytes) -> web.StreamResponse:
-        return web.Response(status=500 if request.headers["Timeline-Topic"] == "t" else 204)
+        return await fails(request, body) if request.headers["Timeline-Topic"] == "t" else web.Response(status=204)
 
     await two_topics(tl, receiver)
     receiver.answer = one_broken
@@ -321,10 +321,12 @@ async def test_a_topic_goes_on_after_the_probe_of_another_one_of_its_host(
         return web.Response()
 
     await two_topics(tl, receiver)
+    receiver.answer = held
+    await receiver.stop()
     async with pushing(tl) as pusher:
         await produce(tl, "a")
         circuit = await opened(pusher)
-        receiver.answer = held
+        await receiver.start()
         while not circuit._probing:
             await asyncio.sleep(0)
         other = pusher._running["u"][0]

@@ -93,7 +93,7 @@ class Host:
 
 class Receiver:
     """What stands between a topic and its receiver: the host, which other topics share, and a circuit of its own. A
-    host that gives no answer concerns all of them. An answer of 5xx concerns this topic alone.
+    host that takes no connection concerns all of them. No answer, or one of 5xx, concerns this topic alone.
 
     Each request that is admitted ends by one of `answered`, `unanswered` and `given_up`.
     """
@@ -134,11 +134,15 @@ class Receiver:
         else:
             self._own.failed(now_ms)
 
-    def unanswered(self, now_ms: float) -> None:
-        """Note that no answer came."""
+    def unanswered(self, now_ms: float, reached: bool) -> None:
+        """Note that no answer came, and whether there was a connection."""
         self._ended()
-        self._host.failed(now_ms)
-        self._own.given_up()
+        if reached:
+            self._host.succeeded()
+            self._own.failed(now_ms)
+        else:
+            self._host.failed(now_ms)
+            self._own.given_up()
 
     def given_up(self, probing: bool) -> None:
         """Note a request that ended without saying anything. `probing`: a circuit was open when it was admitted."""

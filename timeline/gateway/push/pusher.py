@@ -264,7 +264,7 @@ class TopicPusher:
             )
         except Unanswered as why:
             outcome = unanswered(str(why))
-            receiver.unanswered(self._clock.monotonic_ms())
+            receiver.unanswered(self._clock.monotonic_ms(), why.reached)
         except BaseException:  # it was cancelled, or the fault is ours
             receiver.given_up(probing)
             raise

@@ -40,11 +40,12 @@ class Answer(NamedTuple):
 
 
 class Unanswered(Exception):
-    """No answer came; the text says why. `refused`: nothing was sent, because the URL or its addresses are refused."""
+    """No answer came; the text says why. `refused`: nothing was sent, because the URL or its addresses are refused.
+    `reached`: as far as is known, there was a connection, so the host itself works."""
 
-    def __init__(self, reason: str, refused: bool = False) -> None:
+    def __init__(self, reason: str, refused: bool = False, reached: bool = False) -> None:
         super().__init__(reason)
-        self.refused = refused
+        self.refused, self.reached = refused, reached
 
 
 class Sender:
@@ -81,13 +82,14 @@ class Sender:
             async with asyncio.timeout(timeout_ms / 1000.0) as timer:
                 return await self._post(headers, body, timer, min(CONNECT_S, timeout_ms / 1000.0 / TRIED_ADDRESSES))
         except TimeoutError:
-            raise Unanswered(f"no answer within {shown_duration(round(timeout_ms))}") from None
+            raise Unanswered(f"no answer within {shown_duration(round(timeout_ms))}", reached=True) from None
         except Invalid as bad:
             raise Unanswered(bad.reason, refused=True) from bad
         except socket.gaierror as unknown:
             raise Unanswered(f"the name {self._host} is not known here: {unknown.strerror}") from unknown
         except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as bad:
-            raise Unanswered(self._reason(bad)) from bad
+            apart = isinstance(bad, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+            raise Unanswered(self._reason(bad), reached=not apart) from bad
 
     def _reason(self, bad: Exception) -> str:
         """Return a failure as a receiver's owner understands it."""
