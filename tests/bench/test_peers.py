@@ -36,29 +36,16 @@ async def test_celery(servers: Running, tmp_path: Path) -> None:
 
 @pytest.mark.servers
 @pytest.mark.processes
-async def test_pgqueuer(servers: Running, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [name for name, peer in PEERS.items() if peer.store == "postgresql"])
+async def test_a_peer_on_postgresql(servers: Running, tmp_path: Path, name: str) -> None:
     url = servers.url(PostgresqlServer)
-    report = await run_peer(replace(SMALL, store=url), "pgqueuer", tmp_path)
-    assert report.wrong == []
-    assert report.figures["rate_per_s"] > 0
-    assert report.notes[0] == PEERS["pgqueuer"].less
-    connection = await asyncpg.connect(url)
-    try:
-        assert await connection.fetch("SELECT 1 FROM pg_class WHERE relname LIKE 'bench_pgqueuer_%'") == []
-    finally:
-        await connection.close()
-
-
-@pytest.mark.servers
-@pytest.mark.processes
-async def test_procrastinate(servers: Running, tmp_path: Path) -> None:
-    url = servers.url(PostgresqlServer)
-    report = await run_peer(replace(SMALL, store=url), "procrastinate", tmp_path)
+    report = await run_peer(replace(SMALL, store=url), name, tmp_path)
     assert report.wrong == [] and report.figures["rate_per_s"] > 0
-    assert report.notes[0] == PEERS["procrastinate"].less
+    assert report.notes[0] == PEERS[name].less
     connection = await asyncpg.connect(url)
     try:
-        assert await connection.fetch("SELECT 1 FROM pg_namespace WHERE nspname LIKE 'bench_procrastinate_%'") == []
+        for left in ("pg_class WHERE relname", "pg_namespace WHERE nspname"):
+            assert await connection.fetch(f"SELECT 1 FROM {left} LIKE 'bench_{name}_%'") == []
     finally:
         await connection.close()
 

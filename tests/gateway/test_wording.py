@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from timeline import errors
-from timeline.gateway.wording import in_words_of_http
+from timeline.gateway.problems import in_words_of_http
 
 FOREIGN = re.compile(r"\btl\.|\bd\.|\bin_\b|\b\w+=(?!\")|\bNone\b|\bTrue\b|(?<!\w)--\w|`|\(\)|_topic\b")
 AT = {"payload": 1, "in": 0}

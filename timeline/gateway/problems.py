@@ -6,6 +6,7 @@ import logging
 import math
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -22,7 +23,6 @@ from timeline.gateway.clients import UNAUTHENTICATED, no_token
 from timeline.gateway.routes.verbs import as_called
 from timeline.gateway.shapes import Problem
 from timeline.gateway.values import NOT_JSON, TOO_DEEP, with_choices
-from timeline.gateway.wording import in_words_of_http
 from timeline.model import Status
 
 log = logging.getLogger("timeline.gateway")
@@ -51,6 +51,30 @@ GO_ON = "it may have happened in part: send it again with 'resume' as it stands 
 RETRY_AFTER_S = 1
 GONE = 499
 """The status in logs and metrics of a request whose caller has disconnected."""
+
+
+_MESSAGE = "GET /v1/topics/{topic}/messages/{id}"
+_RESUME = "as 'resume' of the answer had it"
+_WORDS = tuple(
+    (re.compile(theirs), ours)
+    for theirs, ours in (
+        (r"\bin_=", "in"),
+        (r"\b(at|due_from|due_to|expires)=(?=-?\d)", r"\1 "),
+        (r"(?<=setting )horizon=, --horizon", "horizon"),
+        (r"\(group=…, --group NAME\)", "('group')"),
+        (r"\(create_topic, 'timeline topic create'\)", "(PUT /v1/topics/{topic})"),
+        (r"`timeline topic update \S+ [^`]*` changes it, or update_topic", "PATCH /v1/topics/{topic} changes it"),
+        (r"\bleased=True", "?leased=true"),
+        (r"\btl\.get\(topic, id\)", _MESSAGE),
+        (r"as it was printed: `progress\.resume` in Python, after --resume in a shell", _RESUME),
+        (r"\(d\.receipt\)", "('receipt')"),
+        (r"\bNone or empty would\b", "an empty one would"),
+        (r"due= is a pair \(from, to\) with from before to", "due_from must lie before due_to"),
+        (r"after retry_after_ms", "after the time in Retry-After"),
+        (r", or use a consumer: tl\.consumer\(topic\)", ""),
+    )
+)
+"""HTTP's names in place of those of the driver and of the command line, which have the same sentences."""
 
 
 class ClientGone(Exception):
@@ -85,6 +109,14 @@ def _no_token(error: TimelineError) -> bool:
 def sentence(error: TimelineError) -> str:
     """Return the sentence for an error, without the code and the id, which have fields of their own."""
     return in_words_of_http(sentence_of(error))
+
+
+@lru_cache(1024)
+def in_words_of_http(sentence: str) -> str:
+    """Return a sentence with HTTP's names in place of those of the driver and of the command line."""
+    for theirs, ours in _WORDS:
+        sentence = theirs.sub(ours, sentence)
+    return sentence
 
 
 def answer_of(error: TimelineError) -> Response[bytes]:

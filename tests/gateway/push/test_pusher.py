@@ -54,6 +54,17 @@ async def state_of(tl: timeline.Timeline, id: str, *until: str) -> Any:
             return found
 
 
+def holding(gate: asyncio.Event, id: str = "") -> Answering:
+    """A receiver that answers once the gate is open. `id`: only this message waits for it."""
+
+    async def held(request: web.Request, body: bytes) -> web.StreamResponse:
+        if id in ("", request.headers["Timeline-Id"]):
+            await gate.wait()
+        return web.Response()
+
+    return held
+
+
 async def test_a_message_is_sent_signed_and_acknowledged(tl: timeline.Timeline, receiver: Receiver) -> None:
     await tl.create_topic("t", push_url=receiver.url)
     (secret,) = await tl.topic_secrets("t")
@@ -168,11 +179,7 @@ async def test_a_proxy_from_the_environment_is_not_used(
 async def test_no_more_requests_at_a_time_than_the_topic_says(tl: timeline.Timeline, receiver: Receiver) -> None:
     gate = asyncio.Event()
 
-    async def held(request: web.Request, body: bytes) -> web.StreamResponse:
-        await gate.wait()
-        return web.Response()
-
-    receiver.answer = held
+    receiver.answer = holding(gate)
     await tl.create_topic("t", push_url=receiver.url, push_concurrency=3)
     await produce(tl, *map(str, range(9)))
     async with pushing(tl):
@@ -290,12 +297,7 @@ async def test_a_changed_setting_waits_for_no_request_under_way(
     monkeypatch.setattr(pusher_module, "LOOK_MS", 20.0)
     gate = asyncio.Event()
 
-    async def held(request: web.Request, body: bytes) -> web.StreamResponse:
-        if request.headers["Timeline-Id"] == "slow":
-            await gate.wait()
-        return web.Response()
-
-    receiver.answer = held
+    receiver.answer = holding(gate, "slow")
     await tl.create_topic("t", push_url=receiver.url, push_timeout="10m")
     async with pushing(tl) as pusher:
         await produce(tl, "slow")
@@ -316,12 +318,8 @@ async def test_a_topic_goes_on_after_the_probe_of_another_one_of_its_host(
     monkeypatch.setattr(pusher_module, "TAKE_WAIT", "20ms")
     gate = asyncio.Event()
 
-    async def held(request: web.Request, body: bytes) -> web.StreamResponse:
-        await gate.wait()
-        return web.Response()
-
     await two_topics(tl, receiver)
-    receiver.answer = held
+    receiver.answer = holding(gate)
     await receiver.stop()
     async with pushing(tl) as pusher:
         await produce(tl, "a")
@@ -428,11 +426,7 @@ async def test_an_answer_that_cannot_be_recorded_at_once_is_recorded_later(
 async def test_a_drain_waits_for_the_requests_under_way(tl: timeline.Timeline, receiver: Receiver) -> None:
     gate = asyncio.Event()
 
-    async def held(request: web.Request, body: bytes) -> web.StreamResponse:
-        await gate.wait()
-        return web.Response()
-
-    receiver.answer = held
+    receiver.answer = holding(gate)
     await tl.create_topic("t", push_url=receiver.url)
     await produce(tl, "a")
     async with pushing(tl):
@@ -448,12 +442,7 @@ async def test_a_topic_with_a_slow_receiver_holds_up_no_look_at_the_others(
     monkeypatch.setattr(pusher_module, "LOOK_MS", 20.0)
     gate = asyncio.Event()
 
-    async def held(request: web.Request, body: bytes) -> web.StreamResponse:
-        if request.headers["Timeline-Id"] == "slow":
-            await gate.wait()
-        return web.Response()
-
-    receiver.answer = held
+    receiver.answer = holding(gate, "slow")
     await tl.create_topic("t", push_url=receiver.url, push_timeout="10m")
     async with pushing(tl):
         await produce(tl, "slow")
@@ -478,11 +467,7 @@ async def test_a_new_url_waits_for_no_receiver_that_hangs(
     monkeypatch.setattr(pusher_module, "LOOK_MS", 20.0)
     gate = asyncio.Event()
 
-    async def held(request: web.Request, body: bytes) -> web.StreamResponse:
-        await gate.wait()
-        return web.Response()
-
-    receiver.answer, well = held, Receiver(always(204))
+    receiver.answer, well = holding(gate), Receiver(always(204))
     await well.start()
     await tl.create_topic("t", push_url=receiver.url, push_timeout="1h")
     try:
