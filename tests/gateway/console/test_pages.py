@@ -128,7 +128,7 @@ async def test_dead_letters_are_found_counted_and_revived_spread_over_time(
     assert "count all that match first" in refused.text
     when = {"at": "2031-01-01T01:00", "spread": "10m", "due_zone": "Europe/Berlin"}
     counted = (await console.post("/dead/step", asked | when | {"do": "count"}, hx_request="true")).text
-    assert "<b>30</b> of 30 dead letters match" in counted
+    assert "<b>30</b> of 30 dead letters with this tag match" in counted
     fields = dict(re.findall(r'<input [^>]*name="(\w+)" value="([^"]*)"', counted))
     assert {name: fields[name] for name in when} == when, "what was typed stands beside the button, and may be changed"
     revived = await console.post("/dead/step", fields | {"do": "revive"}, hx_request="true")

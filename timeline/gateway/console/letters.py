@@ -27,6 +27,7 @@ from timeline.gateway.console.rendering import part
 from timeline.gateway.console.search import begins_with, search
 from timeline.gateway.console.visit import Fields, Visit, sentence, visiting
 from timeline.gateway.problems import ClientGone
+from timeline.gateway.putting import why_failed
 from timeline.gateway.requests import ApiRequest, Streamed, while_connected
 from timeline.gateway.routes.reading import read_cursor, shown_cursor
 from timeline.gateway.service import HttpGateway, gateway_of
@@ -338,6 +339,6 @@ async def _change(
     failed = [*receipts.failed]
     again = [one.id for one in failed if one.status in AGAIN]
     refused = [one for one in failed if one.status not in AGAIN]
-    why = work.why or (f"{refused[0].id}: {refused[0].status}" if refused else "")
+    why = work.why or (f"{refused[0].id}: {why_failed(refused[0])}" if refused else "")
     done, refusals = work.done + len(receipts) - len(failed), work.failed + len(refused)
     return replace(work, done=done, failed=refusals, why=why), again

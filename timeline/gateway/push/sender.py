@@ -104,8 +104,8 @@ class Sender:
     ) -> Answer:
         judged = sorted(await self._judged(), key=lambda address: address != self._worked)
         *others, last = judged[:TRIED_ADDRESSES]
-        connecting = aiohttp.ClientTimeout(total=None, sock_connect=connect_s)
         for address in others:
+            connecting = aiohttp.ClientTimeout(total=None, sock_connect=connect_s)
             # Nothing was sent: the next one may be reached.
             with suppress(aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
                 return await self._post_to(address, headers, body, timer, connecting)
