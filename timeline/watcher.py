@@ -23,6 +23,9 @@ LATENESS_OVER_MS = 60_000
 """Percentiles cover the watched part of the last minute. At the first look they cover all since the broker started."""
 FORECAST_TOPICS = 50
 """The coming load is added up over this many topics, the largest."""
+OBJECTIVE_MS = 100
+OBJECTIVE = 0.999
+"""The share of a topic's deliveries that is to be at most OBJECTIVE_MS late, as in the alerts for Prometheus."""
 LATE_SINCE = "10m"
 LATE_SHOWN = 50
 
@@ -30,7 +33,8 @@ LATE_SHOWN = 50
 @dataclass(frozen=True, slots=True)
 class TopicSnapshot:
     """A topic over all brokers. `waiting`: None until the store has counted. `delivered_per_s`: None at the first look.
-    Percentiles are None without deliveries, infinite past the last bound."""
+    Percentiles are None without deliveries, infinite past the last bound. `kept`: the share of deliveries at most
+    OBJECTIVE_MS late, None without deliveries."""
 
     name: str
     state: str
@@ -44,6 +48,12 @@ class TopicSnapshot:
     p50_ms: float | None
     p99_ms: float | None
     max_ms: float | None
+    kept: float | None = None
+
+    @property
+    def misses_objective(self) -> bool:
+        """Whether too many deliveries are late."""
+        return self.kept is not None and self.kept < OBJECTIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +147,7 @@ class Watcher:
             in_flight=load.in_flight,
             credit=load.credit,
             **dict(zip(("p50_ms", "p99_ms", "max_ms"), bounds_ms(late), strict=True)),
+            kept=None if late is None else late.share_within(OBJECTIVE_MS),
         )
 
     def _rate(self, name: str) -> float | None:

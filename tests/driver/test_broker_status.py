@@ -60,6 +60,9 @@ def test_percentiles_are_bounds_that_were_kept() -> None:
         timedelta(milliseconds=1), timedelta(milliseconds=1), timedelta(milliseconds=10), timedelta.max,
     ]  # fmt: skip
     assert LatenessHistogram(BOUNDS, (0, 0, 0)).at_most(0.5) is None
+    assert LatenessHistogram(BOUNDS, (0, 0, 0)).share_within(10) is None
+    kept = [late.share_within(ms) for ms in (1, 5, 10, 10_000)]
+    assert kept == [0.98, 0.98, 0.99, 0.99], "what may have been later does not count"
 
 
 def test_what_came_since_and_what_came_together() -> None:

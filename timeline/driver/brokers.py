@@ -84,6 +84,14 @@ class LatenessHistogram:
                 return timedelta.max if bound_ms is None else timedelta(milliseconds=bound_ms)
         return timedelta.max
 
+    def share_within(self, ms: int) -> float | None:
+        """Return the share (0 to 1) of the deliveries that were surely at most `ms` milliseconds late. None: no
+        deliveries."""
+        if not self.total:
+            return None
+        bounds = zip(self.up_to_ms, self.counts, strict=True)
+        return sum(count for up_to, count in bounds if up_to is not None and up_to <= ms) / self.total
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerStanding:

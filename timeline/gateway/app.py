@@ -10,11 +10,12 @@ from litestar import Litestar, Request, Response, Router
 from litestar.config.cors import CORSConfig
 from litestar.datastructures import State
 from litestar.di import Provide
+from litestar.exceptions import HTTPException
 from litestar.types import ASGIApp
 
 from timeline.gateway import problems
 from timeline.gateway.clients import CallerClient
-from timeline.gateway.console.site import console
+from timeline.gateway.console import site
 from timeline.gateway.direct import DirectCalls, HostNames
 from timeline.gateway.document.openapi import openapi_config
 from timeline.gateway.metrics import Observed
@@ -59,6 +60,12 @@ async def check_call(request: Request[Any, Any, Any]) -> Response[None] | None:
     return None
 
 
+def of_framework(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
+    """Answer what no route takes: a browser with a page, a program with a problem."""
+    reads_pages = "text/html" in request.headers.get("accept", "") and not request.scope["path"].startswith("/v1")
+    return site.of_framework(request, error) if reads_pages else problems.of_framework(request, error)
+
+
 def application(gateway: HttpGateway) -> ASGIApp:
     """Return the ASGI application of `gateway`."""
 
@@ -73,13 +80,13 @@ def application(gateway: HttpGateway) -> ASGIApp:
     origins = list(gateway.settings.origins)
     api = Router("/v1", route_handlers=CALLS, dependencies={"client": Provide(client_of)}, before_request=check_call)
     inside = Litestar(
-        [api, *PAGES, console()],
+        [api, *PAGES, site.console()],
         request_class=ApiRequest,
         state=State({"gateway": gateway}),
         lifespan=[lifespan],
         openapi_config=openapi_config(gateway.version),
         cors_config=CORSConfig(allow_origins=origins) if origins else None,
-        exception_handlers=dict(problems.HANDLERS),
+        exception_handlers={**dict(problems.HANDLERS), HTTPException: of_framework},
         request_max_body_size=None,
         logging_config=None,
     )

@@ -82,8 +82,17 @@ async def test_nothing_is_done_without_a_token(console: Console, tl: timeline.Ti
         "cron": "@daily",
     }
     answer = await console.post(f"{path}?topic=mails&name=mails&id=kept", form)
-    assert answer.status_code == 303 and answer.headers["location"].startswith("/login"), answer.text
+    assert answer.status_code == 401 and 'href="/login"' in answer.text, answer.text
     assert await tl.get("mails", "kept") is not None
+
+
+async def test_a_login_that_has_ended_loses_nothing_that_was_written(console: Console, tl: timeline.Timeline) -> None:
+    form = {"topic": "mails", "payload": "a long <b>text</b>\nof two lines", "tag": "spring", "json": "on"}
+    answer = await console.post("/produce", form)
+    assert answer.status_code == 401 and "Your login has ended" in answer.text
+    assert "a long &lt;b&gt;text&lt;/b&gt;\nof two lines</pre>" in answer.text and "spring" in answer.text
+    part = await console.post("/dead/step", {"topic": "mails", "do": "count"}, hx_request="true")
+    assert part.status_code == 401 and "Log in" in part.text and "</html>" not in part.text
 
 
 async def test_a_token_opens_what_it_may(console: Console, tl: timeline.Timeline, guarded: Any) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import timeline
 from tests.gateway.console.stage import DEAD, EMPTY, PICKY, TOPIC, WAITING, Console, bury
+from timeline.driver.mutations import TagProgress
 from timeline.model import State
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -139,6 +140,67 @@ async def test_dead_letters_are_found_counted_and_revived_spread_over_time(
     chosen = {"topic": topic, "do": "purge", "id": ["?group=default&id=gone-1", "?group=default&id=gone-2"]}
     assert "2 deleted for good" in (await console.post("/dead/step", chosen, hx_request="true")).text
     assert len([letter async for letter in tl.dead(topic)]) == 58
+
+
+async def test_all_messages_of_a_tag_are_counted_moved_and_cancelled(console: Console, tl: timeline.Timeline) -> None:
+    topic, tag = "campaigns", "spring & <b>"
+    await tl.create_topic(topic)
+    async with tl.producer(topic) as producer:
+        batch = timeline.Batch(payloads=[b"x"] * 40, in_="30d", tags=[tag] * 30 + ["other"] * 10)
+        (await producer.produce_many(batch)).raise_failed()
+    assert "Count, to move or cancel them" not in seen(await console.get("/topic", name=topic))
+    assert "Count, to move or cancel them" in (await console.get("/topic", name=topic, tag=tag)).text
+    asked = {"topic": topic, "tag": tag, "group": "default"}
+
+    async def step(**fields: str) -> httpx.Response:
+        return await console.post("/tag/step", asked | fields, hx_request="true")
+
+    counted = await step(do="count")
+    assert "<b>30</b> messages may be moved or cancelled" in counted.text and "Move all 30" in counted.text
+    wrong = await step(do="move", counted="30", at="tomorrow")
+    assert "is no time" in wrong.text and "Move all 30" in wrong.text, "the form stays, with what is wrong"
+    picked = {"at": "2031-05-01T09:30", "zone": "Europe/Berlin"}
+    assert "30 moved." in (await step(do="move", counted="30", **picked)).text
+    due = [one.due.isoformat() async for one in tl.scan(topic, tag=tag)]
+    assert due == ["2031-05-01T07:30:00+00:00"] * 30
+    assert "30 cancelled." in (await step(do="cancel", counted="30")).text
+    assert [one.tag async for one in tl.scan(topic)] == ["other"] * 10
+    assert (await step(do="all")).status_code == 400
+
+
+async def test_messages_of_a_tag_are_cancelled_from_where_a_step_ended(console: Console, tl: timeline.Timeline) -> None:
+    topic = "large"
+    await tl.create_topic(topic)
+
+    class Enough(Exception):
+        pass
+
+    def stop(told: TagProgress) -> None:
+        if told.done:
+            raise Enough(told.resume)
+
+    async with tl.producer(topic) as producer:
+        batch = timeline.Batch(payloads=[b"x"] * 12_000, in_="1d", tags=["all"] * 12_000)
+        (await producer.produce_many(batch)).raise_failed()
+        with pytest.raises(Enough) as ended:
+            await producer.cancel_tag("all", progress=stop)
+    fields = {"topic": topic, "tag": "all", "do": "cancel", "counted": "12000", "resume": str(ended.value)}
+    while "resume" in fields:
+        told = (await console.post("/tag/step", fields, hx_request="true")).text
+        fields = dict(re.findall(r'<input [^>]*name="(\w+)" value="([^"]*)"', told))
+    assert "12,000 cancelled." in told, told
+    assert not [one async for one in tl.scan(topic)]
+    broken = await console.post("/tag/step", {"topic": topic, "tag": "all", "do": "cancel", "resume": "no token"})
+    assert broken.status_code == 400 and "this is no resume token" in broken.text
+
+
+async def test_a_path_that_is_none_is_a_page_for_browsers_and_a_problem_for_programs(console: Console) -> None:
+    browser = await console.http.get("/nowhere", headers={"accept": "text/html,*/*;q=0.8"})
+    assert browser.status_code == 404 and "There is no page '/nowhere'." in seen(browser)
+    assert "default-src 'self'" in browser.headers["content-security-policy"]
+    for path in ("/nowhere", "/v1/nowhere"):
+        answer = await console.http.get(path, headers={"accept": "*/*"})
+        assert answer.status_code == 404 and answer.json()["code"] == "NOT_FOUND"
 
 
 async def test_reasons_are_counted(console: Console) -> None:

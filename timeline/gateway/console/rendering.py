@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from datetime import UTC
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from litestar.exceptions import NotFoundException
 from markupsafe import Markup, escape
 
 from timeline.driver.times import as_datetime
+from timeline.watcher import OBJECTIVE, OBJECTIVE_MS
 from timeline.wording import printable, shown_duration, shown_lateness, typed_name, typed_value
 
 FOLDER = Path(__file__).parent
@@ -59,10 +61,11 @@ def _environment() -> Environment:
         "exact": exact,
         "lateness": shown_lateness,
         "setting": typed_name,
+        "share": share,
         "typed": typed_value,
         "when": when,
     }
-    made.globals |= {"static": static_path, "link": link}
+    made.globals |= {"static": static_path, "link": link, "objective": OBJECTIVE, "objective_ms": OBJECTIVE_MS}
     return made
 
 
@@ -71,6 +74,11 @@ def _shown(value: object) -> object:
     if isinstance(value, str) and not isinstance(value, Markup):
         return printable(value)
     return value
+
+
+def share(value: float) -> str:
+    """Return a share (0 to 1) in percent, rounded down, so that a missed objective never looks kept."""
+    return f"{math.floor(value * 10_000 + 1e-9) / 100:g} %"
 
 
 def exact(value: object) -> Markup:

@@ -10,16 +10,22 @@ from litestar.exceptions import HTTPException
 
 from timeline.errors import Forbidden, Invalid, TimelineError
 from timeline.gateway.clients import UNAUTHENTICATED, Caller
-from timeline.gateway.console import letters, messages, overview, rendering, schedules, topics
+from timeline.gateway.console import letters, messages, overview, rendering, schedules, tags, topics
 from timeline.gateway.console.live import LOGIN
 from timeline.gateway.console.rendering import link, page
-from timeline.gateway.console.visit import check_own_page, form_of, log_in, log_out, redirect, sentence, shown
+from timeline.gateway.console.visit import Fields, check_own_page, form_of, log_in, log_out, redirect, sentence, shown
 from timeline.gateway.problems import GONE, ClientGone, problem_of
 from timeline.gateway.requests import ApiRequest
 from timeline.gateway.service import gateway_of
 from timeline.gateway.streams import EVENT_STREAM
 
 STREAMS = ("/live", "/dead/reasons")
+WRITTEN = (
+    "payload", "headers", "id", "tag", "at", "in", "zone", "expires", "name", "cron", "rrule", "every",
+    *(name for names in topics.GROUPS.values() for name in names if name not in ("paused", *topics.FIXED)),
+)  # fmt: skip
+"""Fields of forms that people write into. They are shown when a form cannot be taken."""
+LOGIN_ENDED = "Nothing was changed. Log in, and send the form again."
 log = logging.getLogger("timeline.gateway")
 
 
@@ -65,7 +71,7 @@ HANDLERS: tuple[Any, ...] = (
     overview.overview, overview.live, overview.load, overview.cluster, overview.late, overview.find,
     topics.topic, topics.messages, topics.create, topics.settings, topics.pause, topics.produce_form, topics.produce,
     messages.message, messages.payload, messages.act,
-    letters.dead, letters.count, letters.letters, letters.reasons, letters.step,
+    letters.dead, letters.count, letters.letters, letters.reasons, letters.step, tags.step,
     schedules.schedules, schedules.week, schedules.schedule, schedules.act, schedules.preview, schedules.create,
 )  # fmt: skip
 
@@ -76,6 +82,7 @@ async def check_request(request: Request[Any, Any, Any]) -> Response[bytes] | No
     assert isinstance(request, ApiRequest)
     if request.method not in ("GET", "HEAD"):
         check_own_page(request)
+        request.state.sent = await request.body()
     if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
         if request.headers.get("sec-fetch-mode") != "navigate":
             raise Forbidden("pages of other sites may not load parts of this console: follow a link to it")
@@ -93,12 +100,30 @@ def of_driver(request: Request[Any, Any, Any], error: TimelineError) -> Response
         path = request.scope["path"]
         query = request.scope["query_string"].decode("latin-1")
         asked = f"{path}?{query}" if query else path
-        whole = request.method == "GET" and "hx-request" not in request.headers
-        return redirect(request, link("/login", next=asked if whole else "/"))
+        if request.method == "POST":
+            return _login_ended(request)
+        return redirect(request, link("/login", next=asked if "hx-request" not in request.headers else "/"))
     if "hx-request" in request.headers:
         return shown(request, "_trouble.html", problem.status, sentence=sentence(error))
     told = {"title": problem.title, "status": problem.status, "code": problem.code, "detail": sentence(error)}
-    return shown(request, "error.html", problem.status, problem=told)
+    return shown(request, "error.html", problem.status, problem=told, written=_written(request))
+
+
+def _login_ended(request: ApiRequest) -> Response[bytes]:
+    """Ask for a token, and lose nothing that was written."""
+    if "hx-request" in request.headers:
+        return shown(request, "_trouble.html", 401, sentence=LOGIN_ENDED, login=True)
+    told = {"title": "Your login has ended", "status": 401, "code": UNAUTHENTICATED, "detail": LOGIN_ENDED}
+    return shown(request, "error.html", 401, problem=told, written=_written(request), login=True)
+
+
+def _written(request: ApiRequest) -> dict[str, str]:
+    """Return what somebody wrote into the form that was sent, by the names of its fields."""
+    try:
+        form = Fields.of(request.state.get("sent", b"").decode(errors="replace"))
+    except Invalid:
+        return {}
+    return {name: form.raw(name) for name in WRITTEN if form.text(name)}
 
 
 def of_anything(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
@@ -109,7 +134,7 @@ def of_anything(request: Request[Any, Any, Any], error: Exception) -> Response[b
     if "hx-request" in request.headers:
         return shown(request, "_trouble.html", 500, sentence=said)
     problem = {"title": "The gateway failed", "status": 500, "code": "UNKNOWN", "detail": said}
-    return shown(request, "error.html", 500, problem=problem)
+    return shown(request, "error.html", 500, problem=problem, written=_written(request))
 
 
 def gone(_: Request[Any, Any, Any], error: ClientGone) -> Response[bytes]:
@@ -120,8 +145,10 @@ def gone(_: Request[Any, Any, Any], error: ClientGone) -> Response[bytes]:
 def of_framework(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
     """Show a page that is not there, or a request that is none."""
     assert isinstance(request, ApiRequest)
-    title = "No such page" if error.status_code == 404 else "The request is wrong"
-    problem = {"title": title, "status": error.status_code, "code": "", "detail": error.detail}
+    absent = error.status_code == 404
+    title = "No such page" if absent else "The request is wrong"
+    said = f"There is no page {request.scope['path']!r:.200}." if absent else error.detail
+    problem = {"title": title, "status": error.status_code, "code": "", "detail": said}
     return shown(request, "error.html", error.status_code, problem=problem)
 
 

@@ -59,6 +59,7 @@ async def _page(
         windows=WINDOWS,
         states=STATES,
         filters=_filters(visit.query),
+        group=DEFAULT_GROUP,
         settings=settings,
         fixed=FIXED,
         trouble="" if wrong is None else sentence(wrong),
