@@ -512,7 +512,7 @@ async def test_a_consumer_that_is_closed_under_its_handlers_ends_their_run_witho
     monkeypatch.setattr(handlers, "_pause", counted)
     async with tl.producer("t") as p:
         await p.produce(b"", in_=0)
-    c = tl.consumer("t", id="w", lease="300ms")
+    c = tl.consumer("t", id="w", lease="2s")
     running = asyncio.ensure_future(c.run(handler, concurrency=2))
     await started.wait()
     await c.aclose()
