@@ -81,14 +81,17 @@ async def events(
     async with serving(request) as client:
         gateway.streams.add(stream)
         gateway.metrics.streams.inc()
+
+        async def give_back(taken: list[PulledDelivery]) -> None:
+            if taken:
+                await client.timeline.settle([one.receipt for one in taken], "return")
+
         try:
-            yield await _first(client.timeline, check_topic_name(topic), stream, lease)
+            # What is due already, after a comment, so that the reader learns at once that the stream is open.
+            first = client.timeline.take(check_topic_name(topic), credit, 0, lease=lease)
+            taken = await while_connected(request, first, gateway.ending, give_back)
+            yield b": open\n\n" + _encoded(taken or [], stream)
             begun = True
-
-            async def give_back(taken: list[PulledDelivery]) -> None:
-                if taken:
-                    await client.timeline.settle([one.receipt for one in taken], "return")
-
             while not gateway.stopping.is_set():
                 work = _next(client.timeline, topic, stream, lease)
                 taken = await while_connected(request, work, gateway.ending, give_back)
@@ -102,12 +105,6 @@ async def events(
         finally:
             gateway.streams.discard(stream)
             gateway.metrics.streams.dec()
-
-
-async def _first(timeline: Timeline, topic: str, stream: EventStream, lease: Duration | None) -> bytes:
-    """Return what is due already, after a comment, so that the reader learns at once that the stream is open."""
-    taken = await timeline.take(topic, await stream.room(), 0, lease=lease)
-    return b": open\n\n" + _encoded(taken, stream)
 
 
 async def _next(timeline: Timeline, topic: str, stream: EventStream, lease: Duration | None) -> list[PulledDelivery]:

@@ -7,6 +7,7 @@ import json
 import re
 import signal
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -236,6 +237,25 @@ async def test_letters_are_chosen_one_by_one_and_purged(visitor: Visitor, tl: ti
     await page.get_by_role("button", name="Revive the chosen 4").click()
     await page.get_by_text("4 revived.").wait_for()
     assert [one.id async for one in tl.dead("chosen")] == []
+
+
+async def test_all_messages_of_a_tag_are_moved_even_if_a_call_is_lost(visitor: Visitor, tl: timeline.Timeline) -> None:
+    await tl.create_topic("campaigns")
+    async with tl.producer("campaigns") as producer:
+        batch = timeline.Batch(payloads=[b"x"] * 20, in_="30d", tags=["spring"] * 20)
+        (await producer.produce_many(batch)).raise_failed()
+    page = await visitor.go("/topic?name=campaigns&tag=spring")
+    await page.context.set_offline(True)
+    await page.get_by_role("button", name="Count, to move").click()
+    await expect(page.locator("#connection")).to_be_visible()
+    await page.context.set_offline(False)
+    await page.get_by_role("button", name="Count, to move").click()
+    await page.locator("#tagged input[name=in]").fill("90d")
+    await page.get_by_role("button", name="Move all 20").click()
+    await expect(page.locator("#tagged")).to_contain_text("20 moved.")
+    dues = [one.due async for one in tl.scan("campaigns")]
+    assert len(dues) == 20 and min(dues) > datetime.now(UTC) + timedelta(days=80)
+    visitor.troubles.clear()  # the browser tells the lost call
 
 
 async def test_why_a_reminder_was_late_is_three_clicks_away(visitor: Visitor, tl: timeline.Timeline) -> None:

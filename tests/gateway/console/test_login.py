@@ -95,6 +95,20 @@ async def test_a_login_that_has_ended_loses_nothing_that_was_written(console: Co
     assert part.status_code == 401 and "Log in" in part.text and "</html>" not in part.text
 
 
+async def test_a_form_from_before_a_login_is_sent_again_after_it(
+    console: Console, tl: timeline.Timeline, guarded: Any
+) -> None:
+    await log_in(console, guarded[2]["all"])
+    form = {"csrf": console.http.cookies["timeline_csrf"], "topic": "mails", "payload": "x", "id": "again", "in": "1h"}
+    console.http.cookies.delete("timeline_token")  # its time is over
+    assert (await console.post("/produce", form)).status_code == 401
+    await log_in(console, guarded[2]["all"])
+    assert (await console.post("/produce", form)).status_code == 303
+    assert await tl.get("mails", "again") is not None
+    await console.post("/logout", {})
+    assert "timeline_csrf" not in console.http.cookies
+
+
 async def test_a_token_opens_what_it_may(console: Console, tl: timeline.Timeline, guarded: Any) -> None:
     _, _, tokens, log = guarded
     wrong = await log_in(console, tokens["all"][:-8] + "deadbeef")

@@ -13,7 +13,10 @@ import pytest
 import timeline
 from tests.gateway.console.stage import DEAD, EMPTY, PICKY, TOPIC, WAITING, Console, bury
 from timeline.driver.mutations import TagProgress
-from timeline.model import State
+from timeline.gateway.console.rendering import part
+from timeline.gateway.console.tags import TagWork
+from timeline.gateway.console.visit import Fields
+from timeline.model import State, Status
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -192,6 +195,14 @@ async def test_messages_of_a_tag_are_cancelled_from_where_a_step_ended(console: 
     assert not [one async for one in tl.scan(topic)]
     broken = await console.post("/tag/step", {"topic": topic, "tag": "all", "do": "cancel", "resume": "no token"})
     assert broken.status_code == 400 and "this is no resume token" in broken.text
+
+
+def test_work_on_a_tag_may_be_stopped_while_it_runs() -> None:
+    """A button that is disabled while a step is under way could not be pressed: the next one begins at once."""
+    work = TagWork("cancel", TagProgress({Status.OK: 5}), 10, resume="token")
+    shown = part("_tag_work.html", work=work, fields={"topic": "t"}, given=Fields({}), trouble="", csrf="")
+    assert "data-stop" in shown and "data-running" in shown and "hx-disabled-elt" not in shown
+    assert 'value="token"' in shown and 'value="5"' in shown and 'max="10"' in shown
 
 
 async def test_a_path_that_is_none_is_a_page_for_browsers_and_a_problem_for_programs(console: Console) -> None:

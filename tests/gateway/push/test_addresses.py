@@ -12,7 +12,7 @@ from tests.gateway.push.receiver import Receiver, always
 from timeline.errors import Invalid
 from timeline.gateway.push import sender as sender_module
 from timeline.gateway.push.addresses import REFUSED, AddressGuard, AddressRefused, host_of
-from timeline.gateway.push.sender import Sender
+from timeline.gateway.push.sender import Sender, Unanswered
 
 INSIDE = [
     # Plain, and as this machine's look-up reads them: decimal, octal, hexadecimal, short, with a trailing dot.
@@ -150,6 +150,34 @@ async def test_an_address_that_never_answers_does_not_use_up_the_time_of_the_nex
         await receiver.stop()
         for one in (silent, *waiting):
             one.close()
+
+
+async def test_a_connection_that_never_came_is_told_from_an_answer_that_never_came() -> None:
+    """The first concerns all topics of the host, the second one receiver alone."""
+
+    async def here(host: str, port: int) -> Sequence[str]:
+        return ["127.0.0.1"]
+
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)
+        port = silent.getsockname()[1]
+        waiting = [socket.socket() for _ in range(3)]
+        sender = Sender(f"http://hook.invalid:{port}/", AddressGuard(["127.0.0.0/8"], here), 1)
+        try:
+            with pytest.raises(Unanswered) as unread:  # the system connects, and nobody reads
+                await sender.post([("webhook-id", "a")], b"payload", 50)
+            for one in waiting:  # now the queue of connections is full, and the system drops what comes
+                one.setblocking(False)
+                one.connect_ex(silent.getsockname())
+            with pytest.raises(Unanswered) as unconnected:
+                await sender.post([("webhook-id", "b")], b"payload", 50)
+        finally:
+            await sender.close()
+            for one in waiting:
+                one.close()
+    assert unread.value.reached and not unconnected.value.reached
+    assert str(unread.value) == str(unconnected.value) == "no answer within 50ms"
 
 
 async def test_allowed_networks_are_reached_and_no_others() -> None:

@@ -25,7 +25,7 @@ WRITTEN = (
     *(name for names in topics.GROUPS.values() for name in names if name not in ("paused", *topics.FIXED)),
 )  # fmt: skip
 """Fields of forms that people write into. They are shown when a form cannot be taken."""
-LOGIN_ENDED = "Nothing was changed. Log in, and send the form again."
+LOGIN_ENDED = "This was not carried out. Log in, and send it again."
 log = logging.getLogger("timeline.gateway")
 
 

@@ -17,6 +17,7 @@ from timeline.model import DEFAULT_GROUP, Status
 STEP_MS = 1_000.0
 """A step ends after this time, with the chunk that it waits for then."""
 DEEDS = ("count", "move", "cancel")
+GO_ON = "To go on from here changes nothing twice."
 FIELDS = ("topic", "tag", "group", "at", "in", "zone")
 
 
@@ -59,7 +60,7 @@ async def step(request: ApiRequest) -> Response[bytes]:
             told, resume = over.told, over.told.resume
         except (Unavailable, Unknown, Throttled) as lost:
             told = _come_so_far(lost)
-            trouble, resume = sentence(lost), told.resume
+            trouble, resume = f"{lost.reason.rstrip('.') or 'The answer was lost'}. {GO_ON}", told.resume
         except Invalid as wrong:
             if deed == "count" or resume:
                 raise

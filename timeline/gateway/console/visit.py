@@ -253,11 +253,11 @@ def redirect(request: ApiRequest, path: str, notice: str = "") -> Response[bytes
 
 
 def log_in(request: ApiRequest, token: str, as_operator: bool, path: str) -> Response[bytes]:
-    """Keep a token in the browser, and send it to a page."""
+    """Keep a token in the browser, and send it to a page. The secret of forms stays, so that what was written before is
+    sent again as it is. The form that logged in had it, and only a page of ours can set it."""
     answer = redirect(request, path)
     answer.cookies.append(_cookie(request, TOKEN, quote(token), LOGIN_S))
     answer.cookies.append(_cookie(request, OPERATOR, "1", LOGIN_S if as_operator else 0))
-    answer.cookies.append(_cookie(request, CSRF, secrets.token_urlsafe(24)))
     return answer
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 FAILURES = 5
-MOST_OF_HOST = 1_000
-"""Requests of all topics that one host may have at once."""
+MOST_OF_HOST = 2_000
+"""Requests of all topics that one host may have at once. A topic takes at most as many as it leaves to the others."""
 FIRST_MS = 1_000.0
 CAP_MS = 60_000.0
 
@@ -100,11 +100,12 @@ class Receiver:
 
     def __init__(self, host: Host, own: Circuit) -> None:
         self._shared, self._host, self._own = host, host.circuit, own
+        self._under_way = 0
 
     @property
     def free(self) -> int:
-        """How many more requests the host takes now."""
-        return self._shared.free
+        """How many more requests the host takes now from this topic."""
+        return max(0, (self._shared.free - self._under_way + 1) // 2)
 
     @property
     def open(self) -> bool:
@@ -122,6 +123,7 @@ class Receiver:
     def admit(self, now_ms: float) -> bool:
         """Return whether a request may go now. Tell its end."""
         admitted = self.free > 0 and self.wait_ms(now_ms) <= 0 and self._host.admit(now_ms) and self._own.admit(now_ms)
+        self._under_way += admitted
         self._shared.under_way += admitted
         return admitted
 
@@ -152,8 +154,10 @@ class Receiver:
             self._own.given_up()
 
     def _ended(self) -> None:
+        self._under_way -= 1
         self._shared.under_way -= 1
-        if self._shared.under_way == MOST_OF_HOST - 1:
+        free = self._shared.free
+        if free & (free - 1) == 0:  # twice as much as when it was told last: not each end wakes all
             self._host.tell()
 
     def hear(self, told: Callable[[], None]) -> None:

@@ -367,6 +367,8 @@ class Pusher:
 
     async def _refresh(self, topic: Topic) -> None:
         secrets = await self._client.topic_secrets(topic.name)
+        if self._rested_s is not None:
+            return
         running = self._running.get(topic.name)
         if running is not None:
             pusher, task = running

@@ -8,7 +8,7 @@ import socket
 import ssl
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import aiohttp
 from yarl import URL
@@ -41,7 +41,7 @@ class Answer(NamedTuple):
 
 class Unanswered(Exception):
     """No answer came; the text says why. `refused`: nothing was sent, because the URL or its addresses are refused.
-    `reached`: as far as is known, there was a connection, so the host itself works."""
+    `reached`: there was a connection, so the host itself works."""
 
     def __init__(self, reason: str, refused: bool = False, reached: bool = False) -> None:
         super().__init__(reason)
@@ -67,6 +67,7 @@ class Sender:
             skip_auto_headers=("accept-encoding", "user-agent"),
             headers={"user-agent": "timeline-webhooks", "accept": "*/*"},
             timeout=UNBOUNDED,
+            trace_configs=[_connections()],
         )
 
     async def close(self) -> None:
@@ -78,18 +79,20 @@ class Sender:
 
     async def post(self, headers: Sequence[tuple[str, str]], body: bytes, timeout_ms: float) -> Answer:
         """Send a request and return the answer. Raise Unanswered."""
+        connected: list[bool] = []
         try:
             async with asyncio.timeout(timeout_ms / 1000.0) as timer:
-                return await self._post(headers, body, timer, min(CONNECT_S, timeout_ms / 1000.0 / TRIED_ADDRESSES))
+                connect_s = min(CONNECT_S, timeout_ms / 1000.0 / TRIED_ADDRESSES)
+                return await self._post(headers, body, timer, connect_s, connected)
         except TimeoutError:
-            raise Unanswered(f"no answer within {shown_duration(round(timeout_ms))}", reached=True) from None
+            said = f"no answer within {shown_duration(round(timeout_ms))}"
+            raise Unanswered(said, reached=bool(connected)) from None
         except Invalid as bad:
             raise Unanswered(bad.reason, refused=True) from bad
         except socket.gaierror as unknown:
             raise Unanswered(f"the name {self._host} is not known here: {unknown.strerror}") from unknown
         except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as bad:
-            apart = isinstance(bad, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
-            raise Unanswered(self._reason(bad), reached=not apart) from bad
+            raise Unanswered(self._reason(bad), reached=bool(connected)) from bad
 
     def _reason(self, bad: Exception) -> str:
         """Return a failure as a receiver's owner understands it."""
@@ -100,7 +103,12 @@ class Sender:
         return f"{type(bad).__name__}: {bad}"
 
     async def _post(
-        self, headers: Sequence[tuple[str, str]], body: bytes, timer: asyncio.Timeout, connect_s: float
+        self,
+        headers: Sequence[tuple[str, str]],
+        body: bytes,
+        timer: asyncio.Timeout,
+        connect_s: float,
+        connected: list[bool],
     ) -> Answer:
         judged = sorted(await self._judged(), key=lambda address: address != self._worked)
         *others, last = judged[:TRIED_ADDRESSES]
@@ -108,8 +116,8 @@ class Sender:
             connecting = aiohttp.ClientTimeout(total=None, sock_connect=connect_s)
             # Nothing was sent: the next one may be reached.
             with suppress(aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
-                return await self._post_to(address, headers, body, timer, connecting)
-        return await self._post_to(last, headers, body, timer)
+                return await self._post_to(address, headers, body, timer, connected, connecting)
+        return await self._post_to(last, headers, body, timer, connected)
 
     async def _judged(self) -> tuple[str, ...]:
         """Return the permitted addresses. They are looked up again now and then, and the former are used meanwhile."""
@@ -136,10 +144,12 @@ class Sender:
         headers: Sequence[tuple[str, str]],
         body: bytes,
         timer: asyncio.Timeout,
+        connected: list[bool],
         bounds: aiohttp.ClientTimeout = UNBOUNDED,
     ) -> Answer:
         """Send to an address, under the host's name for the receiver and its certificate. `timer`: until when the
-        receiver's status must be there. A body that is not complete by then is cut off."""
+        receiver's status must be there. A body that is not complete by then is cut off. `connected`: gets an item when
+        there is a connection."""
         url = URL(self._url, encoded=True)
         named = ("host", url.raw_authority)
         async with self._session.post(
@@ -149,6 +159,7 @@ class Sender:
             allow_redirects=False,
             timeout=bounds,
             server_hostname=self._host if url.scheme == "https" else None,
+            trace_request_ctx=connected,
         ) as response:
             self._worked = address
             answered = {name.lower(): value for name, value in response.headers.items()}
@@ -159,6 +170,18 @@ class Sender:
                 async with asyncio.timeout_at(until_s):
                     await _read_start(response, start)
             return Answer(response.status, answered, bytes(start))
+
+
+def _connections() -> aiohttp.TraceConfig:
+    """Return what tells each request that it has a connection."""
+
+    async def connected(_: aiohttp.ClientSession, context: Any, told: object) -> None:
+        context.trace_request_ctx.append(True)
+
+    traced = aiohttp.TraceConfig()
+    traced.on_connection_create_end.append(connected)
+    traced.on_connection_reuseconn.append(connected)
+    return traced
 
 
 async def _read_start(response: aiohttp.ClientResponse, start: bytearray) -> None:

@@ -175,7 +175,7 @@ function connection(lost) {
 
 // What asks for the next part of a list or of some work. If that fails, it stays, and says why.
 function asking(event) {
-  return event.detail.requestConfig.elt.closest("#work form, tr.loading");
+  return event.detail.requestConfig.elt.closest("#work form, #tagged form, tr.loading");
 }
 
 function failed(event) {
