@@ -35,6 +35,11 @@ LABELS = {
     "times_beanstalkd_fsync": "{} times with a sync each",
     "times_celery": "{} times",
     "times_pgqueuer": "{} times",
+    "times_procrastinate": "{} times",
+    "times_redis-set": "{} times",
+    "times_apscheduler": "{} times",
+    "times_rq": "{} times",
+    "times_nats": "{} times",
     "broker_cpu_us_per_message": "broker {} µs per message",
     "client_cpu_us_per_message": "client {} µs",
     "answer_p99_ms": "answer p99 {} ms",
@@ -137,7 +142,7 @@ def command(report: dict[str, Any]) -> str:
     kind = scenarios()[kind_of(report)]
     words = [kind.name]
     for field in dataclasses.fields(kind):
-        value = report["settings"][field.name]
+        value = report["settings"].get(field.name, field.default)  # an older result lacks newer settings
         if (not field.metadata and field.name not in ("store", "sync")) or value == field.default or value == "":
             continue
         flag = f"--{field.name.replace('_', '-')}"
@@ -158,6 +163,8 @@ def rows(report: dict[str, Any]) -> Iterator[str]:
     else:
         yield _row(report, report["scenario"], asked + bare, own)
     for other in report["beside"]:
+        if other["scenario"].replace(" ", "_") in _peers(report):
+            yield _row(other | {"targets": []}, other["scenario"], f"{asked} --peer {peer}", ["rate_per_s", *LATE])
         if other["scenario"] == "bare push":
             yield _row(other | {"targets": []}, "bare push of gRPC", f"{asked} --bare", LATE)
 
@@ -189,9 +196,21 @@ def figures(results: dict[str, Any]) -> str:
         where = f"{on['cpu']}, {on['cores']} cores, {on['system']}, Python {on['python']}"
         parts.append(f"Commit {run['commit']}, {run['date']}, {where}, load {on['load_1min']:g} before:\n\n")
         parts.append(HEAD + "".join(f"{row}\n" for report in run["scenarios"] for row in rows(report)) + "\n")
+        parts += _notes(run["scenarios"])
         wrong = [f"{report['scenario']}: {sentence}" for report in run["scenarios"] for sentence in report["wrong"]]
         parts += [f"Wrong: {sentence}.\n\n" for sentence in wrong]
     return "".join(parts)
+
+
+def _notes(reports: list[dict[str, Any]]) -> list[str]:
+    """Return what is worth knowing of each peer: what it keeps, what it does not do, and how it was driven."""
+    told = {
+        f"{other['scenario']}, beside {report['scenario']}": other["notes"]
+        for report in reports
+        for other in report["beside"]
+        if other["notes"] and other["scenario"].replace(" ", "_") in _peers(report)
+    }
+    return [f"- *{name}*: {'. '.join(notes)}.\n" for name, notes in told.items()] + ["\n"] * bool(told)
 
 
 def page(text: str, results: dict[str, Any]) -> str:

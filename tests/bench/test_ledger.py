@@ -9,8 +9,8 @@ import pytest
 
 from timeline.bench.ledger import Ledger, earliest_ahead_ms
 from timeline.bench.load import ID_BYTES, PENDING_FROM_MS, PENDING_SPREAD_MS, payloads_for, pending_dues, random_ids
-from timeline.bench.peers.beanstalkd import _Putter, _Worker
 from timeline.bench.processes import CannotMeasure, within
+from timeline.bench.suite import OWN_SERVERS
 from timeline.columns import Ragged
 from timeline.errors import Unavailable
 from timeline.model import buckets_of
@@ -119,9 +119,10 @@ async def test_a_run_ends_when_all_is_settled() -> None:
 
 
 async def test_a_peer_that_ends_a_connection_ends_the_run() -> None:
-    for connection in (_Putter(), _Worker(Ledger(1, 1), 100)):
+    for server in OWN_SERVERS.values():
+        connection = server.connection("memory")
         connection.connection_lost(ConnectionResetError("reset by peer"))
-        with pytest.raises(CannotMeasure, match="beanstalkd ended a connection: reset by peer"):
+        with pytest.raises(CannotMeasure, match=f"{server.name} ended a connection: reset by peer"):
             await connection.lost
 
 

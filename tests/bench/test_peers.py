@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 from tests.servers.fixture import Running
 from tests.servers.postgresql import PostgresqlServer
 from tests.servers.redis import RedisServer
+from timeline.bench.peers import databases
 from timeline.bench.peers.databases import PEERS, run_peer
 from timeline.bench.processes import CannotMeasure
 from timeline.bench.scenarios.throughput import CycleScenario
@@ -22,13 +23,18 @@ pytestmark = pytest.mark.prove
 SMALL = CycleScenario(messages=200, batch=50, warm_up=50)
 
 
+@pytest.fixture(autouse=True)
+def few_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(databases, "LATE_COUNT", 20)
+
+
 @pytest.mark.servers
 @pytest.mark.processes
 async def test_celery(servers: Running, tmp_path: Path) -> None:
     url = servers.url(RedisServer)
     report = await run_peer(replace(SMALL, store=f"{url}?timeout=5s"), "celery", tmp_path)
     assert report.wrong == []
-    assert report.figures["rate_per_s"] > 0
+    assert report.figures["rate_per_s"] > 0 and report.figures["lateness_p50_ms"] > 0
     assert report.notes[0] == PEERS["celery"].less and "solo" in report.notes[1] and "prefork" in report.notes[1]
     async with Redis.from_url(url) as server:
         assert [key async for key in server.scan_iter(match="bench_celery_*")] == []
@@ -59,6 +65,24 @@ async def test_the_recipe_of_a_sorted_set(servers: Running, tmp_path: Path) -> N
     assert report.notes[0] == PEERS["redis-set"].less and "trials: 100 " in report.notes[1]
     async with Redis.from_url(url) as server:
         assert [key async for key in server.scan_iter(match="bench_redis_set_*")] == []
+
+
+@pytest.mark.servers
+@pytest.mark.processes
+async def test_rq(servers: Running, tmp_path: Path) -> None:
+    url = servers.url(RedisServer)
+    report = await run_peer(replace(SMALL, store=url), "rq", tmp_path)
+    assert report.wrong == [] and report.figures["rate_per_s"] > 0
+    assert report.figures["lateness_min_ms"] < 0, "it is early, as its note says"
+    assert report.notes[0] == PEERS["rq"].less and "a process per job " in report.notes[1]
+    async with Redis.from_url(url) as server:
+        assert [key async for key in server.scan_iter(match="*bench_rq_*")] == []
+        assert not await server.smembers("rq:queues") and not await server.smembers("rq:workers")
+
+
+async def test_a_backlog_is_for_servers_of_their_own(tmp_path: Path) -> None:
+    with pytest.raises(CannotMeasure, match="--backlog goes with --peer beanstalkd and nats"):
+        await run_peer(replace(SMALL, store="redis://host/0", backlog=True), "rq", tmp_path)
 
 
 @pytest.mark.parametrize("name", PEERS)

@@ -10,8 +10,9 @@ import pytest
 
 from tests.services import require_service
 from timeline.bench.figures import BenchReport
+from timeline.bench.peers import own_servers
 from timeline.bench.peers.bare import run_bare, run_bare_push
-from timeline.bench.peers.beanstalkd import KINDS, WAYS, run_beanstalkd
+from timeline.bench.peers.own_servers import WAYS, run_own_server
 from timeline.bench.processes import CannotMeasure, disk_stalled_s
 from timeline.bench.scenarios.console import ConsoleScenario
 from timeline.bench.scenarios.holding import OPERATIONS, MemoryScenario, PayloadScenario, RestartScenario
@@ -20,6 +21,7 @@ from timeline.bench.scenarios.lateness import OF, BurstScenario, CancelTagScenar
 from timeline.bench.scenarios.schedules import SchedulesScenario
 from timeline.bench.scenarios.throughput import APIS, LOOPS, CycleScenario, LoopScenario, ProduceScenario
 from timeline.bench.stores import opened
+from timeline.bench.suite import OWN_SERVERS
 
 pytestmark = pytest.mark.processes
 
@@ -55,24 +57,36 @@ async def test_a_bare_push_is_late_and_never_early(tmp_path: Path) -> None:
     assert 0 < report.figures["lateness_min_ms"] <= report.figures["lateness_p50_ms"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.prove
-async def test_beanstalkd(kind: str, tmp_path: Path) -> None:
-    require_service("beanstalkd")
-    report = await run_beanstalkd(CycleScenario(messages=6_000, batch=1_000, warm_up=100), kind, tmp_path)
-    _well(report, "rate_per_s")
-    worth, driven = report.notes
-    assert worth == KINDS[kind]
-    assert all(way in driven for way in WAYS.values())
+async def test_a_backlog_is_put_before_it_is_taken(store: str, tmp_path: Path) -> None:
+    _well(await CycleScenario(store, messages=2_500, batch=400, warm_up=300, backlog=True).run(tmp_path), "rate_per_s")
 
 
+@pytest.mark.parametrize(("name", "kind"), [(one.name, kind) for one in OWN_SERVERS.values() for kind in one.kinds])
 @pytest.mark.prove
-async def test_beanstalkd_with_few_on_their_way(tmp_path: Path) -> None:
-    """What is to be deleted waits behind the reserves that were sent before: these must not wait for more than there
-    may be."""
-    require_service("beanstalkd")
-    asked = CycleScenario(messages=2_000, batch=10, warm_up=0)
-    _well(await run_beanstalkd(asked, "memory", tmp_path), "rate_per_s")
+async def test_a_peer_that_is_a_server(name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name == "beanstalkd":
+        require_service(name)
+    monkeypatch.setattr(own_servers, "LATE_COUNT", 100)
+    monkeypatch.setattr(own_servers, "SYNCED_MESSAGES", 500)
+    server = OWN_SERVERS[name]
+    report = await run_own_server(server, CycleScenario(messages=6_000, batch=1_000, warm_up=100), kind, tmp_path)
+    _well(report, "rate_per_s", *LATENESS)
+    worth, less, driven = report.notes
+    assert (worth, less) == (server.kinds[kind], server.less)
+    assert all(str(way) in driven for way in WAYS)
+    assert report.figures["lateness_min_ms"] >= 0, "a delay is rounded up"
+
+
+@pytest.mark.parametrize("name", OWN_SERVERS)
+@pytest.mark.prove
+async def test_a_peer_that_is_a_server_takes_a_backlog(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "beanstalkd":
+        require_service(name)
+    monkeypatch.setattr(own_servers, "LATE_COUNT", 10)
+    asked = CycleScenario(messages=2_000, warm_up=0, backlog=True)
+    _well(await run_own_server(OWN_SERVERS[name], asked, "memory", tmp_path), "rate_per_s")
 
 
 async def test_produce(store: str, tmp_path: Path) -> None:

@@ -152,13 +152,14 @@ def test_targets_are_those_of_the_kind_of_store(asked: Any) -> None:
         ("postgresql://h/d", "bare store", 0.7),
         ("cassandra://h/k", "bare store", 0.7),
         ("mysql://h/d", "bare store", None),
-        ("postgresql://h/d", "pgqueuer", 2.0),
-        ("memory://", "beanstalkd memory", 6.0),
+        ("postgresql://h/d", "pgqueuer", 4.0),
+        ("memory://", "beanstalkd memory", 5.0),
+        ("sqlite:///f", "beanstalkd fsync", 20.0),
         ("redis://h", "celery", None),
     ],
 )
 def test_the_ratio_to_what_ran_beside_it(store: str, beside: str, wanted: float | None) -> None:
-    settings = {"store": store, "api": "batch", "pending": 0}
+    settings = {"store": store, "api": "list", "pending": 0}
     other = BenchReport(beside, settings, {"rate_per_s": 100.0})
     report = BenchReport("cycle", settings, {"rate_per_s": 150.0}, beside=[other])
     compare(report)

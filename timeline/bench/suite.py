@@ -11,9 +11,12 @@ from pathlib import Path
 
 from timeline.bench.figures import BenchReport, Target
 from timeline.bench.load import Told
+from timeline.bench.peers import LATE_APART_MS, LATE_COUNT
 from timeline.bench.peers.bare import run_bare, run_bare_push
-from timeline.bench.peers.beanstalkd import KINDS, run_beanstalkd
+from timeline.bench.peers.beanstalkd import BEANSTALKD
 from timeline.bench.peers.databases import run_peer
+from timeline.bench.peers.nats import NATS
+from timeline.bench.peers.own_servers import run_own_server
 from timeline.bench.processes import Profile
 from timeline.bench.scenario import Scenario
 from timeline.bench.scenarios.holding import MemoryScenario, PayloadScenario, RestartScenario
@@ -24,19 +27,24 @@ from timeline.bench.scenarios.throughput import CycleScenario, LoopScenario, Pro
 from timeline.bench.stores import scheme
 
 SQLITE = "sqlite://"
-BEANSTALKD = "beanstalkd"
+LATE = LatenessScenario(rate=1000.0 / LATE_APART_MS, seconds=LATE_COUNT * LATE_APART_MS / 1000, runs=1)
+"""The lateness that stands beside that of peers."""
+OWN_SERVERS = {server.name: server for server in (BEANSTALKD, NATS)}
 MILLION = 1_000_000
 COMPARED = ("lateness_p50_ms", "lateness_p99_ms", "lateness_p99_9_ms")
 TIMES_OF_NONE = 1.25
-LIKE_PEER = {"api": "batch", "pending": 0}
+LIKE_PEER = {"api": "list", "pending": 0}
 BARE = "bare store"
 TIMES_OF = {
-    ("beanstalkd memory", "memory"): 6.0,
-    ("pgqueuer", "postgresql"): 2.0,
+    ("beanstalkd memory", "memory"): 5.0,
+    ("beanstalkd fsync", "sqlite"): 20.0,
+    ("pgqueuer", "postgresql"): 4.0,
     (BARE, "postgresql"): 0.7,
     (BARE, "cassandra"): 0.7,
 }
-"""Targets for a cycle's rate relative to what ran beside it, by kind of store. Those of peers apply to batches only."""
+"""Targets for a cycle's rate relative to what ran beside it, by kind of store. Those of peers apply to lists only."""
+TIMES_OF_BACKLOG = 4.0
+"""The same for a backlog in memory beside beanstalkd."""
 
 
 def fresh(store: str, folder: Path, name: str = "bench") -> str:
@@ -57,8 +65,9 @@ class SuiteEntry:
         """Return what it is, in a few words."""
         asked, words = self.asked, [self.asked.name.replace("-", "")]
         words.append("memory" if asked.store.startswith("memory") else "SQLite")
-        if isinstance(asked, CycleScenario) and asked.api != "batch":
-            words.append(asked.api)
+        if isinstance(asked, CycleScenario):
+            words += [{"batch": "columns"}.get(asked.api, asked.api)] * (asked.api != "list")
+            words += ["backlog"] * asked.backlog
         if isinstance(asked, LatenessScenario):
             words += ["in_=0"] * asked.in_zero + ["no lease ahead"] * (asked.lease_ahead == "off")
         if pending := getattr(asked, "pending", 0):
@@ -71,10 +80,13 @@ def entries(millions: float, seconds: float, runs: int, messages: int) -> tuple[
     most = int(millions * MILLION)
     lateness = LatenessScenario(seconds=seconds, runs=runs)
     return (
-        SuiteEntry(CycleScenario(messages=messages), bare=True, peer=BEANSTALKD),
+        SuiteEntry(CycleScenario(store=SQLITE, messages=messages // 2), bare=True, peer=BEANSTALKD.name),
+        SuiteEntry(CycleScenario(store=SQLITE, messages=messages // 2, backlog=True), peer=BEANSTALKD.name),
+        SuiteEntry(CycleScenario(messages=messages), bare=True, peer=BEANSTALKD.name),
+        SuiteEntry(CycleScenario(messages=messages, backlog=True), peer=BEANSTALKD.name),
+        SuiteEntry(CycleScenario(api="batch", messages=messages)),
         SuiteEntry(CycleScenario(api="object", messages=messages // 2)),
         SuiteEntry(CycleScenario(api="handlers", messages=messages // 5)),
-        SuiteEntry(CycleScenario(store=SQLITE, messages=messages // 2), bare=True),
         SuiteEntry(CycleScenario(store=SQLITE, messages=messages // 5, pending=most // 10), bare=True),
         SuiteEntry(ProduceScenario(messages=messages // 5)),
         SuiteEntry(ProduceScenario(store=SQLITE, messages=messages // 5)),
@@ -134,10 +146,15 @@ async def measure(
         if journal:
             journalled = replace(asked, store=fresh(given, folder, "journalled"))
             report.beside.append(await run_journalled(journalled, folder))
-        if peer == BEANSTALKD:
-            report.beside += [await run_beanstalkd(asked, kind, folder) for kind in KINDS]
+        if server := OWN_SERVERS.get(peer):
+            kinds = server.kinds if scheme(asked.store) == "memory" else (server.synced,)
+            report.beside += [await run_own_server(server, asked, kind, folder) for kind in kinds]
         elif peer:
             report.beside.append(await run_peer(asked, peer, folder))
+        if peer:
+            late = await replace(LATE, store=asked.store).run(folder)
+            report.figures |= {name: late.figures[name] for name in COMPARED}
+            report.wrong += late.wrong
     compare(report)
     if profile is not None:
         report.notes += profile.lines()
@@ -162,6 +179,8 @@ def compare(report: BenchReport) -> None:
         report.figures[words] = report.figures["rate_per_s"] / other.figures["rate_per_s"]
         wanted = TIMES_OF.get((other.scenario, scheme(report.settings["store"])))
         like_peer = report.settings == report.settings | LIKE_PEER
+        if wanted is not None and report.settings.get("backlog") and scheme(report.settings["store"]) == "memory":
+            wanted = TIMES_OF_BACKLOG
         if wanted is not None and (like_peer or other.scenario == BARE):
             report.targets = (*report.targets, Target(words, wanted, least=True))
 

@@ -36,7 +36,7 @@ from timeline.bench.scenarios.http import HttpScenario, WebhookScenario
 from timeline.bench.scenarios.lateness import PENDING, BurstScenario, CancelTagScenario, LatenessScenario, ScaleScenario
 from timeline.bench.scenarios.schedules import SchedulesScenario
 from timeline.bench.scenarios.throughput import CycleScenario, LoopScenario, ProduceScenario
-from timeline.bench.suite import BEANSTALKD, FULL, QUICK, SuiteEntry, compare_pending, measure, run_entry
+from timeline.bench.suite import FULL, OWN_SERVERS, QUICK, SuiteEntry, compare_pending, measure, run_entry
 from timeline.cli.app import REFUSED, SOME_FAILED, Failed, Suggesting, say
 from timeline.cli.options import DURATION, Url
 from timeline.cli.output import Progress, print_json, print_table
@@ -67,7 +67,10 @@ BESIDE_IT = {
     CycleScenario: (
         click.Option(["--bare"], is_flag=True, help="Measure the store's own statements, too, without broker or wire."),
         click.Option(
-            ["--peer"], type=click.Choice([BEANSTALKD, *PEERS]), help="Measure the same work by this peer, too."
+            ["--peer"],
+            type=click.Choice(sorted([*OWN_SERVERS, *PEERS])),
+            metavar="PEER",
+            help=f"Measure the same work by this peer, too: {', '.join(sorted([*OWN_SERVERS, *PEERS]))}.",
         ),
         click.Option(["--journal"], is_flag=True, help="Measure the journal, too: five pairs with and without it."),
         profile_option,

@@ -1,14 +1,28 @@
 """The company of Timeline in a measurement: other services, the bare store, bare gRPC.
 
-A peer's processes talk to the benchmark by lines. READY: it can begin. A list of payloads as JSON is put, and answered
-by STORED. LEFT asks how many are not acknowledged. DROP removes all, and is answered by DROPPED.
+A peer's processes talk to the benchmark by lines. READY: it can begin. `asked_line` makes a line of payloads to put,
+which is answered by STORED. LEFT asks how many are not acknowledged. DROP removes all, and is answered by DROPPED.
 """
 
 from __future__ import annotations
 
+import json
 import os
 
 READY, STORED, LEFT, DROP, DROPPED = "ready", "stored", "left", "drop", "dropped"
+LATE_COUNT, LATE_APART_MS, LATE_AHEAD_MS, LATE_PATIENCE_S = 1_000, 10, 5_000, 60.0
+"""A peer's lateness: so many messages, so far apart, put so long before the first is due."""
+
+
+def asked_line(payloads: list[str], due_ms: list[int] | None = None) -> str:
+    """Return a line that puts payloads with due times of their own. None: they are due at once."""
+    return json.dumps([payloads, due_ms])
+
+
+def asked_of(line: str) -> tuple[list[str], list[int] | None]:
+    """Return the payloads and the due times of such a line."""
+    payloads, due_ms = json.loads(line)
+    return payloads, due_ms
 
 
 def id_output() -> int:

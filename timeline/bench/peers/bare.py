@@ -52,7 +52,7 @@ async def run_bare(asked: CycleScenario, told: Told | None = None) -> BenchRepor
 
 async def _turn(store: Store, topic: Topic, asked: CycleScenario, messages: int) -> Ledger:
     """Pass messages through put, lease and ack; puts go on meanwhile."""
-    ledger = Ledger(messages, WINDOW_BATCHES * asked.batch)
+    ledger = Ledger(messages, messages if asked.backlog else WINDOW_BATCHES * asked.batch)
     stored = asyncio.Semaphore(0)
     clock = Clock()
 
@@ -75,7 +75,11 @@ async def _turn(store: Store, topic: Topic, asked: CycleScenario, messages: int)
             ledger.settle(len(answers), int((answers.status != Status.OK.code).sum()))
 
     puts = ledger.put_each(batch_sizes(messages, asked.batch), asked.payload_bytes, put)
-    await ledger.through(puts, consume())
+    if asked.backlog:
+        await puts
+        await ledger.through(consume())
+    else:
+        await ledger.through(puts, consume())
     return ledger
 
 

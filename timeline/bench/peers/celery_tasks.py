@@ -20,7 +20,7 @@ from celery import Celery
 from celery.signals import worker_ready
 
 from timeline.bench.load import ID_BYTES
-from timeline.bench.peers import DROP, DROPPED, LEFT, READY, STORED, id_output
+from timeline.bench.peers import DROP, DROPPED, LEFT, READY, STORED, asked_of, id_output
 from timeline.clock import Clock
 
 PREFETCHED = 128
@@ -77,16 +77,19 @@ def put(url: str, name: str, way: str) -> None:
                     server.delete(key)
                 print(DROPPED, flush=True)
             else:
-                payloads = json.loads(asked)
-                list(publishers.map(partial(publish, handed), (payloads[at::PUBLISHERS] for at in range(PUBLISHERS))))
+                payloads, due_ms = asked_of(asked)
+                parts = [slice(at, None, PUBLISHERS) for at in range(PUBLISHERS)]
+                dues = [None if due_ms is None else due_ms[part] for part in parts]
+                list(publishers.map(partial(publish, handed), [payloads[part] for part in parts], dues))
                 print(STORED, flush=True)
 
 
-def publish(handed: Any, payloads: list[str]) -> None:
-    """Publish one task per payload, due now."""
+def publish(handed: Any, payloads: list[str], due_ms: list[int] | None) -> None:
+    """Publish one task per payload, due at times of their own, or now."""
     clock = Clock()
-    for payload in payloads:
-        handed.apply_async((payload,), eta=datetime.fromtimestamp(clock.now_ms() / 1000, UTC))
+    for at, payload in enumerate(payloads):
+        due = clock.now_ms() if due_ms is None else due_ms[at]
+        handed.apply_async((payload,), eta=datetime.fromtimestamp(due / 1000, UTC))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 Each does the cycle's work as its own documentation describes, in two processes: one puts, the other works. It is driven
 in several ways, and the quickest counts. Puts go in batches, or from several threads where there is no call for many.
 Messages are due at once. The worker's code writes the id in each payload, which is checked here. A turn ends when the
-database has nothing left of it, so that every acknowledgement counts. Everything lies under a name of its own, and is
-removed at the end.
+database has nothing left of it, so that every acknowledgement counts. Then messages with due times of their own show
+how late they are handed out. Everything lies under a name of its own, and is removed at the end.
 """
 
 from __future__ import annotations
@@ -13,18 +13,30 @@ import asyncio
 import importlib.util
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 import timeline
-from timeline.bench.figures import BenchReport
+from timeline.bench.figures import BenchReport, latencies
 from timeline.bench.ledger import Ledger
-from timeline.bench.load import batch_sizes
-from timeline.bench.peers import DROP, DROPPED, LEFT, STORED
-from timeline.bench.processes import CannotMeasure, Measured, started_module
+from timeline.bench.load import batch_at, batch_sizes, ids_of, observed
+from timeline.bench.peers import (
+    DROP,
+    DROPPED,
+    LATE_AHEAD_MS,
+    LATE_APART_MS,
+    LATE_COUNT,
+    LATE_PATIENCE_S,
+    LEFT,
+    STORED,
+    asked_line,
+)
+from timeline.bench.processes import CannotMeasure, Measured, started_module, within
 from timeline.bench.scenarios.throughput import WINDOW_BATCHES, CycleScenario, measured
 from timeline.bench.stores import NAME_BYTES, scheme
 from timeline.wording import install_command
@@ -46,6 +58,14 @@ class PeerSystem:
 
 
 PEERS = {
+    "apscheduler": PeerSystem(
+        "timeline.bench.peers.apscheduler_jobs",
+        "postgresql",
+        ("apscheduler", "sqlalchemy", "psycopg"),
+        ("1", "10"),
+        "does not: share its jobs among processes (one scheduler only), keep a job until it is done (it is removed "
+        "when it begins), cancel by tag, fence; keeps what PostgreSQL keeps",
+    ),
     "celery": PeerSystem(
         "timeline.bench.peers.celery_tasks",
         "redis",
@@ -71,6 +91,14 @@ PEERS = {
         "does not: promise milliseconds, move, cancel by tag, take several jobs at once, fence a worker that took too "
         "long; keeps what PostgreSQL keeps, and a job commits with your own transaction",
     ),
+    "rq": PeerSystem(
+        "timeline.bench.peers.rq_jobs",
+        "redis",
+        ("rq", "redis"),
+        ("in the worker's process", "a process per job"),
+        "does not: have due times finer than a second (it cuts them off, so jobs run up to a second early), move, "
+        "cancel by tag, fence; what is due at once goes past its scheduler; keeps what Redis keeps",
+    ),
     "redis-set": PeerSystem(
         "timeline.bench.peers.redis_set",
         "redis",
@@ -89,6 +117,8 @@ async def run_peer(asked: CycleScenario, name: str, folder: Path) -> BenchReport
     peer = PEERS[name]
     if scheme(asked.store) != peer.store:
         raise CannotMeasure(f"--peer {name} runs on the server of --store: give a {peer.store}:// one")
+    if asked.backlog:
+        raise CannotMeasure(f"--backlog goes with --peer beanstalkd and nats: a worker of {name} takes at once")
     missing = [package for package in peer.packages if importlib.util.find_spec(package) is None]
     if missing:
         raise CannotMeasure(f"--peer {name} needs {' and '.join(missing)}: {install_command('peers')}")
@@ -100,16 +130,19 @@ async def run_peer(asked: CycleScenario, name: str, folder: Path) -> BenchReport
             raise CannotMeasure(f"{name}, {way}: {'; '.join(report.wrong)}")
         rates[way] = report.figures["rate_per_s"]
     best = max(rates, key=rates.__getitem__)
-    report = await _measured(asked, name, best, folder)
+    report = await _measured(asked, name, best, folder, lateness=True)
     trials = ", ".join(f"{way} {rate:,.0f}/s" for way, rate in rates.items())
     report.notes += [peer.less, f"driven as {best}; trials: {trials}"]
     return report
 
 
-async def _measured(asked: CycleScenario, name: str, way: str, folder: Path) -> BenchReport:
+async def _measured(asked: CycleScenario, name: str, way: str, folder: Path, lateness: bool = False) -> BenchReport:
     async with _running(name, PEERS[name], way, asked.store, folder) as (putter, worker):
         cpu = {"putter_cpu": putter.cpu_s, "worker_cpu": worker.cpu_s}
-        return await measured(name, asked, partial(_turn, asked, putter, worker), **cpu)
+        report = await measured(name, asked, partial(_turn, asked, putter, worker), **cpu)
+        if lateness and not report.wrong:
+            report.figures |= latencies(await _late_ms(putter, worker, asked.payload_bytes))
+        return report
 
 
 @asynccontextmanager
@@ -138,15 +171,49 @@ async def _turn(asked: CycleScenario, putter: Measured, worker: Measured, messag
     ledger = Ledger(messages, WINDOW_BATCHES * asked.batch)
 
     async def put(batch: timeline.Batch) -> None:
-        await putter.tell(json.dumps([payload.decode() for payload in batch.payloads]))
+        await putter.tell(asked_line([payload.decode() for payload in batch.payloads]))
         await putter.line()
 
     puts = ledger.put_each(batch_sizes(messages, asked.batch), asked.payload_bytes, put)
-    await ledger.through(puts, _read_ids(worker, ledger))
+
+    def met(ids: list[bytes]) -> None:
+        ledger.met(ids)
+        ledger.settle(len(ids))
+
+    await ledger.through(puts, _read_ids(worker, met))
     if not ledger.verdict():
         while await _left(putter):
             await asyncio.sleep(LOOK_AGAIN_S)
     return ledger
+
+
+async def _late_ms(putter: Measured, worker: Measured, size_bytes: int) -> list[float]:
+    """Return how late messages with due times of their own are handed out. Raise CannotMeasure."""
+    late_ms: list[float] = []
+    done = asyncio.Event()
+    patience_s = (LATE_AHEAD_MS + LATE_COUNT * LATE_APART_MS) / 1000 + LATE_PATIENCE_S
+    async with observed() as clock, within(patience_s, "the messages with due times"):
+        due_ms = [clock.now_ms() + LATE_AHEAD_MS + at * LATE_APART_MS for at in range(LATE_COUNT)]
+        batch = batch_at(LATE_COUNT, np.array(due_ms), size_bytes)
+        due_of = dict(zip(ids_of(batch), due_ms, strict=True))
+
+        def met(ids: list[bytes]) -> None:
+            now_ms = clock.now()
+            late_ms.extend(now_ms - due_of.pop(id) for id in ids)
+            if not due_of:
+                done.set()
+
+        reading = asyncio.ensure_future(_read_ids(worker, met))
+        try:
+            await putter.tell(asked_line([payload.decode() for payload in batch.payloads], due_ms))
+            await putter.line()
+            finished = asyncio.ensure_future(done.wait())
+            await asyncio.wait([reading, finished], return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                reading.result()
+        finally:
+            reading.cancel()
+    return late_ms
 
 
 async def _left(putter: Measured) -> int:
@@ -157,13 +224,12 @@ async def _left(putter: Measured) -> int:
     return int(told)
 
 
-async def _read_ids(worker: Measured, ledger: Ledger) -> None:
-    """Note the ids that the worker's code got."""
+async def _read_ids(worker: Measured, met: Callable[[list[bytes]], None]) -> None:
+    """Tell the ids that the worker's code got."""
     assert worker.process.stdout is not None
     rest = b""
     while read := await worker.process.stdout.read(READ_BYTES):
         *ids, rest = (rest + read).split(b"\n")
         if ids:
-            ledger.met(ids)
-            ledger.settle(len(ids))
+            met(ids)
     raise CannotMeasure(f"{worker.name} ended: {worker.last_words()}")

@@ -21,7 +21,8 @@ from pgqueuer.models import Job
 from pgqueuer.queries import Queries
 
 from timeline.bench.load import ID_BYTES
-from timeline.bench.peers import DROP, DROPPED, LEFT, READY, STORED, id_output
+from timeline.bench.peers import DROP, DROPPED, LEFT, READY, STORED, asked_of, id_output
+from timeline.clock import Clock
 
 ENTRYPOINT = "handed"
 POLLED = timedelta(seconds=1)
@@ -56,9 +57,12 @@ async def put() -> None:
             await queries.uninstall()
             print(DROPPED, flush=True)
         else:
-            payloads: list[bytes | None] = [payload.encode() for payload in json.loads(asked)]
-            count = len(payloads)
-            await queries.enqueue([ENTRYPOINT] * count, payloads, [0] * count, [timedelta(0)] * count)
+            texts, due_ms = asked_of(asked)
+            payloads: list[bytes | None] = [payload.encode() for payload in texts]
+            count, now_ms = len(payloads), Clock().now_ms()
+            dues = due_ms or [now_ms] * count
+            delays: list[timedelta | None] = [timedelta(milliseconds=due - now_ms) for due in dues]
+            await queries.enqueue([ENTRYPOINT] * count, payloads, [0] * count, delays)
             print(STORED, flush=True)
     await connection.close()
 

@@ -11,11 +11,13 @@ import asyncio
 import json
 import os
 import sys
+from datetime import UTC, datetime
 
 from procrastinate import App, PsycopgConnector
+from procrastinate.types import JSONDict
 
 from timeline.bench.load import ID_BYTES
-from timeline.bench.peers import DROP, DROPPED, LEFT, READY, STORED, id_output
+from timeline.bench.peers import DROP, DROPPED, LEFT, READY, STORED, asked_of, id_output
 
 TASK = "handed"
 POLLED_S = 1.0
@@ -59,7 +61,13 @@ async def put(url: str, name: str, way: str) -> None:
                 await connector.execute_query_async(f"DROP SCHEMA {name} CASCADE")
                 print(DROPPED, flush=True)
             else:
-                await app.configure_task(TASK).batch_defer_async(*({"payload": one} for one in json.loads(asked)))
+                payloads, due_ms = asked_of(asked)
+                if due_ms is None:
+                    jobs: list[JSONDict] = [{"payload": one} for one in payloads]
+                    await app.configure_task(TASK).batch_defer_async(*jobs)
+                for payload, due in zip(payloads, due_ms or (), strict=False):
+                    when = datetime.fromtimestamp(due / 1000, UTC)
+                    await app.configure_task(TASK, schedule_at=when).defer_async(payload=payload)
                 print(STORED, flush=True)
 
 

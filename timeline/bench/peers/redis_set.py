@@ -9,6 +9,7 @@ A taken message is moved forward by its lease, as Timeline does it. So a worker 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -17,16 +18,16 @@ import time
 import redis
 
 from timeline.bench.load import ID_BYTES
-from timeline.bench.peers import DROP, DROPPED, LEFT, READY, STORED, id_output
+from timeline.bench.peers import DROP, DROPPED, LEFT, READY, STORED, asked_of, id_output
 
 PUT = """
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 local due, payloads = {}, {}
-for at, payload in ipairs(ARGV) do
-  local id = string.sub(payload, 1, %d)
-  due[2 * at - 1], due[2 * at] = now_ms, id
-  payloads[2 * at - 1], payloads[2 * at] = id, payload
+for at = 1, #ARGV, 2 do
+  local id = string.sub(ARGV[at + 1], 1, %d)
+  due[at], due[at + 1] = math.max(now_ms, ARGV[at]), id
+  payloads[at], payloads[at + 1] = id, ARGV[at + 1]
 end
 redis.call('ZADD', KEYS[1], unpack(due))
 redis.call('HSET', KEYS[2], unpack(payloads))
@@ -94,9 +95,12 @@ def put(url: str, name: str, way: str) -> None:
             server.delete(*keys_of(name))
             print(DROPPED, flush=True)
         else:
-            payloads = json.loads(asked)
-            for start in range(0, len(payloads), MOST):
-                adding(keys_of(name), payloads[start : start + MOST])
+            payloads, due_ms = asked_of(asked)
+            pairs: list[str | int] = []
+            for due, payload in zip(due_ms or itertools.repeat(0), payloads, strict=False):
+                pairs += [due, payload]
+            for start in range(0, len(pairs), 2 * MOST):
+                adding(keys_of(name), pairs[start : start + 2 * MOST])
             print(STORED, flush=True)
 
 

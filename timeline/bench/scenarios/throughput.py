@@ -16,7 +16,7 @@ from statistics import median
 import timeline
 from timeline.bench.figures import BenchReport, Target, latencies
 from timeline.bench.ledger import Arrivals, Ledger, earliest_ahead_ms
-from timeline.bench.load import FILL_BATCH, PENDING_FROM_MS, Told, batch_at, batch_sizes, ids_of
+from timeline.bench.load import FILL_BATCH, ID_BYTES, PENDING_FROM_MS, Told, batch_at, batch_sizes, ids_of
 from timeline.bench.processes import CannotMeasure, Profile, started_module, within
 from timeline.bench.scenario import Scenario, Setup, Stopwatch, cpu_s_of_self, set_up, setting
 from timeline.bench.stores import scheme
@@ -24,12 +24,13 @@ from timeline.driver.consumer import Consumer
 from timeline.driver.delivery import Delivery
 from timeline.errors import TimelineError
 
-APIS = ("batch", "object", "handlers")
+APIS = ("list", "batch", "object", "handlers")
+"""Lists of bytes without ids, as most people write it; ready columns with ids; an object each; and handlers."""
 PUT_TASKS = 3
 ACKS_UNDER_WAY = 8
 WINDOW_BATCHES = 8
 HANDLERS = 100
-API_PER_S = {"batch": 400_000.0, "object": 80_000.0, "handlers": 15_000.0}
+API_PER_S = {"list": 400_000.0, "batch": 400_000.0, "object": 80_000.0, "handlers": 15_000.0}
 STORE_PER_S = {
     "memory": 400_000.0,
     "redis": 60_000.0,
@@ -57,10 +58,11 @@ class CycleScenario(Scenario):
     # `warm_up`: uncounted messages before. `journal`: where the broker keeps its events, empty: nowhere.
     name = "cycle"
     store: str = "memory://"
-    api: str = setting("batch", "API that the client uses.", choices=APIS)
+    api: str = setting("list", "API that the client uses.", choices=APIS)
     messages: int = setting(500_000)
     batch: int = setting(2_000, "Messages per put.", most=100_000)
     pending: int = setting(0, "Other messages that wait meanwhile.", least=0)
+    backlog: bool = setting(False, "Put all, and then take them. Else 16,000 are on their way.")
     payload_bytes: int = setting(100, least=16)
     warm_up: int = 20_000
     buckets: int = setting(64, "Buckets of the topic.", most=4096)
@@ -68,9 +70,10 @@ class CycleScenario(Scenario):
 
     @property
     def targets(self) -> tuple[Target, ...]:
-        """Return the lower rate of those asked of the API and of the store; none for a store without a target."""
+        """Return the lower rate of those asked of the API and of the store. A backlog, and lists in memory, have
+        targets relative to peers alone."""
         wanted = STORE_PER_S.get(scheme(self.store))
-        if wanted is None:
+        if wanted is None or self.backlog or (self.api == "list" and scheme(self.store) == "memory"):
             return ()
         if scheme(self.store) == "sqlite" and self.pending >= 1_000_000:
             wanted = SQLITE_PENDING_PER_S
@@ -93,17 +96,19 @@ class CycleScenario(Scenario):
     async def _turn(self, setup: Setup, messages: int) -> Ledger:
         """Pass messages through the whole cycle, until every ack is answered."""
         window = max(WINDOW_BATCHES * self.batch, 2 * HANDLERS)
-        ledger = Ledger(messages, window)
+        ledger = Ledger(messages, messages if self.backlog else window)
         credit_bytes = max(64 * 1024 * 1024, window * self.payload_bytes)
         consumer = setup.client.consumer(setup.topic, credit=min(window, 1_000_000), credit_bytes=credit_bytes)
         sizes, producer = batch_sizes(messages, self.batch), setup.producer()
 
         async def put(batch: timeline.Batch) -> None:
-            given = batch if self.api == "batch" else _messages(batch)
-            (await producer.produce_many(given, timeout="60s")).raise_failed()
+            (await producer.produce_many(_GIVEN[self.api](batch), timeout="60s")).raise_failed()
 
         puts = [ledger.put_each(sizes, self.payload_bytes, put) for _ in range(PUT_TASKS)]
         try:
+            if self.backlog:
+                await asyncio.gather(*puts)
+                puts = []
             await ledger.through(_WORK[self.api](consumer, ledger), *puts)
         finally:
             await consumer.aclose()
@@ -132,11 +137,31 @@ def _messages(batch: timeline.Batch) -> list[timeline.Message]:
     return [timeline.Message(payload, at=at, id=id.decode()) for payload, id, at in rows]
 
 
-async def _by_batches(consumer: Consumer, ledger: Ledger) -> None:
+def _listed(batch: timeline.Batch) -> timeline.Batch:
+    """Return the same payloads as people's code has them: a list of bytes. They get ids by default."""
+    return timeline.Batch(payloads=batch.payloads.tolist(), in_=0)
+
+
+_GIVEN: dict[str, Callable[[timeline.Batch], timeline.Batch | list[timeline.Message]]] = {
+    "list": _listed,
+    "batch": lambda batch: batch,
+    "object": _messages,
+    "handlers": _messages,
+}
+
+
+async def _by_lists(consumer: Consumer, ledger: Ledger) -> None:
+    await _by_batches(consumer, ledger, as_lists=True)
+
+
+async def _by_batches(consumer: Consumer, ledger: Ledger, as_lists: bool = False) -> None:
     acking: set[asyncio.Task[None]] = set()
 
     async for batch in consumer.batches():
-        ledger.met_with(batch.ids, batch.payloads)
+        if as_lists:
+            ledger.met([payload[:ID_BYTES] for payload in batch.payloads.tolist()])
+        else:
+            ledger.met_with(batch.ids, batch.payloads)
         if (ahead_ms := earliest_ahead_ms(batch.due_ms, batch.handed_ms)) > 0:
             ledger.early(ahead_ms)
         acking.add(asyncio.create_task(ledger.ack(batch)))
@@ -174,6 +199,7 @@ async def _by_handlers(consumer: Consumer, ledger: Ledger) -> None:
 
 
 _WORK: dict[str, Callable[[Consumer, Ledger], Awaitable[None]]] = {
+    "list": _by_lists,
     "batch": _by_batches,
     "object": _by_objects,
     "handlers": _by_handlers,
