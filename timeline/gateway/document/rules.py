@@ -126,14 +126,15 @@ LAST_BOUND_MS = round(datetime(9999, 1, 1, tzinfo=UTC).timestamp() * 1000)
 BOUND: Schema = {"anyOf": [INSTANT, {"type": "integer", "minimum": LOOKS_LIKE_SECONDS, "maximum": LAST_BOUND_MS}]}
 
 
-def _texts(form: str) -> Schema:
+def _texts(form: str, **bounds: int) -> Schema:
     """Return the schema of one text, or of a list of several."""
     text: Schema = {"type": "string", "minLength": 1, "format": form}
-    return {"anyOf": [text, {"type": "array", "items": text, "maxItems": MOST_RULES}]}
+    return {"anyOf": [text, {"type": "array", "items": text, **bounds}]}
 
 
 RULES: dict[str, Schema] = {
-    "cron": _texts("timeline-cron"), "rrule": _texts("timeline-rrule"), "exclude": _texts("timeline-exclude"),
+    "cron": _texts("timeline-cron", maxItems=MOST_RULES), "rrule": _texts("timeline-rrule", maxItems=MOST_RULES),
+    "exclude": _texts("timeline-exclude"),  # of which only rules are bounded
     "every": {"anyOf": [LENGTH_TEXT, SECONDS | {"minimum": LEAST_PERIOD_MS / 1000}]}, "start": BOUND, "end": BOUND,
     "count": _whole(1, MOST_COUNT), "zone": {"type": "string", "minLength": 1, "format": "timeline-zone"},
 }  # fmt: skip
