@@ -214,6 +214,23 @@ async def test_a_path_that_is_none_is_a_page_for_browsers_and_a_problem_for_prog
         assert answer.status_code == 404 and answer.json()["code"] == "NOT_FOUND"
 
 
+async def test_a_dead_letter_is_revived_and_purged_on_its_own_page(console: Console, tl: timeline.Timeline) -> None:
+    topic = "single-letters"
+    await tl.create_topic(topic)
+    await bury(tl, ["back", "away"], topic)
+    page = f"/message?topic={topic}&id="
+    shown = seen(await console.get("/message", topic=topic, id="back"))
+    assert "dead letter" in shown and "Revive" in shown and "Move" not in shown.partition("Actions")[2]
+    form = {"group": "default", "do": "revive", "in": "2h"}
+    assert (await console.post(f"{page}back", form)).headers["location"].endswith("id=back")
+    one = await tl.get(topic, "back")
+    assert one is not None and one.state is State.WAITING
+    assert (await console.post(f"{page}away", {"group": "default", "do": "purge"})).status_code == 303
+    assert [letter async for letter in tl.dead(topic)] == []
+    again = await console.post(f"{page}away", {"group": "default", "do": "purge"})
+    assert again.status_code == 404
+
+
 async def test_reasons_are_counted(console: Console) -> None:
     told = (await console.get("/dead/reasons", topic=TOPIC)).text
     assert "<b>20</b> … after … s" in told and f"<b>10</b> {PICKY} refused it: … no user …" in told

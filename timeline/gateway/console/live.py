@@ -16,7 +16,7 @@ from timeline.gateway.console.visit import sentence, visiting
 from timeline.gateway.problems import ClientGone
 from timeline.gateway.requests import ApiRequest, while_connected
 from timeline.gateway.service import HttpGateway
-from timeline.watcher import Snapshot, TopicSnapshot, Watcher, largest_of, outlooks_of
+from timeline.watcher import OBJECTIVE_MS, Snapshot, TopicSnapshot, Watcher, largest_of, outlooks_of
 
 OLD_MS = 6_000.0
 """How old a look may be while the next one is under way."""
@@ -71,6 +71,11 @@ class LiveLook:
             have[load.topic] = have.get(load.topic, 0) + load.dealt
             of[load.topic] = max(of.get(load.topic, 0), load.buckets)
         return {topic: count - have[topic] for topic, count in of.items() if count > have[topic]}
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a message is due for longer than the objective of lateness allows."""
+        return any(self.overdue_ms(one) > OBJECTIVE_MS for one in self.seen.topics)
 
     def overdue_ms(self, topic: TopicSnapshot) -> int:
         """Return for how long the oldest due message of a topic waits. 0: none is due."""

@@ -64,7 +64,7 @@ async def _page(
             absent=absent,
             origin=None if told is None else told.schedule,
             said=[] if told is None or told.schedule is None else told.schedule.lines(told.message, UTC),
-            path=PATH,
+            course=PATH,
             payload=None if stored is None or stored.payload is None else _payload(stored),
         )
 
@@ -167,8 +167,8 @@ async def _done(visit: Visit, form: Fields, topic: str, id: str, deed: str) -> s
     version = form.number("version") or None
     async with visit.client.producer(topic, form.exact("group") or DEFAULT_GROUP) as producer:
         if deed == "move":
-            receipt = await producer.move(id, if_version=version, **form.due())
-            return f"{id} is due at {receipt.due:%Y-%m-%d %H:%M:%S} UTC now." if receipt.due else f"{id} was moved."
+            await producer.move(id, if_version=version, **form.due())
+            return f"{id} was moved."
         if deed == "now":
             await producer.move(id, in_=0, if_version=version)
             return f"{id} is due now."

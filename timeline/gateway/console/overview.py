@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from litestar import Response, get
 
-from timeline.driver.late import HAPPENED, LEARNT, LateDelivery, causes_of, late_rows, newest, of_cause
+from timeline.driver.late import HAPPENED, LateDelivery, causes_of, late_rows, newest, of_cause
 from timeline.driver.message import StoredMessage
 from timeline.driver.queries import STATES, messages_of
 from timeline.errors import Invalid, TimelineError
 from timeline.gateway.console.live import TOPICS_AHEAD, look_of, looks
-from timeline.gateway.console.rendering import link
+from timeline.gateway.console.rendering import advice, link
 from timeline.gateway.console.visit import Visit, sentence, visiting
 from timeline.gateway.requests import ApiRequest, Streamed
 from timeline.gateway.service import gateway_of
@@ -92,7 +92,7 @@ async def late(request: ApiRequest) -> Response[bytes]:
             spans=SINCE if since in SINCE else (*SINCE, since),
             topic=topic,
             cause=cause,
-            causes=[(one, count, HAPPENED[one], LEARNT[one]) for one, count in causes_of(rows).items()],
+            causes=[(one, count, HAPPENED[one], advice(one, over=True)) for one, count in causes_of(rows).items()],
             dropped=rows.dropped,
             unreachable=unreachable,
             deliveries=newest(chosen, LATE_SHOWN),
@@ -114,7 +114,8 @@ async def find(request: ApiRequest) -> Response[bytes]:
         messages = [one for some, _, _ in found for one in some]
         troubles = sorted({trouble for _, trouble, _ in found if trouble})
         further = [name for name, (_, _, more) in zip(names, found, strict=True) if more]
-        known = await _late_of(visit, wanted)
+        known, unreachable = await _late_of(visit, wanted)
+        troubles += [f"{one} did not answer: what was late there is missing here" for one in unreachable]
         exact = [(name, one) for name, one in messages if one.id == wanted]
         if len(exact) == 1 and len(messages) == 1:
             return visit.back(link("/message", topic=exact[0][0], id=wanted))
@@ -143,8 +144,9 @@ async def _found_in(visit: Visit, topic: str, wanted: str) -> tuple[list[tuple[s
     return [(topic, message) for message in found], "", more
 
 
-async def _late_of(visit: Visit, wanted: str) -> Sequence[LateDelivery]:
-    """Return the late deliveries whose id contains a text, the newest first."""
-    rows, _ = await late_rows(visit.timeline._context, LATE_KNOWN, "", "", MAX_BATCH)
+async def _late_of(visit: Visit, wanted: str) -> tuple[Sequence[LateDelivery], Sequence[str]]:
+    """Return the late deliveries whose id contains a text, the newest first, and which brokers did not answer."""
+    rows, unreachable = await late_rows(visit.timeline._context, LATE_KNOWN, "", "", MAX_BATCH)
     part = wanted.encode(errors="replace")
-    return newest(rows.take(np.array([part in id for id in rows.ids.tolist()], dtype=np.bool_)), LATE_SHOWN)
+    found = rows.take(np.array([part in id for id in rows.ids.tolist()], dtype=np.bool_))
+    return newest(found, LATE_SHOWN), unreachable

@@ -15,6 +15,7 @@ from litestar import Response, get
 from litestar.exceptions import NotFoundException
 from markupsafe import Markup, escape
 
+from timeline.driver.late import LEARNT, Cause
 from timeline.driver.times import as_datetime
 from timeline.watcher import OBJECTIVE, OBJECTIVE_MS
 from timeline.wording import printable, shown_duration, shown_lateness, typed_name, typed_value
@@ -29,6 +30,15 @@ SECURITY = {
     "X-Frame-Options": "DENY",
 }
 KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+HERE = {
+    Cause.NO_CONSUMER: "keep a consumer connected: the topic's page shows who is",
+    Cause.STORE_SLOW: "look at the disk or the database behind the store; the topic's setting lease-ahead, say 1s, "
+    "leases before short stalls",
+    Cause.RATE_LIMITED: "the topic's setting max-rate-per-s raises the limit, and 0 lifts it",
+    Cause.LEASE_RAN_OUT: "it was delivered before and not settled in time: the topic needs a longer lease, or its "
+    "consumer extends it while it works",
+}
+"""Advice where the console has other means than the command line."""
 FOR_EVER = "public, max-age=31536000, immutable"
 
 
@@ -55,6 +65,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
+        "advised": lambda late: advice(late.cause, bool(late.consumer)),
         "block": block,
         "count": lambda number: f"{number:,}",
         "duration": shown_duration,
@@ -74,6 +85,13 @@ def _shown(value: object) -> object:
     if isinstance(value, str) and not isinstance(value, Markup):
         return printable(value)
     return value
+
+
+def advice(cause: Cause, over: bool) -> str:
+    """Return what may be done about a cause, here. `over`: the message was delivered."""
+    if cause is Cause.PAUSED and not over:
+        return "Resume on the topic's page lets it deliver"
+    return HERE.get(cause) or LEARNT[cause]
 
 
 def share(value: float) -> str:

@@ -93,6 +93,7 @@ function draw(figure, span, told) {
     ...size(),
     legend: { show: false },
     cursor: { drag: { x: false, y: false } },
+    tzDate: (at) => inUtc() ? uPlot.tzDate(new Date(at * 1000), "Etc/UTC") : new Date(at * 1000),
     scales: { x: { time: true }, y: { range: (_, low, high) => [0, Math.max(1, high * 1.05)] } },
     axes: [
       { ...axis, values: (_, ticks, column, space, step) => ticks.map((at, place) => tick(at, place, step)) },
@@ -175,7 +176,7 @@ function connection(lost) {
 
 // What asks for the next part of a list or of some work. If that fails, it stays, and says why.
 function asking(event) {
-  return event.detail.requestConfig.elt.closest("#work form, #tagged form, tr.loading");
+  return event.detail.requestConfig.elt.closest("#work form, #tagged form, tr.loading, tr.more");
 }
 
 function failed(event) {
@@ -220,7 +221,7 @@ function guard() {
 function stop(form) {
   htmx.trigger(form, "htmx:abort");
   const said = document.createElement("p");
-  said.textContent = form.querySelector("p").textContent.replace(/…[^…]*$/, ". It was stopped.");
+  said.textContent = form.querySelector("p").textContent.replace(/…[^…]*$/, ". It was stopped. The last step may still have been done.");
   form.replaceWith(said);
   guard();
 }
