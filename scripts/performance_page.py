@@ -89,7 +89,10 @@ LABELS = {
     "spread_p99_ratio": "p99 {} times",
     "moment_p50_ratio": "at one moment p50 {} times",
     "moment_p99_ratio": "p99 {} times",
+    "grpc_p50_ms": "over gRPC p50 {} ms",
+    "grpc_p99_ms": "p99 {} ms",
     "gateway_resident_mib": "gateway {} MiB",
+    "gateway_grown_mib": "{} MiB more than before",
 }
 """The figures that the page shows, in order, and their words. The JSON has all others."""
 LATE = ("lateness_p50_ms", "lateness_p99_ms", "lateness_p99_9_ms", "lateness_min_ms")

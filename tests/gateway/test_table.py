@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
@@ -15,7 +16,8 @@ from timeline.driver.queries import NAMES
 from timeline.gateway.clients import CallerClient
 from timeline.gateway.routes import many
 from timeline.gateway.shapes import DeadLetters, NewTopic
-from timeline.model import TopicSettings
+from timeline.leases.table import GUARDS
+from timeline.model import Operation, TopicSettings
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -138,7 +140,9 @@ async def test_what_comes_due_what_was_late_and_the_cluster(http: httpx.AsyncCli
     assert "looked-at" in {load["topic"] for load in cluster["brokers"][0]["topics"]}
 
 
-async def test_a_stream_of_events_gives_as_many_as_there_is_credit_for(http: httpx.AsyncClient) -> None:
+async def test_a_stream_of_events_gives_as_many_as_there_is_credit_for(
+    http: httpx.AsyncClient, tl: timeline.Timeline
+) -> None:
     await made(http, "streamed")
     await put(http, "streamed", "a", "b", "c")
     seen = []
@@ -148,12 +152,55 @@ async def test_a_stream_of_events_gives_as_many_as_there_is_credit_for(http: htt
             if line.startswith("data: "):
                 message = json.loads(line.removeprefix("data: "))
                 seen.append(message["id"])
+                leased = [one.id async for one in tl.scan("streamed", state="leased")]
+                assert leased == [message["id"]], "no more than the credit is out"
                 if len(seen) == 3:
                     break
                 assert await settle(http, "ack", message["receipt"]) == ["OK"]
     assert sorted(seen) == ["a", "b", "c"]
     problem(await http.get("/v1/topics/nowhere/stream"), 404, "NOT_FOUND")
     problem(await http.get("/v1/topics/streamed/stream?credit=0"), 400, "INVALID")
+
+
+async def test_each_refusal_has_its_status(http: httpx.AsyncClient, tl: timeline.Timeline) -> None:
+    path = await made(http, "refusals", max_payload_bytes=100)
+    one = f"{path}/messages/a"
+
+    async def produced(**more: Any) -> httpx.Response:
+        return await http.post(f"{path}/messages", json={"id": "a", "payload_text": "x", "in": 0, **more})
+
+    assert (await produced()).status_code == 201
+    (leased,) = (await http.post(f"{path}/leases", json={"wait": "20s", "lease": "10m"})).json()["messages"]
+    problem(await http.delete(one), 409, "LEASED")
+    problem(await http.patch(one, json={"in": "1h"}), 409, "LEASED")
+    problem(await produced(payload_text="y", if_exists="replace"), 409, "LEASED")
+    extended = await http.post("/v1/leases:extend", json={"receipts": [leased["receipt"]], "lease": "50m"})
+    (told,) = extended.json()["results"]
+    stored = await tl.get("refusals", "a")
+    assert told["status"] == "OK" and stored is not None
+    assert stored.due - datetime.now(UTC) > timedelta(minutes=45), "the lease ends when it was asked to"
+    assert await settle(http, "bury", leased["receipt"], reason="no") == ["OK"]
+    for method, body in (("DELETE", None), ("PATCH", {"in": "1h"})):
+        problem(await http.request(method, one, json=body), 409, "DEAD")
+    problem(await produced(payload_text="y", if_exists="replace"), 409, "DEAD")
+    assert (await produced(id="b", payload_text="x" * 100)).status_code == 201
+    assert "100" in problem(await produced(id="c", payload_text="x" * 101), 413, "TOO_LARGE")
+    assert (await produced(id="d", expires="1h")).status_code == 201
+    leases = (await http.post(f"{path}/leases", json={"max": 10, "wait": "20s"})).json()["messages"]
+    last = next(one for one in leases if one["id"] == "d")
+    beyond = await http.post("/v1/leases:release", json={"receipts": [last["receipt"]], "in": "2h"})
+    assert [result["status"] for result in beyond.json()["results"]] == ["EXPIRED"]
+
+
+async def test_the_document_has_each_refusal_of_a_message(http: httpx.AsyncClient) -> None:
+    calls = (await http.get("/openapi.json")).json()["paths"]["/v1/topics/{topic}/messages/{id}"]
+    for method, operation in (("patch", Operation.MOVE), ("delete", Operation.CANCEL)):
+        told = {
+            example["value"]["code"]
+            for status, response in calls[method]["responses"].items() if status >= "400"
+            for example in response["content"]["application/problem+json"]["examples"].values()
+        }  # fmt: skip
+        assert {status for status, _ in GUARDS[operation]} <= told, method
 
 
 async def test_a_method_a_parameter_and_a_page_that_are_not_there(http: httpx.AsyncClient) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -26,10 +27,10 @@ class Receiver:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/hook?a=%2F"
 
-    async def start(self) -> None:
+    async def start(self, tls: ssl.SSLContext | None = None) -> None:
         self._runner = web.ServerRunner(web.Server(self._serve), shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=tls)
         await site.start()
         self.port = self._runner.addresses[0][1]
 

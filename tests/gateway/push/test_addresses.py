@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import socket
+import ssl
+import sys
 from collections.abc import Sequence
 from ipaddress import ip_network
+from pathlib import Path
 
 import pytest
 
 from tests.gateway.push.receiver import Receiver, always
+from tests.security.certificates import Authority
 from timeline.errors import Invalid
 from timeline.gateway.push import sender as sender_module
 from timeline.gateway.push.addresses import REFUSED, AddressGuard, AddressRefused, host_of
@@ -178,6 +184,52 @@ async def test_a_connection_that_never_came_is_told_from_an_answer_that_never_ca
                 one.close()
     assert unread.value.reached and not unconnected.value.reached
     assert str(unread.value) == str(unconnected.value) == "no answer within 50ms"
+
+
+TLS_POST = """
+import asyncio, sys
+from timeline.gateway.push.addresses import AddressGuard
+from timeline.gateway.push.sender import Sender, Unanswered
+
+async def here(host, port):
+    return ["127.0.0.1"]
+
+async def main():
+    sender = Sender(sys.argv[1], AddressGuard(["127.0.0.0/8"], here), 1)
+    try:
+        print((await sender.post([("webhook-id", "a")], b"payload", 20_000)).status)
+    except Unanswered as why:
+        print(why)
+    finally:
+        await sender.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("host", "known", "said"),
+    [("hook.test", True, "204"), ("other.test", True, "certificate"), ("hook.test", False, "certificate")],
+)
+async def test_a_receiver_with_tls_must_have_a_certificate_for_the_urls_host(
+    tmp_path: Path, host: str, known: bool, said: str
+) -> None:
+    """The connection goes to an address, and the certificate is that of the name."""
+    authority, another = Authority(tmp_path, "known"), Authority(tmp_path, "another")
+    pair = authority.issue("receiver", "hook.test")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(pair.cert, pair.key)
+    receiver = Receiver(always(204))
+    await receiver.start(context)
+    try:
+        sent = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", TLS_POST, f"https://{host}:{receiver.port}/",
+            env=os.environ | {"SSL_CERT_FILE": (authority if known else another).ca}, stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        told, _ = await sent.communicate()
+    finally:
+        await receiver.stop()
+    assert said in told.decode().lower() and len(receiver.requests) == (said == "204")
 
 
 async def test_allowed_networks_are_reached_and_no_others() -> None:

@@ -7,12 +7,15 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
 import pytest
+from standardwebhooks import Webhook
 
 import timeline
 from tests.broker.journalled import until
@@ -73,10 +76,13 @@ async def test_a_receiver_of_the_page(
     (secret,) = await tl.topic_secrets("t")
     with receiving(run, tmp_path, port, secret) as received:
         await until(lambda: listens(port))
-        signed = {"webhook-id": "m", "webhook-timestamp": "1700000000", "webhook-signature": "v1,AAAA"}
+        now_s, old_s = int(time.time()), 1_700_000_000
+        right = Webhook(secret).sign("m", datetime.fromtimestamp(old_s, UTC), "forged")
         async with httpx.AsyncClient() as http:
-            answer = await http.post(f"http://127.0.0.1:{port}/hook", content=b"forged", headers=signed)
-        assert answer.status_code == 401
+            for at_s, signature in ((now_s, "v1,AAAA"), (old_s, right)):  # another's, and one that is repeated
+                signed = {"webhook-id": "m", "webhook-timestamp": str(at_s), "webhook-signature": signature}
+                answer = await http.post(f"http://127.0.0.1:{port}/hook", content=b"forged", headers=signed)
+                assert answer.status_code == 401, (at_s, signature)
         async with pushing(tl):
             await produce(tl, "a", headers={"content-type": "application/json"})
             assert await state_of(tl, "a", "gone") is None

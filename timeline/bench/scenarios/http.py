@@ -110,8 +110,10 @@ class HttpScenario(Scenario):
             if (there := await setup.left(window="2h")) != put:
                 wrong.append(f"{there} of {put} messages are there")
             late, loaded = [await _another(setup, f"{setup.topic}-{use}") for use in ("late", "load")]
+            begun_mib = child.resident_bytes() / 2**20
             figures |= await self._polled(late, folder, address)
-            figures["gateway_resident_mib"] = child.resident_bytes() / 2**20
+            ended_mib = child.resident_bytes() / 2**20
+            figures |= {"gateway_resident_mib": ended_mib, "gateway_grown_mib": ended_mib - begun_mib}
             async with gateway(folder, setup.address, "--no-push", "--until-input-ends") as (_, address):
                 alone, beside = await self._grpc_beside(late, loaded.topic, folder, address, wrong)
             figures |= {"grpc_p99_ms": alone, "grpc_p99_ms_beside_gateway": beside, "grpc_p99_ratio": beside / alone}
@@ -141,7 +143,7 @@ class HttpScenario(Scenario):
 
 @dataclass(frozen=True, slots=True)
 class WebhookScenario(Scenario):
-    """Webhooks: from due until the receiver has the request, and requests per second.
+    """Webhooks: from due until the receiver has the request, and requests per second, with gRPC beside.
 
     \b
     Example:
@@ -162,6 +164,7 @@ class WebhookScenario(Scenario):
             Target("webhook_p99_ms", 15.0),
             Target("webhook_min_ms", 0.0, least=True),
             Target("backlog_per_s", 2_000.0, least=True),
+            Target("gateway_resident_mib", 150.0),
         )
 
     async def run(self, folder: Path, told: Told | None = None, profile: Profile | None = None) -> BenchReport:
@@ -174,16 +177,24 @@ class WebhookScenario(Scenario):
             async with self._received(setup, folder, count) as receiver:
                 await fed(setup, folder, count, self.rate)
                 steady = await figures_of(receiver)
+            begun_mib = child.resident_bytes() / 2**20
             async with self._received(setup, folder, self.backlog) as receiver:
                 watch = Stopwatch(broker=setup.child.cpu_s, gateway=child.cpu_s)
                 await fed(setup, folder, self.backlog, 1e6)
                 burst = await figures_of(receiver)
                 costs = watch.costs(self.backlog)
+            ended_mib = child.resident_bytes() / 2**20
+            steady_grpc = LatenessScenario(self.store, rate=self.rate, seconds=self.seconds)
+            grpc, trouble = await measured_run(await _another(setup, f"{setup.topic}-grpc"), steady_grpc, folder)
+            wrong += trouble
             figures = {name.replace("lateness_", "webhook_"): value for name, value in steady.items()}
             figures |= {
                 "backlog_per_s": burst["per_s"],
                 **costs,
-                "gateway_resident_mib": child.resident_bytes() / 2**20,
+                "gateway_resident_mib": ended_mib,
+                "gateway_grown_mib": ended_mib - begun_mib,
+                "grpc_p50_ms": grpc["lateness_p50_ms"],
+                "grpc_p99_ms": grpc["lateness_p99_ms"],
             }
             repeated = steady["requests"] + burst["requests"] - count - self.backlog
             if repeated:

@@ -154,7 +154,7 @@ def stored(entry: StoredMessage) -> Stored:
     "/topics/{topic:str}/messages/{id:str}",
     operation_id="moveMessage",
     summary="Move one message",
-    responses=documented(Status.NOT_FOUND, Status.LEASED, Status.FENCED, Status.EXPIRED),
+    responses=documented(Status.NOT_FOUND, Status.LEASED, Status.DEAD, Status.FENCED, Status.EXPIRED),
 )
 async def move(request: ApiRequest, client: CallerClient, topic: str, id: str, data: MoveMessage) -> PutAnswer:
     """Move a message to another due time. `Idempotency-Key`: a repeat of the same request moves nothing again, and gets
@@ -171,7 +171,7 @@ async def move(request: ApiRequest, client: CallerClient, topic: str, id: str, d
     operation_id="cancelMessage",
     summary="Cancel one message",
     status_code=200,
-    responses=documented(Status.NOT_FOUND, Status.LEASED, Status.FENCED),
+    responses=documented(Status.NOT_FOUND, Status.LEASED, Status.DEAD, Status.FENCED, Status.EXPIRED),
 )
 async def cancel(
     request: ApiRequest,
