@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.servers.cassandra import CassandraServer
@@ -180,6 +182,29 @@ def test_ending_it_ends_all_of_its_processes(data: Path, tmp_path: Path, number:
         demo.wait()
     assert demo.returncode == 130
     assert "Traceback" not in errors and errors.endswith("timeline: interrupted\n")
+    assert processes_of(folder) == [] and list(folder.iterdir()) == []
+
+
+@pytest.mark.prove
+def test_the_console_stays_open_after_the_day_until_it_is_interrupted(data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    demo = subprocess.Popen(
+        [*TIMELINE, "demo", "--data", str(data), "--speed", "20000", "--console"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(folder),
+    )  # fmt: skip
+    try:
+        assert demo.stdout is not None
+        said = next(line for line in demo.stdout if "the console stays open at" in line)
+        found = re.search(r"http://\S+/", said)
+        assert found is not None, said
+        assert "Overview" in httpx.get(found[0], timeout=60).text
+        demo.send_signal(signal.SIGINT)
+        rest, _ = demo.communicate(timeout=60)
+    finally:
+        demo.kill()
+        demo.wait()
+    assert demo.returncode == 0 and "Traceback" not in rest, rest
     assert processes_of(folder) == [] and list(folder.iterdir()) == []
 
 
