@@ -8,7 +8,7 @@ import socket
 import ssl
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import aiohttp
 from yarl import URL
@@ -27,6 +27,9 @@ IDLE_S = 4.0
 """How long a connection is kept for the next request. Many servers close it after 5 s, Node among them."""
 CONNECT_S = 2.0
 """How long an address may take for a connection, while there is another one to try."""
+CONNECT_SHARE = 0.9
+"""The part of the time that is left in which the last address must connect. So a connection that never comes is told
+from an answer that never comes."""
 UNBOUNDED = aiohttp.ClientTimeout(total=None)
 """Bounds of one request: none. `Sender.post` bounds the whole."""
 
@@ -67,7 +70,6 @@ class Sender:
             skip_auto_headers=("accept-encoding", "user-agent"),
             headers={"user-agent": "timeline-webhooks", "accept": "*/*"},
             timeout=UNBOUNDED,
-            trace_configs=[_connections()],
         )
 
     async def close(self) -> None:
@@ -79,20 +81,24 @@ class Sender:
 
     async def post(self, headers: Sequence[tuple[str, str]], body: bytes, timeout_ms: float) -> Answer:
         """Send a request and return the answer. Raise Unanswered."""
-        connected: list[bool] = []
+        judged: tuple[str, ...] = ()
         try:
             async with asyncio.timeout(timeout_ms / 1000.0) as timer:
+                judged = await self._judged()
                 connect_s = min(CONNECT_S, timeout_ms / 1000.0 / TRIED_ADDRESSES)
-                return await self._post(headers, body, timer, connect_s, connected)
-        except TimeoutError:
+                return await self._post(judged, headers, body, timer, connect_s)
+        except aiohttp.ConnectionTimeoutError:
+            said = f"no connection within {shown_duration(round(timeout_ms))}"
+            raise Unanswered(said) from None
+        except TimeoutError:  # it is connected by now, or would have had the other error
             said = f"no answer within {shown_duration(round(timeout_ms))}"
-            raise Unanswered(said, reached=bool(connected)) from None
+            raise Unanswered(said, reached=bool(judged)) from None
         except Invalid as bad:
             raise Unanswered(bad.reason, refused=True) from bad
         except socket.gaierror as unknown:
             raise Unanswered(f"the name {self._host} is not known here: {unknown.strerror}") from unknown
         except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as bad:
-            raise Unanswered(self._reason(bad), reached=bool(connected)) from bad
+            raise Unanswered(self._reason(bad), reached=not isinstance(bad, aiohttp.ClientConnectorError)) from bad
 
     def _reason(self, bad: Exception) -> str:
         """Return a failure as a receiver's owner understands it."""
@@ -104,20 +110,22 @@ class Sender:
 
     async def _post(
         self,
+        judged: Sequence[str],
         headers: Sequence[tuple[str, str]],
         body: bytes,
         timer: asyncio.Timeout,
         connect_s: float,
-        connected: list[bool],
     ) -> Answer:
-        judged = sorted(await self._judged(), key=lambda address: address != self._worked)
-        *others, last = judged[:TRIED_ADDRESSES]
+        *others, last = sorted(judged, key=lambda address: address != self._worked)[:TRIED_ADDRESSES]
         for address in others:
             connecting = aiohttp.ClientTimeout(total=None, sock_connect=connect_s)
             # Nothing was sent: the next one may be reached.
             with suppress(aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
-                return await self._post_to(address, headers, body, timer, connected, connecting)
-        return await self._post_to(last, headers, body, timer, connected)
+                return await self._post_to(address, headers, body, timer, connecting)
+        until_s = timer.when()
+        assert until_s is not None
+        left_s = max(0.001, (until_s - asyncio.get_running_loop().time()) * CONNECT_SHARE)
+        return await self._post_to(last, headers, body, timer, aiohttp.ClientTimeout(total=None, sock_connect=left_s))
 
     async def _judged(self) -> tuple[str, ...]:
         """Return the permitted addresses. They are looked up again now and then, and the former are used meanwhile."""
@@ -144,12 +152,10 @@ class Sender:
         headers: Sequence[tuple[str, str]],
         body: bytes,
         timer: asyncio.Timeout,
-        connected: list[bool],
-        bounds: aiohttp.ClientTimeout = UNBOUNDED,
+        connecting: aiohttp.ClientTimeout,
     ) -> Answer:
         """Send to an address, under the host's name for the receiver and its certificate. `timer`: until when the
-        receiver's status must be there. A body that is not complete by then is cut off. `connected`: gets an item when
-        there is a connection."""
+        receiver's status must be there. A body that is not complete by then is cut off."""
         url = URL(self._url, encoded=True)
         named = ("host", url.raw_authority)
         async with self._session.post(
@@ -157,9 +163,8 @@ class Sender:
             data=body,
             headers=[named, *headers],
             allow_redirects=False,
-            timeout=bounds,
+            timeout=connecting,
             server_hostname=self._host if url.scheme == "https" else None,
-            trace_request_ctx=connected,
         ) as response:
             self._worked = address
             answered = {name.lower(): value for name, value in response.headers.items()}
@@ -170,18 +175,6 @@ class Sender:
                 async with asyncio.timeout_at(until_s):
                     await _read_start(response, start)
             return Answer(response.status, answered, bytes(start))
-
-
-def _connections() -> aiohttp.TraceConfig:
-    """Return what tells each request that it has a connection."""
-
-    async def connected(_: aiohttp.ClientSession, context: Any, told: object) -> None:
-        context.trace_request_ctx.append(True)
-
-    traced = aiohttp.TraceConfig()
-    traced.on_connection_create_end.append(connected)
-    traced.on_connection_reuseconn.append(connected)
-    return traced
 
 
 async def _read_start(response: aiohttp.ClientResponse, start: bytearray) -> None:
