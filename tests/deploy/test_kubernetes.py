@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import kubernetes_validate
 import pytest
 import yaml
@@ -15,6 +16,7 @@ from scripts import prometheus_rule
 from tests.deploy.composed import instruction
 from tests.deploy.files import DEPLOY, rules, unknown_in
 from timeline import config
+from timeline.cli.run.gateway import gateway
 
 FOLDER = DEPLOY / "kubernetes"
 VERSION = "1.29"
@@ -106,6 +108,26 @@ def test_the_container_is_told_what_serve_takes_and_probed_where_it_answers() ->
     assert pod["terminationGracePeriodSeconds"] * 1000 > config.parse_duration_ms(told["TIMELINE_GRACE"])
     assert pod["securityContext"]["runAsUser"] == int(instruction("USER")[0])
     assert pod["securityContext"]["runAsNonRoot"] and container()["securityContext"]["readOnlyRootFilesystem"]
+
+
+def test_the_gateway_is_selected_started_and_probed_where_it_answers() -> None:
+    name = "timeline-gateway"
+    deployment = one("Deployment", name)["spec"]
+    wanted, labels = deployment["selector"]["matchLabels"], deployment["template"]["metadata"]["labels"]
+    assert labels == wanted | {"timeline-client": "true"}, "the brokers' policy admits it"
+    assert one("Service", name)["spec"]["selector"] == one("NetworkPolicy", name)["spec"]["podSelector"]["matchLabels"]
+    assert one("Service", name)["spec"]["selector"] == wanted
+    told = click.Context(gateway)
+    assert container(name)["args"][0] == gateway.name
+    gateway.parse_args(told, container(name)["args"][1:])
+    _, port = config.split_address(told.params["listen"])
+    assert [(one["name"], one["containerPort"]) for one in container(name)["ports"]] == [("http", port)]
+    probed = [container(name)[kind]["httpGet"] for kind in ("livenessProbe", "readinessProbe")]
+    assert probed == [{"path": "/healthz", "port": "http"}, {"path": "/readyz", "port": "http"}]
+    pod = deployment["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] * 1000 > config.parse_duration_ms(told.params["grace"])
+    assert pod["securityContext"]["runAsUser"] == int(instruction("USER")[0])
+    assert pod["securityContext"]["runAsNonRoot"] and container(name)["securityContext"]["readOnlyRootFilesystem"]
 
 
 def test_autoscalers_ask_for_the_load_that_brokers_expect() -> None:
