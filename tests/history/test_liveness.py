@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.history.scene import LEASE_MS, START_MS, StoreScene
+from timeline.model import PULL_PREFIX
 
 
 @pytest.fixture
@@ -23,8 +24,9 @@ def scene() -> StoreScene:
 def _round(scene: StoreScene, **more: Any) -> None:
     asked = {"asked": scene.at, "now_ms": scene.now_ms, "overdue_ms": 0, "buckets": None}
     dealt = more.pop("dealt", [0, 0])
-    granted = {"c1": more.pop("granted", [5, 100])}
-    scene.did("deal", topic="", **{"broker": "b", **asked, **more}, granted=granted, dealt={"c1": dealt}, largest=0)
+    holder = more.pop("holder", "c1")
+    granted = {holder: more.pop("granted", [5, 100])}
+    scene.did("deal", topic="", **{"broker": "b", **asked, **more}, granted=granted, dealt={holder: dealt}, largest=0)
 
 
 def test_s12_a_round_with_credit_left_passes_over_what_is_due(scene: StoreScene) -> None:
@@ -90,12 +92,13 @@ def test_s12_nobody_looks_for_what_comes_due(scene: StoreScene) -> None:
     assert scene.broken() == {"S12"}
 
 
-@pytest.mark.parametrize("why", ["no credit", "another broker's", "a round", "a fault", "paused", "a lease ran out"])
+@pytest.mark.parametrize("why", ["no credit", "a take's credit", "another broker's", "a round", "a fault", "paused", "a lease ran out"])
 def test_why_nobody_may_look(scene: StoreScene, why: str) -> None:
     scene.did("move", id="a", group="g", due_ms=int(START_MS + 300), result={"status": "OK", "version": 2})
     scene.commit("move", 2, due=300, op=5, at=scene.at - 1)
     scene.rows[0].update(version=2, due_ms=int(START_MS + 300), scheduled_ms=int(START_MS + 300))
-    _round(scene, granted=[0, 100] if why == "no credit" else [5, 100])
+    holder = f"{PULL_PREFIX}b:1" if why == "a take's credit" else "c1"  # which goes when the take is answered
+    _round(scene, granted=[0, 100] if why == "no credit" else [5, 100], holder=holder)
     if why == "another broker's":  # dealt its bucket before this one did, or does now
         _round(scene, granted=[0, 100], broker="a")
         _round(scene)
