@@ -92,7 +92,9 @@ def test_s12_nobody_looks_for_what_comes_due(scene: StoreScene) -> None:
     assert scene.broken() == {"S12"}
 
 
-@pytest.mark.parametrize("why", ["no credit", "a take's credit", "another broker's", "a round", "a fault", "paused", "a lease ran out"])
+@pytest.mark.parametrize(
+    "why", ["no credit", "a take's credit", "another broker's", "a round", "a fault", "paused", "a lease ran out"]
+)
 def test_why_nobody_may_look(scene: StoreScene, why: str) -> None:
     scene.did("move", id="a", group="g", due_ms=int(START_MS + 300), result={"status": "OK", "version": 2})
     scene.commit("move", 2, due=300, op=5, at=scene.at - 1)
