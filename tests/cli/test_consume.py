@@ -36,6 +36,14 @@ def test_what_a_shell_can_run_is_run(tell: Call, topic: str, command: str) -> No
     assert (done.code, done.err) == (0, "")
 
 
+def test_a_command_that_fails_is_tried_again_as_the_topic_says(tell: Call, topic: str) -> None:
+    assert tell("topic", "update", topic, "--retry-first", "7h", "--retry-cap", "30h", "--retry-jitter", "0").code == 0
+    tell("produce", topic, "x", "--in", "0s", "--id", "a")
+    done = tell("consume", topic, "--count", 1, "--exec", "false")
+    assert done.code == 1 and "again in 25200s" in done.out, done.out
+    assert tell("show", topic, "a", "--json").json[0]["state"] == "waiting"
+
+
 def test_one_that_waits_says_so_once(topic: str, address: str) -> None:
     waits = start("consume", topic, address=address)
     try:

@@ -192,6 +192,18 @@ async def test_each_refusal_has_its_status(http: httpx.AsyncClient, tl: timeline
     assert [result["status"] for result in beyond.json()["results"]] == ["EXPIRED"]
 
 
+async def test_a_lease_says_when_the_topic_would_try_again(http: httpx.AsyncClient, tl: timeline.Timeline) -> None:
+    """So a caller can release it for as long as every other consumer would."""
+    path = await made(http, "retried", retry_first="7h", retry_factor=2.0, retry_cap="30h", retry_jitter=0)
+    await put(http, "retried", "a")
+    (leased,) = (await http.post(f"{path}/leases", json={"wait": "20s"})).json()["messages"]
+    assert leased["retry_in_ms"] == 7 * 3_600_000
+    asked = {"receipts": [leased["receipt"]], "in": leased["retry_in_ms"] / 1000}
+    assert (await http.post("/v1/leases:release", json=asked)).json()["results"][0]["status"] == "OK"
+    one = await tl.get("retried", "a")
+    assert one is not None and timedelta(hours=6.9) < one.due - datetime.now(UTC) <= timedelta(hours=7)
+
+
 async def test_the_document_has_each_refusal_of_a_message(http: httpx.AsyncClient) -> None:
     calls = (await http.get("/openapi.json")).json()["paths"]["/v1/topics/{topic}/messages/{id}"]
     for method, operation in (("patch", Operation.MOVE), ("delete", Operation.CANCEL)):
