@@ -257,21 +257,21 @@ def test_a_few_are_taken_within_a_bounded_wait(served: str) -> None:
     with timeline.connect_sync(served, timeout="10s") as tl:
         tl.create_topic("t")
         with tl.producer("t") as p, tl.consumer("t", id="w") as c:
-            assert c.take(max=10, timeout="1ms") == []
+            assert c.take(max=10, wait="1ms") == []
             p.produce_many(Batch([b"x"] * 3, in_=0))
             met: set[str] = set()
             while len(met) < 3:
-                taken = c.take(max=2, timeout="20s")
+                taken = c.take(max=2, wait="20s")
                 assert 1 <= len(taken) <= 2
                 met |= {d.id for d in taken}
                 for d in taken:
                     d.ack()
             assert list(tl.scan("t")) == []
         with pytest.raises(timeline.Closed):
-            c.take(max=1, timeout="1s")
+            c.take(max=1, wait="1s")
 
 
-@pytest.mark.parametrize("asked", [{}, {"max": 10, "timeout": "20s"}])
+@pytest.mark.parametrize("asked", [{}, {"max": 10, "wait": "20s"}])
 def test_ctrl_c_amid_a_take_puts_back_what_was_taken(
     served: str, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
 ) -> None:
@@ -292,7 +292,7 @@ def test_ctrl_c_amid_a_take_puts_back_what_was_taken(
                 c.take(**asked)
             met: list[Any] = []
             while len(met) < 3:
-                met += c.take(max=10, timeout="20s")
+                met += c.take(max=10, wait="20s")
             assert sorted((d.id, d.deliveries) for d in met) == [("a", 1), ("b", 1), ("c", 1)]
             assert c.stats.delivered == 3
             for d in met:

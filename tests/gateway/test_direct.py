@@ -74,7 +74,7 @@ async def test_both_ways_have_the_same_names_in_metrics(http: httpx.AsyncClient)
     for path in (PUT, LEASE, ACK):
         await http.post(path, content='{"wait": 0}', headers={**JSON, "Origin": str(http.base_url).rstrip("/")})
     assert {line.rpartition(" ")[0] for line in await routes()} - before <= {
-        'timeline_gateway_request_seconds_count{method="GET",route="/metrics"}'
+        'timeline_gateway_request_seconds_count{method="GET",route="/metrics",status="200"}'
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import warnings
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import overload
 
@@ -23,6 +24,14 @@ OF_USERS = ("aclose", "batches", "run", "stats", "stop_taking", "take", "take_ba
 """The consumer's methods for users."""
 YIELD_EVERY = 128
 """Deliveries handed out of a full buffer before other tasks may run."""
+
+
+def wait_of(wait: Duration | None, timeout: Duration | None) -> Duration | None:
+    """Return how long a take waits, whichever name says it, and warn of the former one."""
+    if timeout is None:
+        return wait
+    warnings.warn("take(timeout=) is called take(wait=) now", DeprecationWarning, stacklevel=3)
+    return timeout
 
 
 class Consumer(LeaseHolder):
@@ -62,29 +71,34 @@ class Consumer(LeaseHolder):
     @overload
     async def take(self) -> Delivery | None: ...
     @overload
-    async def take(self, max: int, timeout: Duration | None = None) -> list[Delivery]: ...
-    async def take(self, max: int | None = None, timeout: Duration | None = None) -> Delivery | list[Delivery] | None:
+    async def take(
+        self, max: int, wait: Duration | None = None, *, timeout: Duration | None = None
+    ) -> list[Delivery]: ...
+    async def take(
+        self, max: int | None = None, wait: Duration | None = None, *, timeout: Duration | None = None
+    ) -> Delivery | list[Delivery] | None:
         """Wait for the next delivery, or, with `max`, for at most that many.
 
-            for d in await c.take(max=10, timeout="20s"):
+            for d in await c.take(max=10, wait="20s"):
                 await d.ack()
 
         With `max`, return a list as soon as there is a delivery: all buffered ones, up to `max`. The list is empty if
-        none came within `timeout`. As with `queue.get`, None waits without a bound, and 0 takes only buffered ones.
+        none came within `wait`. None waits without a bound, and 0 takes only buffered ones.
         Raise Unavailable if no broker has taken the consumer in that time, unless the first attempt has only begun.
         `max` bounds one call; `credit` bounds the messages that the consumer leases ahead of it. A cancelled call takes
         nothing. Raise Closed once the consumer is closed or takes nothing more, Invalid, and the errors of iteration.
 
         Without `max`, return one delivery, without a bound on the wait. Return None once the consumer is closed or
-        takes nothing more.
+        takes nothing more. `timeout` is the former name of `wait`, and warns.
         """
+        wait = wait_of(wait, timeout)
         if self._since_yield >= YIELD_EVERY:
             self._since_yield = 0
             await asyncio.sleep(0)
         if max is not None:
-            return await self._several(check_credit(max, "max", MAX_CREDIT), timeout)
-        if timeout is not None:
-            raise Invalid("timeout needs max. Use take(max=1, timeout=…), which returns a list")
+            return await self._several(check_credit(max, "max", MAX_CREDIT), wait)
+        if wait is not None:
+            raise Invalid("wait needs max. Use take(max=1, wait=…), which returns a list")
         while True:
             taken = self._in_flight.next(self.monotonic_ms()) if self._ours else None
             if taken is not None:
@@ -94,8 +108,8 @@ class Consumer(LeaseHolder):
                 return None
             self._since_yield = 0
 
-    async def _several(self, most: int, timeout: Duration | None) -> list[Delivery]:
-        wait_s = None if timeout is None else duration_ms(timeout, "timeout") / 1000.0
+    async def _several(self, most: int, wait: Duration | None) -> list[Delivery]:
+        wait_s = None if wait is None else duration_ms(wait, "wait") / 1000.0
         try:
             async with asyncio.timeout(wait_s):
                 while not (taken := self._waiting(most)):

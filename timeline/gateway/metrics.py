@@ -21,7 +21,9 @@ QUIET = ("/healthz", "/readyz", "/metrics")
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 CATALOG: dict[str, Declaration] = {
     "timeline_gateway_requests_total": counter("Requests that were answered", "method", "route", "status"),
-    "timeline_gateway_request_seconds": histogram("Time from a request to the end of its answer", "method", "route"),
+    "timeline_gateway_request_seconds": histogram(
+        "Time from a request to the end of its answer", "method", "route", "status"
+    ),
     "timeline_gateway_requests_in_flight": gauge("Requests under way"),
     "timeline_gateway_streams": gauge("Event streams that are open"),
     "timeline_gateway_webhooks_total": counter(
@@ -61,7 +63,8 @@ class GatewayMetrics:
         """Note a request. `route`: a template, of which there are few."""
         key = method, route, status
         if (made := self._requests_of.get(key)) is None:
-            made = self._requests.labels(method, route, str(status)), self._seconds.labels(method, route)
+            labels = method, route, str(status)
+            made = self._requests.labels(*labels), self._seconds.labels(*labels)
             self._requests_of[key] = made
         made[0].inc()
         made[1].observe(seconds)

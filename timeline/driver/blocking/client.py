@@ -28,7 +28,7 @@ from timeline.driver.blocking.schedules import SyncSchedule, handing
 from timeline.driver.client import DEFAULT_TIMEOUT, Name, Timeline
 from timeline.driver.consume.handlers import Backoff, Handler
 from timeline.driver.consume.in_flight import Stats
-from timeline.driver.consumer import CREDIT_BYTES, Consumer
+from timeline.driver.consumer import CREDIT_BYTES, Consumer, wait_of
 from timeline.driver.delivery import Delivery
 from timeline.driver.message import Message
 from timeline.driver.producer import MessageSource, Producer
@@ -154,12 +154,16 @@ class SyncConsumer(Blocking):
     @overload
     def take(self) -> SyncDelivery | None: ...
     @overload
-    def take(self, max: int, timeout: Duration | None = None) -> list[SyncDelivery]: ...
-    def take(self, max: int | None = None, timeout: Duration | None = None) -> SyncDelivery | list[SyncDelivery] | None:
+    def take(
+        self, max: int, wait: Duration | None = None, *, timeout: Duration | None = None
+    ) -> list[SyncDelivery]: ...
+    def take(
+        self, max: int | None = None, wait: Duration | None = None, *, timeout: Duration | None = None
+    ) -> SyncDelivery | list[SyncDelivery] | None:
         """See Consumer.take. Ctrl-C loses no message."""
-        taken: list[Delivery] = []
+        wait, taken = wait_of(wait, timeout), list[Delivery]()
         try:
-            self._run(self._take(taken, max, timeout))
+            self._run(self._take(taken, max, wait))
         except TimelineError:
             raise
         except BaseException:  # of Ctrl-C or another signal: the client's thread may have taken some
@@ -169,9 +173,9 @@ class SyncConsumer(Blocking):
         made = [SyncDelivery.of(one, self._run) for one in taken]
         return made if max is not None else made[0] if made else None
 
-    async def _take(self, taken: list[Delivery], max: int | None, timeout: Duration | None) -> None:
-        if max is not None or timeout is not None:
-            taken.extend(await self._target.take(max, timeout))  # type: ignore[arg-type]
+    async def _take(self, taken: list[Delivery], max: int | None, wait: Duration | None) -> None:
+        if max is not None or wait is not None:
+            taken.extend(await self._target.take(max, wait))  # type: ignore[arg-type]
         elif (one := await self._target.take()) is not None:
             taken.append(one)
 
