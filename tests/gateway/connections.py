@@ -43,6 +43,10 @@ class Connection:
         with contextlib.suppress(ConnectionError):
             await self._writer.drain()
 
+    def push(self, data: bytes) -> None:
+        """Send, and do not wait until the other side takes it."""
+        self._writer.write(data)
+
     def end(self) -> None:
         """Send nothing more."""
         self._writer.write_eof()

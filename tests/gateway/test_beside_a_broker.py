@@ -17,6 +17,7 @@ import pytest
 
 import timeline
 from tests.broker.journalled import until
+from tests.gateway.connections import Connection, posted
 from tests.gateway.processes import TIMELINE, broker
 from tests.gateway.push.receiver import Receiver, always
 from timeline.broker.server.gateway_process import command_of, gateway_for, missing_package
@@ -73,6 +74,31 @@ async def test_it_is_started_again_and_ends_with_the_broker(tmp_path: Path) -> N
             assert put.status_code == 201
     last = gateway_pids(served["log"])[-1]
     assert not alive(first) and not alive(last)
+
+
+async def test_a_request_under_way_is_answered_before_broker_and_gateway_end(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    url = f"http://127.0.0.1:{port}"
+    body = b'{"id":"uploaded","payload":1,"in":"1h"}'
+    with serve(tmp_path, port, "--store", f"sqlite:///{tmp_path}/a.db") as served:
+        assert (await answers(url)).status_code == 200
+        assert httpx.put(f"{url}/v1/topics/departures", json={}, timeout=60).status_code == 201
+        async with Connection(url) as uploading:
+            await uploading.send(posted("/v1/topics/departures/messages", body, kind="application/json")[:-1])
+            while "in_flight 2.0" not in httpx.get(f"{url}/metrics", timeout=60).text:
+                pass
+            served["process"].send_signal(signal.SIGTERM)
+            await until(lambda: _ends(url))
+            await uploading.send(body[-1:])
+            assert (await uploading.answer()).status == 201
+
+
+def _ends(url: str) -> bool:
+    """Whether a gateway takes no more requests."""
+    try:
+        return httpx.get(f"{url}/readyz", timeout=60).status_code == 503
+    except httpx.TransportError:
+        return True
 
 
 async def test_it_sends_webhooks_to_the_networks_that_the_broker_permits(tmp_path: Path) -> None:

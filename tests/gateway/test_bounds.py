@@ -189,6 +189,39 @@ async def test_half_bodies_keep_nobody_out(victim: Victim) -> None:
     assert victim.grown()["gateway"] < 60, victim.grown()
 
 
+async def test_bodies_that_trickle_keep_nobody_out(victim: Victim) -> None:
+    """A byte of each at a time, and somebody else's put between."""
+    async with AsyncExitStack() as stack:
+        slow = [await stack.enter_async_context(Connection(victim.url)) for _ in range(100)]
+        body = posted(MESSAGES, b'{"payload_text":"' + b"x" * 50_000, kind="application/json")
+        for connection in slow:
+            await connection.send(body[:-100])
+        for at in range(30):
+            for connection in slow:
+                await connection.send(body[len(body) - 100 + at :][:1])
+            await victim.put()
+    assert victim.grown()["gateway"] < 60, victim.grown()
+
+
+async def test_who_does_not_read_the_answers_of_lines_holds_up_nobody(victim: Victim) -> None:
+    """Each line has an answer of its own, and lines go on while there is room for answers."""
+    line = b'{"payload":1,"in":"1h","id":"unread"}\n'
+    head = (
+        f"POST {MESSAGES} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
+        "Accept: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    part = line * 1_000
+    async with AsyncExitStack() as stack:
+        for _ in range(5):
+            deaf = await stack.enter_async_context(Connection(victim.url, room=1))
+            deaf.deafen()
+            await deaf.send(head.encode())
+            for _ in range(50):
+                deaf.push(b"%x\r\n%s\r\n" % (len(part), part))
+                await victim.put()
+    assert victim.grown()["gateway"] < 150, victim.grown()
+
+
 REFUSED = {
     "a wrong type": b'{"receipts": 1, "x": "%s"}',
     "no JSON": b'{"receipts": ["%s"',

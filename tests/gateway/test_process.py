@@ -124,6 +124,31 @@ async def test_each_request_is_one_line_without_payload(http: httpx.AsyncClient,
     assert "very private" not in log and "c" * 64 not in log
 
 
+async def test_metrics_count_time_and_tell_what_is_under_way(tmp_path: Path, site: Site) -> None:
+    with gateway(tmp_path, site.broker) as opened:
+        async with httpx.AsyncClient(base_url=f"http://{opened['listen']}", timeout=60) as http:
+            path, route = "/v1/topics/departures/messages", "/v1/topics/{topic}/messages"
+
+            async def value(of: str) -> float:
+                lines = (await http.get("/metrics")).text.splitlines()
+                return next((float(line.rpartition(" ")[2]) for line in lines if line.rpartition(" ")[0] == of), 0.0)
+
+            for body, status in (({"payload": 1, "in": "1h"}, 201), ({"in": "1h"}, 400)):
+                assert (await http.post(path, json=body)).status_code == status
+                labels = f'{{method="POST",route="{route}",status="{status}"}}'
+                assert await value(f"timeline_gateway_requests_total{labels}") == 1.0
+                assert await value(f"timeline_gateway_request_seconds_count{labels}") == 1.0
+                assert await value(f"timeline_gateway_request_seconds_sum{labels}") > 0.0
+            assert await value("timeline_gateway_requests_in_flight") == 1.0, "the one that asks"
+            async with http.stream("GET", "/v1/topics/departures/stream") as stream:
+                assert await anext(stream.aiter_lines()) == ": open"
+                assert await value("timeline_gateway_streams") == 1.0
+                assert await value("timeline_gateway_requests_in_flight") == 2.0
+            while await value("timeline_gateway_streams"):
+                pass  # it is noticed soon
+            assert await value("timeline_gateway_requests_in_flight") == 1.0
+
+
 async def test_without_a_broker_it_is_alive_and_not_ready(tmp_path: Path) -> None:
     with gateway(tmp_path, "127.0.0.1:1") as opened:
         async with httpx.AsyncClient(base_url=f"http://{opened['listen']}", timeout=60) as http:

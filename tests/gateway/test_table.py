@@ -134,7 +134,19 @@ async def test_what_comes_due_what_was_late_and_the_cluster(http: httpx.AsyncCli
     waiting = (await http.get(f"{path}/messages/soon/why")).json()
     assert "waiting: due in" in " ".join(waiting["text"])
     problem(await http.get(f"{path}/messages/none/why"), 404, "NOT_FOUND")
-    assert (await http.get(f"{path}/late?since=10m")).json()["unreachable"] == []
+    past_ms = int(datetime.now(UTC).timestamp() * 1000) - 5_000
+    await http.post(f"{path}/messages", json={"id": "past", "payload": 1, "at": past_ms})
+    leased: set[str] = set()
+    while leased != {"late", "past"}:
+        some = (await http.post(f"{path}/leases", json={"max": 2, "wait": "20s"})).json()["messages"]
+        leased |= {one["id"] for one in some}
+    told = (await http.get(f"{path}/late?since=10m")).json()
+    (past,) = [one for one in told["deliveries"] if one["id"] == "past"]
+    assert told["unreachable"] == [] and past["late_ms"] >= 5_000
+    assert past["cause"] == "PRODUCED_LATE", past
+    for state, ids in (("waiting", ["soon"]), ("leased", ["late", "past"]), ("dead", [])):
+        listed = (await http.get(f"{path}/messages?state={state}")).json()["messages"]
+        assert sorted(one["id"] for one in listed) == ids, state
     cluster = (await http.get("/v1/cluster")).json()
     assert len(cluster["brokers"]) == 1 and cluster["unreachable"] == {}
     assert "looked-at" in {load["topic"] for load in cluster["brokers"][0]["topics"]}

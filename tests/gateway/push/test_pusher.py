@@ -88,6 +88,34 @@ async def test_a_message_is_sent_signed_and_acknowledged(tl: timeline.Timeline, 
     )
 
 
+async def test_a_message_takes_its_trace_along(tl: timeline.Timeline, receiver: Receiver) -> None:
+    traced = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=b"}
+    await tl.create_topic("t", push_url=receiver.url)
+    async with pushing(tl):
+        await produce(tl, "a", headers=traced)
+        request, _ = (await receiver.received(1))[0]
+    assert {name: request.headers[name] for name in traced} == traced
+
+
+async def test_a_topics_rate_is_kept(tl: timeline.Timeline, receiver: Receiver) -> None:
+    """A second's worth may go at once. Then each waits for its turn."""
+    rate, count = 20, 40
+    came_s: list[float] = []
+
+    async def noted(request: web.Request, body: bytes) -> web.StreamResponse:
+        came_s.append(asyncio.get_running_loop().time())
+        return web.Response()
+
+    receiver.answer = noted
+    await tl.create_topic("t", push_url=receiver.url, push_rate=rate)
+    await produce(tl, *(f"m{number}" for number in range(count)))
+    async with pushing(tl):
+        await receiver.received(count)
+    slack = 6  # the first may have been held up on its way
+    early = [at for at in range(count) if came_s[at] - came_s[0] < (at - rate - slack) / rate]
+    assert not early, came_s
+
+
 async def test_both_secrets_sign_during_a_rotation(tl: timeline.Timeline, receiver: Receiver) -> None:
     await tl.create_topic("t", push_url=receiver.url)
     (old,) = await tl.topic_secrets("t")
