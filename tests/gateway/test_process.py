@@ -141,7 +141,8 @@ async def test_metrics_count_time_and_tell_what_is_under_way(tmp_path: Path, sit
                 assert await value(f"timeline_gateway_request_seconds_sum{labels}") > 0.0
             assert await value("timeline_gateway_requests_in_flight") == 1.0, "the one that asks"
             async with http.stream("GET", "/v1/topics/departures/stream") as stream:
-                assert await anext(stream.aiter_lines()) == ": open"
+                lines = stream.aiter_lines()
+                assert await anext(lines) == ": open"
                 assert await value("timeline_gateway_streams") == 1.0
                 assert await value("timeline_gateway_requests_in_flight") == 2.0
             while await value("timeline_gateway_streams"):
