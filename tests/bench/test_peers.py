@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from tests.servers.fixture import Running
 from tests.servers.postgresql import PostgresqlServer
 from tests.servers.redis import RedisServer
-from timeline.bench.peers import databases
+from timeline.bench.peers import trials
 from timeline.bench.peers.databases import PEERS, run_peer
 from timeline.bench.processes import CannotMeasure
 from timeline.bench.scenarios.throughput import CycleScenario
@@ -25,7 +25,7 @@ SMALL = CycleScenario(messages=200, batch=50, warm_up=50)
 
 @pytest.fixture(autouse=True)
 def few_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(databases, "LATE_COUNT", 20)
+    monkeypatch.setattr(trials, "LATE_COUNT", 20)
 
 
 @pytest.mark.servers

@@ -10,7 +10,7 @@ import pytest
 
 from tests.services import require_service
 from timeline.bench.figures import BenchReport
-from timeline.bench.peers import own_servers
+from timeline.bench.peers import own_servers, trials
 from timeline.bench.peers.bare import run_bare, run_bare_push
 from timeline.bench.peers.own_servers import WAYS, run_own_server
 from timeline.bench.processes import CannotMeasure, disk_stalled_s
@@ -66,7 +66,7 @@ async def test_a_backlog_is_put_before_it_is_taken(store: str, tmp_path: Path) -
 async def test_a_peer_that_is_a_server(name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "beanstalkd":
         require_service(name)
-    monkeypatch.setattr(own_servers, "LATE_COUNT", 100)
+    monkeypatch.setattr(trials, "LATE_COUNT", 100)
     monkeypatch.setattr(own_servers, "SYNCED_MESSAGES", 500)
     server = OWN_SERVERS[name]
     report = await run_own_server(server, CycleScenario(messages=6_000, batch=1_000, warm_up=100), kind, tmp_path)
@@ -84,7 +84,7 @@ async def test_a_peer_that_is_a_server_takes_a_backlog(
 ) -> None:
     if name == "beanstalkd":
         require_service(name)
-    monkeypatch.setattr(own_servers, "LATE_COUNT", 10)
+    monkeypatch.setattr(trials, "LATE_COUNT", 10)
     asked = CycleScenario(messages=2_000, warm_up=0, backlog=True)
     _well(await run_own_server(OWN_SERVERS[name], asked, "memory", tmp_path), "rate_per_s")
 

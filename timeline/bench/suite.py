@@ -11,12 +11,12 @@ from pathlib import Path
 
 from timeline.bench.figures import BenchReport, Target
 from timeline.bench.load import Told
-from timeline.bench.peers import LATE_APART_MS, LATE_COUNT
 from timeline.bench.peers.bare import run_bare, run_bare_push
 from timeline.bench.peers.beanstalkd import BEANSTALKD
 from timeline.bench.peers.databases import run_peer
 from timeline.bench.peers.nats import NATS
 from timeline.bench.peers.own_servers import run_own_server
+from timeline.bench.peers.trials import LATE_APART_MS, LATE_COUNT
 from timeline.bench.processes import Profile
 from timeline.bench.scenario import Scenario
 from timeline.bench.scenarios.holding import MemoryScenario, PayloadScenario, RestartScenario

@@ -10,8 +10,6 @@ import json
 import os
 
 READY, STORED, LEFT, DROP, DROPPED = "ready", "stored", "left", "drop", "dropped"
-LATE_COUNT, LATE_APART_MS, LATE_AHEAD_MS, LATE_PATIENCE_S = 1_000, 10, 5_000, 60.0
-"""A peer's lateness: so many messages, so far apart, put so long before the first is due."""
 
 
 def asked_line(payloads: list[str], due_ms: list[int] | None = None) -> str:

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from timeline.bench.peers.own_servers import HOST, OwnServer, PeerConnection, listening
-from timeline.bench.processes import CannotMeasure, Measured, started
+from timeline.bench.peers.own_servers import HOST, OwnServer, PeerConnection, program
+from timeline.bench.processes import CannotMeasure, Measured
 from timeline.child import free_ports
 
 PLACES = ("/usr/bin/beanstalkd", "/usr/sbin/beanstalkd")
@@ -55,8 +55,8 @@ class BeanstalkdConnection(PeerConnection):
 @asynccontextmanager
 async def running(kind: str, folder: Path) -> AsyncIterator[tuple[Measured, int]]:
     """Run beanstalkd inside the context. Raise CannotMeasure."""
-    program = shutil.which("beanstalkd") or next((path for path in PLACES if Path(path).exists()), None)
-    if program is None:
+    path = shutil.which("beanstalkd") or next((path for path in PLACES if Path(path).exists()), None)
+    if path is None:
         raise CannotMeasure("--peer beanstalkd needs the server: apt-get install beanstalkd")
     flags: list[str] = []
     if kind != "memory":
@@ -64,9 +64,8 @@ async def running(kind: str, folder: Path) -> AsyncIterator[tuple[Measured, int]
         binlog.mkdir(exist_ok=True)
         flags = ["-b", str(binlog), "-f", "0" if kind == SYNCED else "50"]
     (port,) = free_ports(1)
-    async with started(f"beanstalkd-{kind}", folder, program, "-l", HOST, "-p", str(port), *flags) as child:
-        await listening(child, port)
-        yield child, port
+    async with program(f"beanstalkd-{kind}", folder, path, port, "-l", HOST, "-p", str(port), *flags) as running:
+        yield running
 
 
 BEANSTALKD = OwnServer(

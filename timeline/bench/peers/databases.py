@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -25,17 +25,8 @@ import timeline
 from timeline.bench.figures import BenchReport, latencies
 from timeline.bench.ledger import Ledger
 from timeline.bench.load import batch_at, batch_sizes, ids_of, observed
-from timeline.bench.peers import (
-    DROP,
-    DROPPED,
-    LATE_AHEAD_MS,
-    LATE_APART_MS,
-    LATE_COUNT,
-    LATE_PATIENCE_S,
-    LEFT,
-    STORED,
-    asked_line,
-)
+from timeline.bench.peers import DROP, DROPPED, LEFT, STORED, asked_line
+from timeline.bench.peers.trials import LATE_S, due_times, quickest
 from timeline.bench.processes import CannotMeasure, Measured, started_module, within
 from timeline.bench.scenarios.throughput import WINDOW_BATCHES, CycleScenario, measured
 from timeline.bench.stores import NAME_BYTES, scheme
@@ -108,8 +99,6 @@ PEERS = {
         "count what is to come by topic; it is a recipe, whose code is yours; keeps what Redis keeps",
     ),
 }
-TRIAL = 10
-"""A trial of each way has so much fewer messages than the measurement with the best one."""
 
 
 async def run_peer(asked: CycleScenario, name: str, folder: Path) -> BenchReport:
@@ -122,21 +111,13 @@ async def run_peer(asked: CycleScenario, name: str, folder: Path) -> BenchReport
     missing = [package for package in peer.packages if importlib.util.find_spec(package) is None]
     if missing:
         raise CannotMeasure(f"--peer {name} needs {' and '.join(missing)}: {install_command('peers')}")
-    trial = replace(asked, messages=max(1, asked.messages // TRIAL), warm_up=asked.warm_up // TRIAL)
-    rates: dict[str, float] = {}
-    for way in peer.ways:
-        report = await _measured(trial, name, way, folder)
-        if report.wrong:
-            raise CannotMeasure(f"{name}, {way}: {'; '.join(report.wrong)}")
-        rates[way] = report.figures["rate_per_s"]
-    best = max(rates, key=rates.__getitem__)
-    report = await _measured(asked, name, best, folder, lateness=True)
-    trials = ", ".join(f"{way} {rate:,.0f}/s" for way, rate in rates.items())
-    report.notes += [peer.less, f"driven as {best}; trials: {trials}"]
+    best, driven = await quickest(name, peer.ways, asked, partial(_measured, name, folder))
+    report = await _measured(name, folder, asked, best, lateness=True)
+    report.notes += [peer.less, driven]
     return report
 
 
-async def _measured(asked: CycleScenario, name: str, way: str, folder: Path, lateness: bool = False) -> BenchReport:
+async def _measured(name: str, folder: Path, asked: CycleScenario, way: str, lateness: bool = False) -> BenchReport:
     async with _running(name, PEERS[name], way, asked.store, folder) as (putter, worker):
         cpu = {"putter_cpu": putter.cpu_s, "worker_cpu": worker.cpu_s}
         report = await measured(name, asked, partial(_turn, asked, putter, worker), **cpu)
@@ -191,10 +172,9 @@ async def _late_ms(putter: Measured, worker: Measured, size_bytes: int) -> list[
     """Return how late messages with due times of their own are handed out. Raise CannotMeasure."""
     late_ms: list[float] = []
     done = asyncio.Event()
-    patience_s = (LATE_AHEAD_MS + LATE_COUNT * LATE_APART_MS) / 1000 + LATE_PATIENCE_S
-    async with observed() as clock, within(patience_s, "the messages with due times"):
-        due_ms = [clock.now_ms() + LATE_AHEAD_MS + at * LATE_APART_MS for at in range(LATE_COUNT)]
-        batch = batch_at(LATE_COUNT, np.array(due_ms), size_bytes)
+    async with observed() as clock, within(LATE_S, "the messages with due times"):
+        due_ms = due_times(clock.now_ms())
+        batch = batch_at(len(due_ms), np.array(due_ms), size_bytes)
         due_of = dict(zip(ids_of(batch), due_ms, strict=True))
 
         def met(ids: list[bytes]) -> None:

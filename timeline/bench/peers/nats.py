@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from timeline.bench.peers.own_servers import HOST, OwnServer, PeerConnection, listening
-from timeline.bench.processes import CannotMeasure, Measured, started
+from timeline.bench.peers.own_servers import HOST, OwnServer, PeerConnection, program
+from timeline.bench.processes import CannotMeasure, Measured
 from timeline.child import free_ports
 from timeline.wording import install_command
 
@@ -104,16 +104,15 @@ class NatsConnection(PeerConnection):
 async def running(kind: str, folder: Path) -> AsyncIterator[tuple[Measured, int]]:
     """Run NATS inside the context. Raise CannotMeasure."""
     beside = Path(sys.executable).with_name("nats-server")
-    program = shutil.which("nats-server") or (str(beside) if beside.exists() else None)
-    if program is None:
+    path = shutil.which("nats-server") or (str(beside) if beside.exists() else None)
+    if path is None:
         raise CannotMeasure(f"--peer nats needs the server: {install_command('peers')}")
     (port,) = free_ports(1)
     settings, kept = folder / f"nats-{kind}.conf", json.dumps(str(folder / f"nats-{kind}"))
     sync = "always" if kind == SYNCED else '"2m"'
     settings.write_text(SETTINGS.format(host=HOST, port=port, folder=kept, sync=sync), encoding="utf-8")
-    async with started(f"nats-{kind}", folder, program, "--config", str(settings)) as child:
-        await listening(child, port)
-        yield child, port
+    async with program(f"nats-{kind}", folder, path, port, "--config", str(settings)) as running:
+        yield running
 
 
 NATS = OwnServer(

@@ -19,16 +19,14 @@ from pathlib import Path
 from timeline.bench.figures import BenchReport, latencies
 from timeline.bench.ledger import Ledger
 from timeline.bench.load import ID_BYTES, batch_at, batch_sizes, ids_of, meant_of, observed, payload_of
-from timeline.bench.peers import LATE_AHEAD_MS, LATE_APART_MS, LATE_COUNT, LATE_PATIENCE_S
-from timeline.bench.processes import CannotMeasure, Measured, within
+from timeline.bench.peers.trials import LATE_S, due_times, quickest
+from timeline.bench.processes import CannotMeasure, Measured, started, within
 from timeline.bench.scenario import cpu_s_of_self
 from timeline.bench.scenarios.throughput import CycleScenario, measured
 from timeline.clock import Clock
 
 HOST = "127.0.0.1"
 WINDOWS = (100, 500, 2_000)
-TRIAL = 10
-"""A trial of each way has so much fewer messages than the measurement with the best one."""
 SYNCED_MESSAGES = 5_000
 CONNECT_TRIES = 200
 
@@ -122,8 +120,17 @@ class OwnServer:
     connection: Callable[[str], PeerConnection]
 
 
-async def listening(child: Measured, port: int) -> None:
-    """Wait until a server listens. Raise CannotMeasure."""
+@asynccontextmanager
+async def program(
+    name: str, folder: Path, path: str, port: int, *arguments: str
+) -> AsyncIterator[tuple[Measured, int]]:
+    """Run a program inside the context, and yield its process and its port when it listens. Raise CannotMeasure."""
+    async with started(name, folder, path, *arguments) as child:
+        await _listening(child, port)
+        yield child, port
+
+
+async def _listening(child: Measured, port: int) -> None:
     for _ in range(CONNECT_TRIES):
         try:
             _, writer = await asyncio.open_connection(HOST, port)
@@ -142,20 +149,16 @@ async def run_own_server(server: OwnServer, asked: CycleScenario, kind: str, fol
     CannotMeasure."""
     if kind == server.synced:  # a sync each is so slow that fewer messages show as much
         asked = replace(asked, messages=min(asked.messages, SYNCED_MESSAGES), warm_up=0)
-    trial = replace(asked, messages=max(1, asked.messages // TRIAL), warm_up=asked.warm_up // TRIAL)
     async with server.running(kind, folder) as (child, port):
-        rates: dict[Way, float] = {}
-        for way in WAYS:
-            report = await measured("a trial", trial, partial(_turn, server, kind, trial, port, way))
-            if report.wrong:
-                raise CannotMeasure(f"{server.name}, {way}: {'; '.join(report.wrong)}")
-            rates[way] = report.figures["rate_per_s"]
-        best = max(rates, key=rates.__getitem__)
-        cpu = {"server_cpu": child.cpu_s, "client_cpu": cpu_s_of_self}
-        report = await measured(f"{server.name} {kind}", asked, partial(_turn, server, kind, asked, port, best), **cpu)
+
+        async def measure(some: CycleScenario, way: Way) -> BenchReport:
+            cpu = {"server_cpu": child.cpu_s, "client_cpu": cpu_s_of_self}
+            return await measured(f"{server.name} {kind}", some, partial(_turn, server, kind, some, port, way), **cpu)
+
+        best, driven = await quickest(server.name, WAYS, asked, measure)
+        report = await measure(asked, best)
         report.figures |= latencies(await _late_ms(server, kind, port))
-    trials = "; ".join(f"{way} {rate:,.0f}/s" for way, rate in rates.items())
-    report.notes += [server.kinds[kind], server.less, f"driven by {best}; trials: {trials}"]
+    report.notes += [server.kinds[kind], server.less, driven]
     return report
 
 
@@ -219,17 +222,16 @@ async def _turn(server: OwnServer, kind: str, asked: CycleScenario, port: int, w
 async def _late_ms(server: OwnServer, kind: str, port: int) -> list[float]:
     """Return how late messages with due times of their own are handed out. Raise CannotMeasure."""
     late_ms: list[float] = []
-    patience_s = (LATE_AHEAD_MS + LATE_COUNT * LATE_APART_MS) / 1000 + LATE_PATIENCE_S
     async with (
         observed() as clock,
         _connected(server, kind, port, sets_times=True) as one,
         _connected(server, kind, port) as other,
-        within(patience_s, f"the messages of {server.name}"),
+        within(LATE_S, f"the messages of {server.name}"),
     ):
         now_ms = clock.now_ms()
-        due_ms = [now_ms + LATE_AHEAD_MS + at * LATE_APART_MS for at in range(LATE_COUNT)]
+        due_ms = due_times(now_ms)
         await one.put_at([*map(payload_of, due_ms)], due_ms, now_ms)
-        while len(late_ms) < LATE_COUNT:
+        while len(late_ms) < len(due_ms):
             (payload,) = await other.take(1)
             late_ms.append(clock.now() - meant_of(payload))
             await other.ack()

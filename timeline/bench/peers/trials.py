@@ -1,0 +1,43 @@
+"""What all peers have in common: each way to drive one is tried, and its lateness is that of messages 10 ms apart."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from timeline.bench.figures import BenchReport
+from timeline.bench.processes import CannotMeasure
+from timeline.bench.scenarios.throughput import CycleScenario
+
+SMALLER = 10
+"""A trial has so much fewer messages than the measurement with the best way."""
+LATE_COUNT, LATE_APART_MS, LATE_AHEAD_MS = 1_000, 10, 5_000
+"""A peer's lateness: so many messages, so far apart, put so long before the first is due."""
+LATE_S = (LATE_AHEAD_MS + LATE_COUNT * LATE_APART_MS) / 1000 + 60.0
+"""How long the last of them is waited for."""
+Way = TypeVar("Way")
+
+
+async def quickest(
+    name: str,
+    ways: Sequence[Way],
+    asked: CycleScenario,
+    measure: Callable[[CycleScenario, Way], Awaitable[BenchReport]],
+) -> tuple[Way, str]:
+    """Return the way in which a peer is quickest, and a note that says so. Raise CannotMeasure if one goes wrong."""
+    trial = replace(asked, messages=max(1, asked.messages // SMALLER), warm_up=asked.warm_up // SMALLER)
+    rates: list[float] = []
+    for way in ways:
+        report = await measure(trial, way)
+        if report.wrong:
+            raise CannotMeasure(f"{name}, {way}: {'; '.join(report.wrong)}")
+        rates.append(report.figures["rate_per_s"])
+    best = ways[rates.index(max(rates))]
+    trials = "; ".join(f"{way} {rate:,.0f}/s" for way, rate in zip(ways, rates, strict=True))
+    return best, f"driven by {best}; trials: {trials}"
+
+
+def due_times(now_ms: int) -> list[int]:
+    """Return when the messages are due that show a peer's lateness."""
+    return [now_ms + LATE_AHEAD_MS + at * LATE_APART_MS for at in range(LATE_COUNT)]
