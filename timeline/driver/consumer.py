@@ -91,13 +91,12 @@ class Consumer(LeaseHolder):
         Without `max`, return one delivery, without a bound on the wait. Return None once the consumer is closed or
         takes nothing more. `timeout` is the former name of `wait`, and warns.
         """
-        wait = wait_of(wait, timeout)
         if self._since_yield >= YIELD_EVERY:
             self._since_yield = 0
             await asyncio.sleep(0)
         if max is not None:
-            return await self._several(check_credit(max, "max", MAX_CREDIT), wait)
-        if wait is not None:
+            return await self._several(check_credit(max, "max", MAX_CREDIT), wait_of(wait, timeout))
+        if wait is not None or timeout is not None:
             raise Invalid("wait needs max. Use take(max=1, wait=…), which returns a list")
         while True:
             taken = self._in_flight.next(self.monotonic_ms()) if self._ours else None
