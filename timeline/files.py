@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import stat
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from timeline.errors import Invalid
+
+T = TypeVar("T")
 
 
 def read_file(file: str | Path, what: str, most_bytes: int, once: bool = False) -> bytes:
@@ -48,6 +53,37 @@ def stamp_of(file: str | Path) -> object:
     except (OSError, ValueError):
         return None
     return found.st_mtime_ns, found.st_ino, found.st_dev, found.st_size
+
+
+class Reloaded(Generic[T]):
+    """The contents of `files`, which `load` reads. `look` reads them again when they change. Invalid files are logged
+    once to `log`, as `what`, and ignored. Raise what `load` raises the first time."""
+
+    def __init__(self, what: str, files: Sequence[str | Path], load: Callable[[], T], log: logging.Logger) -> None:
+        self._what, self._files, self._load, self._log = what, files, load, log
+        self._stamps = self._stamped()
+        self.value = load()
+        self._trouble = ""
+
+    def _stamped(self) -> object:
+        return tuple(stamp_of(file) for file in self._files)
+
+    def look(self) -> bool:
+        """Read the files if they have changed. Return whether `value` is new."""
+        stamps = self._stamped()
+        if stamps == self._stamps:
+            return False
+        try:
+            value = self._load()
+        except Invalid as bad:
+            if bad.reason != self._trouble:
+                self._log.error("%s: %s", self._what, bad.reason)
+            self._trouble = bad.reason
+            return False
+        if self._stamped() != stamps:
+            return False  # being replaced at this moment
+        self.value, self._stamps, self._trouble = value, stamps, ""
+        return True
 
 
 def write_whole(file: str, content: bytes | memoryview) -> None:

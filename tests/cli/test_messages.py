@@ -12,8 +12,8 @@ import pytest
 
 import timeline
 from tests.cli.conftest import TIMELINE, Call, plain_environment, reads_a_pipe, start
-from timeline.cli.options import iso
 from timeline.clock import Clock
+from timeline.driver.times import iso
 
 pytestmark = pytest.mark.processes
 

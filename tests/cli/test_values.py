@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from timeline.cli.options import Time, due_of, iso, parse_headers, parse_time, shown_count, zone_of
+from timeline.cli.options import Time, due_of, parse_headers, parse_time, shown_count, zone_of
 from timeline.clock import Clock
-from timeline.driver.times import instant_ms, shown_time
+from timeline.driver.times import instant_ms, iso_or_none, shown_time
 from timeline.errors import Invalid
 
 
@@ -80,8 +80,8 @@ def test_headers() -> None:
 
 
 def test_what_is_shown() -> None:
-    assert iso(0) is None
-    assert iso(1_774_767_600_001) == "2026-03-29T07:00:00.001Z"
+    assert iso_or_none(0) is None
+    assert iso_or_none(1_774_767_600_001) == "2026-03-29T07:00:00.001Z"
     assert shown_time(1_774_767_600_000, zone_of("Europe/Berlin")) == "2026-03-29 09:00:00+02:00"
 
 

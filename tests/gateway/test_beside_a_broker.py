@@ -20,7 +20,8 @@ from tests.broker.journalled import until
 from tests.gateway.connections import Connection, posted
 from tests.gateway.processes import TIMELINE, broker
 from tests.gateway.push.receiver import Receiver, always
-from timeline.broker.server.gateway_process import command_of, gateway_for, missing_package
+from timeline.broker.server import gateway_process
+from timeline.broker.server.gateway_process import GatewayProcess, command_of, gateway_for, missing_package
 from timeline.child import free_ports
 from timeline.cli.run.gateway import BESIDE_NICENESS
 from timeline.config import HTTP, ServeConfig, split_address
@@ -123,6 +124,24 @@ def test_its_webhooks_have_the_token_and_the_networks_of_the_broker() -> None:
     assert "--push-token-file push.token --push-allow 10.1.0.0/16 --push-allow fd00::/8" in command
     with pytest.raises(Invalid, match="push_allow takes networks"):
         ServeConfig(push_allow="10.1.0.0/33").check()
+
+
+def test_its_grace_leaves_some_for_the_drain_of_the_broker() -> None:
+    assert "--grace 20000ms" in " ".join(command_of(ServeConfig(http="127.0.0.1:9080", grace_ms=30_000).check()))
+
+
+async def test_it_is_tried_again_when_it_cannot_be_started(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when there is no memory or no descriptor for a while."""
+    (port,) = free_ports(1)
+    monkeypatch.setattr(gateway_process, "COMMAND", ("/nowhere/to/be/found",))
+    beside = GatewayProcess(ServeConfig(http=f"127.0.0.1:{port}").check())
+    beside.start()
+    await until(lambda: "cannot be started" in caplog.text)
+    monkeypatch.setattr(gateway_process, "COMMAND", ("true",))
+    await until(lambda: "ended with code 0" in caplog.text)
+    await beside.stop()
 
 
 async def test_it_is_nicer_than_its_broker(tmp_path: Path) -> None:

@@ -289,6 +289,8 @@ def bomb(kind: str) -> bytes:
         "large number": b'{"payload":1,"in":1e99999}',
         "many keys": b'{"payload":1,"in":1,' + keys + b"}",
         "many headers": b'{"payload":1,"in":1,"headers":{' + keys + b"}}",
+        "a long name": b'{"' + b"a" * 10_000_000 + b'":1}',
+        "a name like the decoder's words": b"{\" - at '$" + b"a" * MIB + b'!":1}',
         "a key twice": b'{"payload":1,"in":1,"in":"x"}',
         "no UTF-8": b'{"payload":1,"in":1,"id":"\xff"}',
         "half a character": b'{"payload":1,"in":1,"id":"\\ud800"}',
@@ -297,7 +299,8 @@ def bomb(kind: str) -> bytes:
 
 BOMBS = (
     "array of nothing", "array of numbers", "nested arrays", "nested objects", "long number", "large number",
-    "many keys", "many headers", "a key twice", "no UTF-8", "half a character",
+    "many keys", "many headers", "a long name", "a name like the decoder's words", "a key twice", "no UTF-8",
+    "half a character",
 )  # fmt: skip
 
 

@@ -221,3 +221,14 @@ async def test_the_body_of_a_stranger_is_not_read(guarded: Guarded, call: Any) -
             f"{request['method']} {request['url']} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n".encode()
         )
         assert (await connection.answer()).status == 401
+
+
+async def test_an_operator_says_so_in_a_header(guarded: Guarded) -> None:
+    async with guarded.tl.producer(TOPIC, group="theirs") as producer:
+        await producer.produce(b"", id="theirs", in_="1h")
+    path = f"/v1/topics/{TOPIC}/messages/theirs"
+    token = {"Authorization": f"Bearer {guarded.tokens['all']}"}
+    for said, status in (("", 403), ("false", 403), ("0", 403), ("yes", 400), ("true", 200)):
+        more = {"Timeline-As-Operator": said} if said else {}
+        answer = await guarded.http.delete(path, headers=token | more)
+        assert answer.status_code == status, (said, answer.text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,6 +11,8 @@ import httpx
 import pytest
 
 import timeline
+from tests.gateway.conftest import Site
+from tests.gateway.connections import Connection
 from tests.gateway.test_leases import lease, put, settle
 from tests.gateway.test_messages import problem
 from timeline.driver.queries import NAMES
@@ -172,6 +175,46 @@ async def test_a_stream_of_events_gives_as_many_as_there_is_credit_for(
     assert sorted(seen) == ["a", "b", "c"]
     problem(await http.get("/v1/topics/nowhere/stream"), 404, "NOT_FOUND")
     problem(await http.get("/v1/topics/streamed/stream?credit=0"), 400, "INVALID")
+
+
+async def test_json_of_several_lines_is_one_line_of_a_stream(http: httpx.AsyncClient) -> None:
+    path = await made(http, "pretty")
+    payload = {"to": "ada", "lines": ["a\nb", "c\rd"], "empty": {}}
+    written = json.dumps({"in": 0, "payload": payload}, indent=2).replace("\n", "\r\n\r\n").encode()
+    headers = {"Content-Type": "application/json"}
+    assert (await http.post(f"{path}/messages", content=written, headers=headers)).status_code == 201
+    async with http.stream("GET", f"{path}/stream?lease=10m") as answer:
+        data = [line async for line in until(answer.aiter_lines(), "data: ")]
+    assert json.loads(data[-1].removeprefix("data: "))["payload"] == payload
+    assert data[-2] == "event: message"
+
+
+async def until(lines: AsyncIterator[str], begin: str) -> AsyncIterator[str]:
+    """The lines to the first one that begins so."""
+    async for line in lines:
+        yield line
+        if line.startswith(begin):
+            return
+
+
+async def test_a_stream_ends_with_its_connection_though_another_request_waits_behind_it(
+    http: httpx.AsyncClient, site: Site
+) -> None:
+    path = await made(http, "left")
+
+    async def streams() -> float:
+        lines = (await http.get("/metrics")).text.splitlines()
+        return next(float(line.split(" ")[1]) for line in lines if line.startswith("timeline_gateway_streams "))
+
+    async with Connection(site.url) as connection:
+        await connection.send(f"GET {path}/stream?lease=10m HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        while not await streams():
+            pass
+        await connection.send(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    at = 0
+    while await streams():  # what is written to nobody shows that nobody is there
+        at += 1
+        await put(http, "left", f"m{at}")
 
 
 async def test_each_refusal_has_its_status(http: httpx.AsyncClient, tl: timeline.Timeline) -> None:

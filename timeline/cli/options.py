@@ -205,13 +205,6 @@ def zone_of(zone: str | None) -> ZoneInfo | None:
     return found
 
 
-def iso(at_ms: int) -> str | None:
-    """Return a time for machines: ISO 8601 in UTC with milliseconds. 0, which is no time, gives None."""
-    if not at_ms:
-        return None
-    return as_datetime(at_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def shown_count(count: int, rate_per_s: float) -> str:
     """Return a count with its rate per second. Nothing has no rate."""
     return f"{count:,}, {rate_per_s:,.0f}/s" if count else "0"

@@ -23,9 +23,8 @@ from rich.text import Text
 
 import timeline
 from timeline.cli.app import DONE, REFUSED, SOME_FAILED, USAGE, Failed, complain, exit_code_of, say
-from timeline.cli.options import iso
 from timeline.clock import Clock
-from timeline.driver.times import as_datetime, shown_time
+from timeline.driver.times import as_datetime, iso_or_none, shown_time
 from timeline.errors import Forbidden, TimelineError, explain
 from timeline.model import Operation, Status
 from timeline.wording import folded, printable, printable_json, shown_lateness
@@ -83,7 +82,7 @@ def _planned(one: object, name: str) -> tuple[str, Callable[[Any], Any], Callabl
     name, _, attribute = name.partition("=")
     attribute = attribute or name
     if hasattr(one, f"{attribute}_ms") and not isinstance(getattr(one, attribute, None), str):
-        return name, attrgetter(f"{attribute}_ms"), iso
+        return name, attrgetter(f"{attribute}_ms"), iso_or_none
     return name, attrgetter(attribute), _plain
 
 

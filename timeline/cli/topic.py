@@ -16,7 +16,6 @@ from timeline.cli.options import (
     ClientOptions,
     check_topic,
     client_command,
-    iso,
     shown_bytes,
     topic_names,
     yes_option,
@@ -25,7 +24,7 @@ from timeline.cli.output import confirm, picked, print_fields, print_json, print
 from timeline.config import parse_bytes
 from timeline.driver.brokers import TopicLoad
 from timeline.driver.queries import DURATIONS, PERCENTS, Counts
-from timeline.driver.times import duration_ms, shown_time
+from timeline.driver.times import duration_ms, iso_or_none, shown_time
 from timeline.errors import Invalid, Unavailable, Unknown, explain
 from timeline.model import LEASE_AHEAD_AUTO, MAX_BUCKETS, MAX_PAYLOAD_BYTES, Topic, TopicSettings
 from timeline.watcher import added_up
@@ -408,7 +407,7 @@ def topic_json(each: Topic) -> dict[str, Any]:
         "name": each.name,
         **dataclasses.asdict(each.settings),
         "revision": each.revision,
-        "created": iso(each.created_ms),
+        "created": iso_or_none(each.created_ms),
         "uid": str(each.uid),
     }
 

@@ -242,6 +242,16 @@ def as_datetime(millis: int) -> datetime:
     return _EPOCH + timedelta(milliseconds=millis)
 
 
+def iso(at_ms: int) -> str:
+    """Return a time for machines: ISO 8601 and RFC 3339, in UTC with milliseconds."""
+    return as_datetime(at_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def iso_or_none(at_ms: int) -> str | None:
+    """Return the same, and None for 0, which is no time."""
+    return iso(at_ms) if at_ms else None
+
+
 def shown_utc(at_ms: int) -> str:
     """Return a time in UTC as a `repr` shows it: 2026-11-24 12:31:15.553Z."""
     return f"{as_datetime(at_ms).replace(tzinfo=None).isoformat(sep=' ', timespec='milliseconds')}Z"

@@ -22,7 +22,7 @@ from timeline.errors import Forbidden, Invalid, TimelineError, sentence_of
 from timeline.gateway.clients import UNAUTHENTICATED, no_token
 from timeline.gateway.routes.verbs import as_called
 from timeline.gateway.shapes import Problem
-from timeline.gateway.values import NOT_JSON, TOO_DEEP, with_choices
+from timeline.gateway.values import MOST_SAID, NOT_JSON, TOO_DEEP, in_words
 from timeline.model import Status
 
 log = logging.getLogger("timeline.gateway")
@@ -46,6 +46,8 @@ STATUSES: dict[str, tuple[int, str]] = {
 }
 """By code: the status of HTTP, and a title."""
 SAME_KEY = "it may have happened: send it again with the same id or Idempotency-Key to learn which"
+MOST_KEPT = 1_000
+"""Characters of a sentence that is kept in the words of HTTP."""
 FAILED = f"the gateway failed: its log says why; {SAME_KEY}"
 GO_ON = "it may have happened in part: send it again with 'resume' as it stands here, or messages may be changed twice"
 RETRY_AFTER_S = 1
@@ -108,7 +110,8 @@ def _no_token(error: TimelineError) -> bool:
 
 def sentence(error: TimelineError) -> str:
     """Return the sentence for an error, without the code and the id, which have fields of their own."""
-    return in_words_of_http(sentence_of(error))
+    said = sentence_of(error)
+    return in_words_of_http(said) if len(said) <= MOST_KEPT else said
 
 
 @lru_cache(1024)
@@ -171,10 +174,10 @@ def _sentence(error: HTTPException) -> str:
     extra = error.extra if isinstance(error.extra, list) else []
     told = []
     for one in extra:
-        place, said = str(one.get("key", "")), str(one.get("message", "")).replace("`", "'")
-        said = with_choices(said, place)
+        place = str(one.get("key", ""))[:MOST_SAID]
+        said = in_words(str(one.get("message", "")), place)
         told.append(f"{place}: {said}" if place and place != "data" else said)
-    return "; ".join(told) or f"{NOT_JSON}: {error.detail}"
+    return "; ".join(told) or f"{NOT_JSON}: {error.detail:.300}"
 
 
 def of_anything(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

@@ -29,7 +29,8 @@ MAX_WAITING = 16
 HEADS_BYTES = 32 * 1024 * 1024
 """All heads together that have no end yet."""
 UNREAD_BYTES = 128 * 1024 * 1024
-"""All answers together that wait for their readers. Beyond it, those who read nothing are disconnected at once."""
+"""All answers together that wait for their readers. Beyond it, those who read nothing for `LOOK_S` are disconnected."""
+LOOK_S = 1.0
 MOST_FILES = 65_536
 FILES_OF_OURS = 2_048
 """Descriptors that connections never get: for brokers, receivers of webhooks and the log. If there are few, half."""
@@ -166,7 +167,10 @@ class BoundedHttp(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
         self._unread_bytes = 0
+        self._looked_s = 0.0
         self._in_body = self._ended = self._last = False
+        self._served: Any = None
+        """The request whose answer is under way. `cycle` is the newest one, which may wait behind it."""
         self._head_bytes = self._held_bytes = 0
         self._loose_bytes = 0
         """Bytes that came since the last whole head, or the last part of a body."""
@@ -185,6 +189,9 @@ class BoundedHttp(HttpToolsProtocol):
                 timer.cancel()
         self._hold(0)
         self._all.closed(self)
+        if self._served is not None:
+            self._served.disconnected = True
+            self._served.message_event.set()
         super().connection_lost(exc)
 
     def abort(self) -> None:
@@ -271,6 +278,8 @@ class BoundedHttp(HttpToolsProtocol):
             self._refusal = 501, "of transfer codings, only chunked is read"
             raise ValueError("another coding")
         super().on_headers_complete()
+        if not self.pipeline:
+            self._served = self.cycle
         self._wait_no_more()
         self._in_body, self._loose_bytes = True, 0
         self._last = not self.cycle.keep_alive
@@ -296,6 +305,7 @@ class BoundedHttp(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Wait for the next request. A body whose answer came before its end may go on for a while. Its sender could
         not read the answer if the connection closed at once."""
+        self._served = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
         if self.cycle.response_complete:
             self._all.idle(self)
@@ -332,14 +342,17 @@ class BoundedHttp(HttpToolsProtocol):
         return int(self.transport.get_write_buffer_size())
 
     def has_read(self) -> bool:
-        """Return whether the reader has taken anything since the last look."""
-        before, self._unread_bytes = self._unread_bytes, self.unread_bytes
+        """Return whether the reader has taken anything since the last look, or was looked at just now."""
+        now_s = self.loop.time()
+        if now_s < self._looked_s + LOOK_S:
+            return True
+        before, self._unread_bytes, self._looked_s = self._unread_bytes, self.unread_bytes, now_s
         return self._unread_bytes < before
 
     def pause_writing(self) -> None:
         """Wait for a reader that is slow."""
         super().pause_writing()
-        self._unread_bytes = self.unread_bytes
+        self._unread_bytes, self._looked_s = self.unread_bytes, self.loop.time()
         self._all.unread(self)
         self._stalled = self.loop.call_later(SILENT_S, self._still_reading)
 

@@ -13,13 +13,14 @@ import numpy as np
 from timeline.driver.batch import Batch
 from timeline.driver.message import Message, move_flag
 from timeline.driver.receipts import Receipt, Receipts
+from timeline.driver.times import iso_or_none
 from timeline.errors import FIXED_LIMIT, Invalid, TimelineError, TooLarge
 from timeline.gateway.clients import CallerClient
 from timeline.gateway.keys import RepeatKey
 from timeline.gateway.problems import sentence
 from timeline.gateway.requests import MAX_BODY_BYTES, ApiRequest
 from timeline.gateway.shapes import BulkAnswer, LineAnswer, NewMessage, PutAnswer
-from timeline.gateway.values import ToPut, decoded, iso_or_none, to_put
+from timeline.gateway.values import ToPut, decoded, to_put
 from timeline.model import Status, check_topic_name
 
 LINES_AT_ONCE = 1_000

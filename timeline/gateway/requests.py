@@ -37,6 +37,8 @@ WINDOW_S = 2.0
 TOO_SLOW = "the body came too slowly while the gateway had no room for others"
 SILENT_S = 30.0
 """How long a caller may send nothing while its body is not complete."""
+LAST_S = 0.25
+"""How long a wait may go on once the gateway ends."""
 BROKEN = "timeline.broken_body"
 """Among the extensions of a request's scope: its body broke off in a way that is no HTTP."""
 ROOM = "timeline.body_room"
@@ -217,13 +219,20 @@ class ApiRequest(Request[Any, Any, Any]):
 
     @property
     def caller(self) -> Caller:
-        """Who calls. Raise Forbidden for an Authorization header that has no bearer token, Invalid for two headers."""
+        """Who calls. Raise Forbidden for an Authorization header that has no bearer token, Invalid for two headers, or
+        for one that says neither true nor false."""
         said = self.sole(AUTHORIZATION) or ""
         if said and not said.lower().startswith(BEARER):
             denied = Forbidden("the Authorization header must be 'Bearer' and a token ('timeline token create')")
             denied.found = (UNAUTHENTICATED,)
             raise denied
-        return Caller(said[len(BEARER) :].strip(), AS_OPERATOR in self.headers)
+        return Caller(said[len(BEARER) :].strip(), self._as_operator())
+
+    def _as_operator(self) -> bool:
+        said = (self.sole(AS_OPERATOR) or "false").lower()
+        if said not in ("true", "false", "1", "0"):
+            raise Invalid(f"the header {AS_OPERATOR.title()} is true or false, not {said!r:.40}")
+        return said in ("true", "1")
 
     def check_origin(self, listed: Sequence[str]) -> None:
         """Raise Forbidden for a page of another site that is not listed. A browser sends what such a page asks for, and
@@ -356,13 +365,15 @@ async def while_connected(
     ending: asyncio.Future[Any],
     undo: Callable[[T], Awaitable[None]] | None = None,
 ) -> T | None:
-    """Return the result of `work`. Cancel it when the caller disconnects, and raise ClientGone. Cancel it when `ending`
-    is done, and return None. The body must have been read before. `undo`: what to do with a result that came as the
-    caller disconnected."""
+    """Return the result of `work`. Cancel it when the caller disconnects, and raise ClientGone. Cancel it `LAST_S`
+    after `ending` is done, and return None. The body must have been read before. `undo`: what to do with a result that
+    came as the caller disconnected."""
     working, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
     try:
         both: set[asyncio.Future[Any]] = {working, gone, ending}
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if ending.done() and not (working.done() or gone.done()):  # an answer that is on its way arrives
+            await asyncio.wait({working, gone}, timeout=LAST_S, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             if undo is not None and gone.done():
                 await undo(working.result())

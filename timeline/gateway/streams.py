@@ -34,7 +34,8 @@ class EventStream:
         if not 1 <= credit <= MAX_CREDIT:
             raise Invalid(f"credit must be a whole number from 1 to {MAX_CREDIT}, not {credit}")
         self._credit = credit
-        self._until_ms: dict[str, int] = {}
+        self._until_ms: dict[str, float] = {}
+        """By receipt: when its lease ends (monotonic)."""
         self._freed = asyncio.Event()
         self._clock = Clock()
 
@@ -44,20 +45,20 @@ class EventStream:
             del self._until_ms[receipt]
             self._freed.set()
 
-    def extended(self, receipts: Set[str], until_ms: int) -> None:
-        """Note that the leases of these receipts last longer, if they are of this stream."""
+    def extended(self, receipts: Set[str], until_ms: float) -> None:
+        """Note until when (monotonic) the leases of these receipts last, if they are of this stream."""
         for receipt in self._until_ms.keys() & receipts:
             self._until_ms[receipt] = until_ms
 
     def given(self, one: PulledDelivery) -> None:
         """Take credit for a delivery."""
-        self._until_ms[one.receipt] = one.lease_until_ms
+        self._until_ms[one.receipt] = self._clock.monotonic_ms() + one.lease_left_ms
 
     async def room(self) -> int:
         """Return how much credit there is. Wait for some, at most for `ALIVE_S`."""
         if not self._left():
             self._freed.clear()
-            soonest_s = (min(self._until_ms.values()) - self._clock.now_ms()) / 1000.0
+            soonest_s = (min(self._until_ms.values()) - self._clock.monotonic_ms()) / 1000.0
             try:
                 await asyncio.wait_for(self._freed.wait(), min(ALIVE_S, max(0.05, soonest_s)))
             except TimeoutError:
@@ -65,7 +66,7 @@ class EventStream:
         return self._left()
 
     def _left(self) -> int:
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.monotonic_ms()
         for receipt in [receipt for receipt, until_ms in self._until_ms.items() if until_ms <= now_ms]:
             del self._until_ms[receipt]
         return self._credit - len(self._until_ms)
@@ -117,5 +118,10 @@ def _encoded(taken: list[PulledDelivery], stream: EventStream) -> bytes:
     parts = []
     for one in taken:
         stream.given(one)
-        parts.append(b"event: message\ndata: " + msgspec.json.encode(leased_message(one)) + b"\n\n")
+        parts.append(b"event: message\ndata: " + _line(one) + b"\n\n")
     return b"".join(parts)
+
+
+def _line(one: PulledDelivery) -> bytes:
+    """Return a delivery as one line: a payload that is JSON stays as it was written, and may have several."""
+    return msgspec.json.encode(leased_message(one)).translate(None, b"\r\n")

@@ -8,8 +8,7 @@ import ssl
 from typing import Any
 
 from timeline.credentials import load_pair
-from timeline.errors import Invalid
-from timeline.files import stamp_of
+from timeline.files import Reloaded
 from timeline.gateway.protocol import BoundedHttp, Connections
 
 log = logging.getLogger("timeline.gateway")
@@ -24,11 +23,7 @@ class TlsFiles:
 
     def __init__(self, cert: str, key: str) -> None:
         self._cert, self._key = cert, key
-        self._stamps = self._stamped()
-        self._context = self._load()
-
-    def _stamped(self) -> object:
-        return stamp_of(self._cert), stamp_of(self._key)
+        self._files = Reloaded("the certificate stays as it was", [cert, key], self._load, log)
 
     def _load(self) -> ssl.SSLContext:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -38,14 +33,8 @@ class TlsFiles:
     def context(self) -> ssl.SSLContext:
         """Return what a handshake uses now. Files that have changed are read again. Invalid ones are logged, and the
         last good ones stay."""
-        stamps = self._stamped()
-        if stamps != self._stamps:
-            self._stamps = stamps
-            try:
-                self._context = self._load()
-            except Invalid as bad:
-                log.error("the certificate stays as it was: %s", bad.reason)
-        return self._context
+        self._files.look()
+        return self._files.value
 
 
 class TlsConnection(asyncio.Protocol):

@@ -15,7 +15,7 @@ from msgspec import Raw, UnsetType
 
 from timeline.driver.consume.pull import PulledDelivery
 from timeline.driver.message import of_message
-from timeline.driver.times import Duration, When, as_datetime, duration_ms, instant_ms, shown
+from timeline.driver.times import Duration, When, duration_ms, instant_ms, iso, shown
 from timeline.errors import FIXED_LIMIT, Invalid, TooLarge
 from timeline.gateway.shapes import (
     CatchUpName,
@@ -54,12 +54,20 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 """By field: the words that it takes."""
 NO_CHOICE = "Invalid enum value"
 PLACE = re.compile(r" - at '\$[^']*?(\w+)'$")
+MOST_SAID = 300
+"""Characters of a decoder's sentence that are kept. It repeats the name of a field that is not known, whole."""
 
 
-def with_choices(said: str, field: str = "") -> str:
-    """Return what a decoder said, and which words the field takes if the word was none of them."""
+def in_words(said: str, field: str = "") -> str:
+    """Return what a decoder said, without its middle if that is long, and which words the field takes if the word was
+    none of them."""
+    said = said.replace("`", "'")
+    if len(said) > MOST_SAID:
+        said = f"{said[: MOST_SAID // 2]}…{said[-MOST_SAID // 2 :]}"
+    if not said.startswith(NO_CHOICE):
+        return said
     place = PLACE.search(said)
-    words = CHOICES.get(place[1] if place else field) if said.startswith(NO_CHOICE) else None
+    words = CHOICES.get(place[1] if place else field)
     return f"{said}: it is one of {', '.join(words)}" if words else said
 
 
@@ -68,26 +76,34 @@ def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     try:
         try:
             return decoder.decode(body)
-        except msgspec.ValidationError as bad:
-            if "got `float`" not in str(bad) or len(body) > MAX_REREAD_BYTES:
+        except msgspec.ValidationError:
+            again = _with_whole_numbers(body)
+            if again is None:
                 raise
-            return decoder.decode(_with_whole_numbers(body))
+            return decoder.decode(again)
     except msgspec.ValidationError as bad:
-        raise Invalid(with_choices(str(bad).replace("`", "'"))) from None
+        raise Invalid(in_words(str(bad))) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as bad:
-        raise Invalid(f"{NOT_JSON}: {bad}") from None
+        raise Invalid(f"{NOT_JSON}: {bad!s:.300}") from None
     except RecursionError:
         raise Invalid(TOO_DEEP) from None
 
 
-def _with_whole_numbers(body: bytes) -> bytes:
-    """Return a body whose fields have 643 in the place of 643.0: JSON has one kind of number. Payloads stay."""
-    read = msgspec.json.decode(body, type=dict[str, Raw] | list[dict[str, Raw]])
+def _with_whole_numbers(body: bytes) -> bytes | None:
+    """Return a body whose fields have 643 in the place of 643.0: JSON has one kind of number. Payloads stay. None: it
+    has no such field."""
+    if len(body) > MAX_REREAD_BYTES:
+        return None
+    try:
+        read = msgspec.json.decode(body, type=dict[str, Raw] | list[dict[str, Raw]])
+    except msgspec.DecodeError:
+        return None
+    found = False
     for fields in read if isinstance(read, list) else [read]:
         for name, value in fields.items():
             if name != "payload" and (whole := WHOLE.fullmatch(value)):
-                fields[name] = Raw(whole[1])
-    return msgspec.json.encode(read)
+                fields[name], found = Raw(whole[1]), True
+    return msgspec.json.encode(read) if found else None
 
 
 def text_of(part: str) -> str:
@@ -226,16 +242,6 @@ def is_json(headers: Mapping[str, str] | None) -> bool:
     """Return whether these headers mark a payload as JSON."""
     kinds = (value for name, value in (headers or {}).items() if name.lower() == CONTENT_TYPE)
     return any(kind.partition(";")[0].strip().lower() == JSON for kind in kinds)
-
-
-def iso_or_none(at_ms: int) -> str | None:
-    """Return a time as RFC 3339, None for 0, which is no time."""
-    return iso(at_ms) if at_ms else None
-
-
-def iso(at_ms: int) -> str:
-    """Return a time as RFC 3339 in UTC with milliseconds."""
-    return as_datetime(at_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def leased_message(one: PulledDelivery) -> LeasedMessage:

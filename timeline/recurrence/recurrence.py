@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
 from functools import partial
+from itertools import islice
 from zoneinfo import ZoneInfo
 
 from timeline.errors import Invalid
@@ -126,6 +127,12 @@ class Recurrence:
                 yield one
             elif (slices := slices + 1) >= _MOST_SLICES and one > self.start_ms:
                 return
+
+    def following(self, from_ms: int, limit: int) -> list[Occurrence]:
+        """Return at most `limit` occurrences at or after `from_ms`. `count` counts from the start on; without it there
+        may be years of seconds in between."""
+        found = self.occurrences(self.start_ms if self.count else from_ms)
+        return list(islice((one for one in found if one.at_ms >= from_ms), limit))
 
     def walk(self, from_ms: int, before: int | None = 0) -> Iterator[Occurrence | int]:
         """Yield occurrences as `occurrences` does. After each `SLICE` excluded times in a row, yield how far it has

@@ -30,10 +30,10 @@ LOCAL = AddressGuard(["127.0.0.0/8"])
 
 @contextlib.asynccontextmanager
 async def pushing(
-    tl: timeline.Timeline, guard: AddressGuard = LOCAL, metrics: GatewayMetrics | None = None
+    tl: timeline.Timeline, guard: AddressGuard = LOCAL, metrics: GatewayMetrics | None = None, grace_s: float = 5.0
 ) -> AsyncIterator[Pusher]:
     pusher = Pusher(tl, guard, lambda: 0.0, metrics or GatewayMetrics())
-    task = asyncio.create_task(pusher.run(grace_s=5.0))
+    task = asyncio.create_task(pusher.run(grace_s))
     await pusher.looked.wait()
     yield pusher
     task.cancel()
@@ -449,6 +449,108 @@ async def test_an_answer_that_cannot_be_recorded_at_once_is_recorded_later(
     assert not troubles and len(receiver.requests) == 1
     exposed = metrics.text().decode()
     assert 'effect="ack",topic="t"} 1.0' in exposed and 'effect="unsettled"' not in exposed
+
+
+async def test_a_release_whose_answer_was_lost_counts_as_done(
+    tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message has another version by then: only by the id of the operation is the repeat known."""
+    monkeypatch.setattr(pusher_module, "PAUSE_MS", 1.0)
+    settle, lost = tl.settle, [timeline.Unknown("the answer was lost")]
+
+    async def shaken(*given: Any, **more: Any) -> Any:
+        told = await settle(*given, **more)
+        if lost:
+            raise lost.pop()
+        return told
+
+    monkeypatch.setattr(tl, "settle", shaken)
+    receiver.answer = always(429, Retry_After="3600")
+    await tl.create_topic("t", push_url=receiver.url)
+    metrics = GatewayMetrics()
+    async with pushing(tl, metrics=metrics):
+        await produce(tl, "a")
+        await state_of(tl, "a", "waiting")
+    exposed = metrics.text().decode()
+    assert not lost and 'effect="release",topic="t"} 1.0' in exposed and 'effect="unsettled"' not in exposed
+
+
+async def test_a_fault_of_ours_leaves_no_webhook_waiting_for_its_ack(
+    tl: timeline.Timeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*given: Any, **more: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(tl, "settle", broken)
+    acks = pusher_module.Acks(tl)
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            await acks.ack("a receipt")
+
+
+async def test_payloads_under_way_have_a_bound_and_no_topic_takes_all_of_it(
+    tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pusher_module, "PAYLOAD_BYTES", 2_000_000)
+    gate, count = asyncio.Event(), 12
+
+    async def held(request: web.Request, body: bytes) -> web.StreamResponse:
+        if request.headers["Timeline-Topic"] == "t":
+            await gate.wait()
+        return web.Response(status=204)
+
+    receiver.answer = held
+    for name in ("t", "u"):
+        await tl.create_topic(name, push_url=receiver.url)
+        async with tl.producer(name) as p:
+            for at in range(count):
+                await p.produce(bytes(600_000), id=f"{name}{at}", in_=0)
+    async with pushing(tl) as pusher:
+        for at in range(count):
+            while await tl.get("u", f"u{at}", payload=False) is not None:
+                pass
+        held_up = pusher._running["t"][0]
+        assert 0 < len(held_up._under_way) < count
+        gate.set()
+        for at in range(count):
+            while await tl.get("t", f"t{at}", payload=False) is not None:
+                pass
+        assert held_up._bytes == 0 and pusher._payloads._left == 2_000_000
+
+
+async def test_what_is_on_its_way_when_the_gateway_rests_is_sent(
+    tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A take that is cancelled while its answer comes would keep its messages until their lease ends."""
+    monkeypatch.setattr(pusher_module, "LAST_S", 3600.0)
+    await tl.create_topic("t", push_url=receiver.url)
+    async with pushing(tl) as pusher:
+        topic_pusher, task = pusher._running["t"]
+        while not topic_pusher._asked:
+            await asyncio.sleep(0)
+        pusher.rest()
+        await produce(tl, "a")
+        await state_of(tl, "a", "gone")
+        await asyncio.wait([task])
+        await produce(tl, "b")
+        kept = await state_of(tl, "b", "available")
+    assert kept.deliveries == 0 and len(receiver.requests) == 1
+
+
+async def test_the_end_waits_no_longer_than_its_grace_for_a_former_receiver(
+    tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pusher_module, "LOOK_MS", 20.0)
+    receiver.answer = holding(asyncio.Event())
+    await tl.create_topic("t", push_url=receiver.url, push_timeout="1h")
+    async with pushing(tl, grace_s=0.1) as pusher:
+        await produce(tl, "a")
+        await receiver.received(1)
+        await tl.update_topic("t", push_url="")
+        while "t" in pusher._running:
+            await asyncio.sleep(0)
+        assert pusher._ending
+    assert not pusher._ending, "an hour has not passed"
 
 
 async def test_a_drain_waits_for_the_requests_under_way(tl: timeline.Timeline, receiver: Receiver) -> None:

@@ -9,20 +9,18 @@ from __future__ import annotations
 import logging
 import re
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import grpc
 
 from timeline.credentials import load_authorities, load_pair
 from timeline.errors import Invalid
-from timeline.files import read_file, stamp_of
+from timeline.files import Reloaded, read_file
 
 log = logging.getLogger("timeline.broker")
-T = TypeVar("T")
 
 MAX_BYTES = 4 * 1024 * 1024
 DAY_MS = 86_400_000
@@ -45,37 +43,6 @@ class LoadedCertificate:
         return grpc.ssl_server_certificate_configuration([(self.key, self.chain)], self.authorities)
 
 
-class Reloaded(Generic[T]):
-    """The contents of `files`, which `load` reads. `look` reads them again when they change. Invalid files are logged
-    once, as `what`, and ignored. Raise what `load` raises the first time."""
-
-    def __init__(self, what: str, files: Sequence[str | Path], load: Callable[[], T]) -> None:
-        self._what, self._files, self._load = what, files, load
-        self._stamps = self._stamped()
-        self.value = load()
-        self._trouble = ""
-
-    def _stamped(self) -> object:
-        return tuple(stamp_of(file) for file in self._files)
-
-    def look(self) -> bool:
-        """Read the files if they have changed. Return whether `value` is new."""
-        stamps = self._stamped()
-        if stamps == self._stamps:
-            return False
-        try:
-            value = self._load()
-        except Invalid as bad:
-            if bad.reason != self._trouble:
-                log.error("%s: %s", self._what, bad.reason)
-            self._trouble = bad.reason
-            return False
-        if self._stamped() != stamps:
-            return False  # being replaced at this moment
-        self.value, self._stamps, self._trouble = value, stamps, ""
-        return True
-
-
 class Certificates:
     """The files, and their last good contents. `now_ms`: the time in ms UTC. Raise Invalid if they cannot be used at
     all."""
@@ -84,7 +51,7 @@ class Certificates:
         self._cert, self._key, self._client_ca = cert, key, client_ca
         self._now_ms = now_ms
         files = [file for file in (cert, key, client_ca) if file]
-        self._files = Reloaded("the certificate stays as it was", files, self._load)
+        self._files = Reloaded("the certificate stays as it was", files, self._load, log)
         self._warned_ms = 0
         self._warn()
 

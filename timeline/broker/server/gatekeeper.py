@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 
 from timeline.broker.api.access import ANYBODY, Principal
-from timeline.broker.server.certificates import Reloaded
 from timeline.broker.server.tokens import NOBODY, TokenRecord, id_of, read_tokens
 from timeline.credentials import AS_OPERATOR, AUTHORIZATION
+from timeline.files import Reloaded
 from timeline.metrics import Metrics
 from timeline.wire import Fault, TransportError
 
@@ -59,7 +59,7 @@ class Gatekeeper:
         self._refused: dict[str, int] = {}
         self._last_refused = ""
         read = partial(read_tokens, Path(path))
-        self._file = Reloaded("the tokens stay as they were", [path], read) if path else None
+        self._file = Reloaded("the tokens stay as they were", [path], read, log) if path else None
         self._take(self._file.value if self._file is not None else {})
 
     @property

@@ -25,7 +25,9 @@ log = logging.getLogger("timeline.broker")
 
 COMMAND = (sys.executable, "-P", "-m", "timeline", "gateway")
 END_S = 5.0
-"""How much longer than the grace it may take to end before it is killed."""
+"""How much longer than its grace it may take to end before it is killed."""
+SHARE = 2 / 3
+"""Its part of the broker's grace. The broker drains after it."""
 HOPELESS = (2, 4)
 """Exit codes of a gateway that will not start next time either. Its last line says why."""
 PACKAGES = ("litestar", "msgspec", "uvicorn", "aiohttp", "jinja2")
@@ -35,7 +37,7 @@ def command_of(config: ServeConfig) -> tuple[str, ...]:
     """Return the command of the gateway for a broker that listens on `config.listen`."""
     given = {
         "--broker": config.advertise if config.tls_cert else local_address(config.listen),
-        "--listen": config.http, "--grace": f"{config.grace_ms}ms",
+        "--listen": config.http, "--grace": f"{int(config.grace_ms * SHARE)}ms",
         "--log-level": config.log_level, "--log-format": config.log_format,
         "--tls-cert": config.tls_cert, "--tls-key": config.tls_key,
         "--broker-ca": config.tls_ca if config.tls_cert else "",
@@ -98,7 +100,7 @@ class GatewayProcess:
         self._keeping = asyncio.get_running_loop().create_task(self._keep())
 
     async def stop(self) -> None:
-        """End it after the requests under way, within the grace period."""
+        """End it after the requests under way, within its share of the grace."""
         if self._keeping is None:
             return
         keeping, self._keeping = self._keeping, None
@@ -109,7 +111,7 @@ class GatewayProcess:
             return
         send_signal(process, signal.SIGTERM)
         try:
-            await asyncio.wait_for(process.wait(), self._config.grace_ms / 1000.0 + END_S)
+            await asyncio.wait_for(process.wait(), self._config.grace_ms * SHARE / 1000.0 + END_S)
         except TimeoutError:
             log.warning("the gateway did not end in time and is killed")
             send_signal(process, signal.SIGKILL)
@@ -119,12 +121,16 @@ class GatewayProcess:
         delay, ever = RestartDelay(), False
         while True:
             delay.begins()
-            served, code = await self._run()
-            ever |= served
-            if not ever and code in HOPELESS:
-                log.error("there is no HTTP on %s: the gateway cannot start, see above", self._config.http)
-                return
-            log.warning("the gateway ended with code %s and is started again", code)
+            try:
+                served, code = await self._run()
+            except OSError as cannot:  # no memory, or no descriptor, now
+                log.error("the gateway cannot be started, and is tried again: %s", cannot.strerror)
+            else:
+                ever |= served
+                if not ever and code in HOPELESS:
+                    log.error("there is no HTTP on %s: the gateway cannot start, see above", self._config.http)
+                    return
+                log.warning("the gateway ended with code %s and is started again", code)
             await asyncio.sleep(delay.after_end())
 
     async def _run(self) -> tuple[bool, int]:

@@ -83,6 +83,10 @@ JOIN_SOON_S = 2.0
 """A broker that has not joined its cluster by then says so, and that its port is open."""
 
 
+LEAST_OF_GRACE = 6
+"""The part of the grace that is left for the drain at least, however long the gateway took to end."""
+
+
 def _bounds(config: ServeConfig) -> list[tuple[str, int]]:
     """Return gRPC's own bounds. It accepts as many connections as there are descriptors, and hands all calls on. By
     itself it would break calls off, without a reason, if some thousands come at once."""
@@ -218,10 +222,13 @@ async def _run(
             where = {"listen": config.listen, "metrics": metrics_at, "broker": node.name}
             log.info(node.not_ready or "ready", extra=where)
             await stopping.wait()
+            began_s, grace_ms = asyncio.get_running_loop().time(), config.grace_ms
             if gateway is not None:
                 await gateway.stop()
-            log.info("draining", extra={"grace_ms": config.grace_ms})
-            await node.drain(config.grace_ms)
+                took_ms = int((asyncio.get_running_loop().time() - began_s) * 1000.0)
+                grace_ms = max(config.grace_ms // LEAST_OF_GRACE, config.grace_ms - took_ms)
+            log.info("draining", extra={"grace_ms": grace_ms})
+            await node.drain(grace_ms)
     finally:
         for task in tasks:
             task.cancel()

@@ -20,13 +20,12 @@ from timeline.cli.options import (
     check_addresses,
     credential_options,
     every_option,
-    iso,
     json_option,
     timeout_option,
     yes_option,
 )
 from timeline.cli.output import Progress, confirm, id_cell, picked, print_json, print_table, time_cell
-from timeline.driver.times import duration_ms
+from timeline.driver.times import duration_ms, iso_or_none
 from timeline.errors import Invalid
 from timeline.model import Status
 from timeline.outbox import DIALECTS, TABLE, ddl
@@ -156,7 +155,13 @@ def list_set_aside(url: str, table: str, as_json: bool, limit: int) -> int:
     rows, count = _asked(found, lambda: (found.set_aside(limit), found.waiting()))
     if as_json:
         for row in rows:
-            told = {"seq": row.seq, "topic": row.topic, "group": row.group, "id": row.id, "due": iso(row.due_ms or 0)}
+            told = {
+                "seq": row.seq,
+                "topic": row.topic,
+                "group": row.group,
+                "id": row.id,
+                "due": iso_or_none(row.due_ms or 0),
+            }
             print_json(told | picked(row, "refused", "refused_ms") | {"reason": row.reason})
         return DONE
     print_table(

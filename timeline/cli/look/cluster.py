@@ -24,11 +24,12 @@ from timeline.cli.look.top import (
     store_warnings,
     watch_live,
 )
-from timeline.cli.options import ClientOptions, client_command, connected, every_option, iso
+from timeline.cli.options import ClientOptions, client_command, connected, every_option
 from timeline.cli.output import QUIET, console, picked, print_json, table
 from timeline.clock import CRITICAL_MS, WARN_MS
 from timeline.driver.brokers import BrokerStanding, ConsumerStatus, LatenessHistogram, Standings
 from timeline.driver.queries import PingAnswer
+from timeline.driver.times import iso_or_none
 from timeline.driver.transport.channel import named_trouble
 from timeline.errors import TimelineError
 from timeline.watcher import bounds_ms
@@ -99,7 +100,7 @@ class ClusterLook:
             }
             assignment.append({"topic": topic, "buckets": buckets, "brokers": dealt})
         return {
-            "now": iso(self.now_ms),
+            "now": iso_or_none(self.now_ms),
             "brokers": [one.as_json() for one in self.brokers],
             "unreachable": self.unreachable,
             "assignment": assignment,
@@ -196,7 +197,7 @@ def _lateness(stands: BrokerStanding) -> LatenessHistogram | None:
 
 def picture(look: ClusterLook, trouble: str = "", width: int = WIDTH_UNSEEN) -> Group:
     """Draw the look with lines of `width`. `trouble`: why it is not of this moment."""
-    head = Text.assemble(("timeline cluster", "bold"), f"  {iso(look.now_ms)}")
+    head = Text.assemble(("timeline cluster", "bold"), f"  {iso_or_none(look.now_ms)}")
     if trouble:
         head.append(f"   {trouble}", "bold red")
     parts: list[RenderableType] = [head, Text(""), _brokers(look, width)]

@@ -15,10 +15,10 @@ from rich.text import Text
 
 import timeline
 from timeline.cli.app import UNREACHABLE, Failed
-from timeline.cli.options import DURATION, ClientOptions, Milliseconds, client_command, iso, topic_names, zone_option
+from timeline.cli.options import DURATION, ClientOptions, Milliseconds, client_command, topic_names, zone_option
 from timeline.cli.output import NICE_STEPS_MS, bars, console, nice_step_ms, picked, print_json, widened
 from timeline.driver.queries import MAX_STEPS
-from timeline.driver.times import as_datetime, duration_ms
+from timeline.driver.times import as_datetime, duration_ms, iso_or_none
 from timeline.errors import Invalid, Unavailable
 from timeline.wording import shown_duration
 
@@ -218,7 +218,7 @@ def _peaks(load: DueLoad, step_ms: int, zone: ZoneInfo | None) -> list[Text]:
 
 def _json(topic: str | None, load: DueLoad, step_ms: int) -> dict[str, Any]:
     steps = [
-        {"start": iso(start_ms), "start_ms": start_ms, "end_ms": end_ms, "count": count}
+        {"start": iso_or_none(start_ms), "start_ms": start_ms, "end_ms": end_ms, "count": count}
         for start_ms, end_ms, count in zip(load.edges_ms, load.edges_ms[1:], load.counts, strict=False)
     ]
     return {"topic": topic, "step_ms": step_ms, **picked(load, "total", "overdue", "exact"), "steps": steps}

@@ -21,11 +21,11 @@ from rich.text import Text
 
 import timeline
 from timeline.cli.look.late import COLUMNS, SPARE, late_json
-from timeline.cli.options import ClientOptions, check_topic, client_command, every_option, iso, topic_names, zone_option
+from timeline.cli.options import ClientOptions, check_topic, client_command, every_option, topic_names, zone_option
 from timeline.cli.output import QUIET, bars, console, id_cell, picked, print_json, table
 from timeline.driver.brokers import BrokerStanding, ConsumerStatus
 from timeline.driver.late import LateDelivery
-from timeline.driver.times import as_datetime
+from timeline.driver.times import as_datetime, iso_or_none
 from timeline.driver.transport.channel import named_trouble
 from timeline.errors import TimelineError
 from timeline.watcher import Snapshot, TopicSnapshot, Watcher
@@ -99,7 +99,7 @@ async def top(
 def snapshot_json(seen: Snapshot) -> dict[str, Any]:
     """Return a snapshot for machines."""
     return {
-        "now": iso(seen.now_ms),
+        "now": iso_or_none(seen.now_ms),
         "brokers": [broker_json(one) for one in seen.brokers],
         "unreachable": dict(seen.unreachable),
         "topics": [_topic_json(one) for one in seen.topics],

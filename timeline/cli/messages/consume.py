@@ -19,10 +19,10 @@ import click
 
 import timeline
 from timeline.cli.app import DONE, INTERRUPTED, SOME_FAILED, USAGE, Failed, complain, say
-from timeline.cli.options import ClientOptions, Milliseconds, client_command, iso, topic_names
+from timeline.cli.options import ClientOptions, Milliseconds, client_command, topic_names
 from timeline.cli.output import payload_fields, picked, print_json, shown_payload
 from timeline.driver.tasks import end
-from timeline.driver.times import shown_time
+from timeline.driver.times import iso_or_none, shown_time
 from timeline.errors import Closed, Invalid, NotFound, TimelineError, explain
 from timeline.model import DELIVERED_OUT, MAX_REASON_BYTES
 from timeline.wording import shown_lateness
@@ -297,7 +297,7 @@ async def execute(delivery: timeline.Delivery, command: str, consumer: timeline.
         **os.environ,
         "TIMELINE_ID": delivery.id,
         "TIMELINE_TAG": delivery.tag or "",
-        "TIMELINE_DUE": iso(delivery.scheduled_ms) or "",
+        "TIMELINE_DUE": iso_or_none(delivery.scheduled_ms) or "",
         "TIMELINE_DELIVERIES": str(delivery.deliveries),
     }
     process: asyncio.subprocess.Process | None = None

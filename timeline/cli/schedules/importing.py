@@ -13,7 +13,7 @@ import click
 
 import timeline
 from timeline.cli.app import SOME_FAILED, complain, say
-from timeline.cli.options import ClientOptions, check_topic, client_command, iso, topic_names, zone_of
+from timeline.cli.options import ClientOptions, check_topic, client_command, topic_names, zone_of
 from timeline.cli.output import Progress, print_json, print_table, shown_payload, time_cell
 from timeline.cli.schedules.crontab import (
     Crontab,
@@ -27,6 +27,7 @@ from timeline.cli.schedules.options import HANDLING, added, read_whole, specific
 from timeline.clock import Clock
 from timeline.driver.schedules import specification_fields
 from timeline.driver.tasks import all_of
+from timeline.driver.times import iso_or_none
 from timeline.errors import Closed, Exists, Invalid, TimelineError, Unavailable, explain
 from timeline.schedules import Specification
 
@@ -219,7 +220,7 @@ def _print(planned: Sequence[ImportedEntry], options: ClientOptions, read: Cront
                     "name": says.name,
                     "cron": entry.cron,
                     "zone": entry.zone,
-                    "next": iso(next_ms),
+                    "next": iso_or_none(next_ms),
                     "command": entry.command,
                     "headers": entry.headers,
                     "result": "refused" if one.refused else one.result,

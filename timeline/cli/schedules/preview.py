@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
 import click
 
 from timeline.cli.app import say
@@ -81,9 +79,7 @@ def preview(
         fold=FoldPolicy(fold) if fold else None,
     )
     since_ms = at_ms(since, "--from")
-    # `count` counts from the start on. Without it there may be years of seconds in between.
-    found = asked.occurrences(start_ms if count else since_ms)
-    following = list(islice((one for one in found if one.at_ms >= since_ms), shown))
+    following = asked.following(since_ms, shown)
     if as_json:
         print_json([zoned(one.at_ms, where) for one in following])
         return

@@ -16,7 +16,6 @@ from timeline.cli.options import (
     check_topic,
     client_command,
     completed,
-    iso,
     parse_time,
     topic_names,
     zone_option,
@@ -43,7 +42,7 @@ from timeline.cli.schedules.options import (
 from timeline.cli.schedules.preview import next_option, preview
 from timeline.clock import Clock
 from timeline.driver.schedules import ScheduleView, specification_fields
-from timeline.driver.times import as_datetime, shown_time
+from timeline.driver.times import as_datetime, iso_or_none, shown_time
 from timeline.errors import Invalid
 from timeline.schedules import Overlap, Specification
 from timeline.wording import shown_duration
@@ -398,18 +397,18 @@ def schedule_json(found: ScheduleView) -> dict[str, Any]:
     payload = base64.b64decode(shown.pop("payload"))
     if not found.payload_shown:
         del shown["headers"]
-    times = {name: iso(shown.pop(f"{name}_ms")) for name in ("start", "end")}
+    times = {name: iso_or_none(shown.pop(f"{name}_ms")) for name in ("start", "end")}
     head = {name: shown.pop(name) for name in ("topic", "name")}
     return {
         **head,
         "state": found.status,
         "revision": found.revision,
-        "next": iso(found.next_ms),
-        "last": iso(state.last_ms) if state.last_id else None,
+        "next": iso_or_none(found.next_ms),
+        "last": iso_or_none(state.last_ms) if state.last_id else None,
         "last_id": state.last_id or None,
         **{name: getattr(state, name) for name in ("produced", "caught_up", "missed", "skipped", "failed")},
-        "created": iso(state.created_ms),
-        "edited": iso(state.edited_ms),
+        "created": iso_or_none(state.created_ms),
+        "edited": iso_or_none(state.edited_ms),
         **shown,
         **times,
         **(payload_fields(payload) if found.payload_shown else {}),

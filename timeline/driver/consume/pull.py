@@ -172,6 +172,11 @@ class PulledDelivery(Delivered):
     __slots__ = ()
 
     @property
+    def lease_left_ms(self) -> float:
+        """How long its lease still lasts, in milliseconds, whatever the clocks show. Not above 0: it has ended."""
+        return float(self._frame.end_ms[self._index]) - self._consumer.monotonic_ms()
+
+    @property
     def receipt(self) -> str:
         """The text that settles it: `await tl.settle(d.receipt, "ack")`, in any process and at any broker."""
         columns = self._frame.columns

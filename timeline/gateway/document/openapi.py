@@ -22,6 +22,8 @@ Errors are `application/problem+json`: `code` is for programs, `detail` says wha
 If an answer was lost, send the request again under the same `Idempotency-Key`. Each call says what a repeat does. A
 message remembers its last move, release or revival alone: a repeat that comes after another one is a new change.
 
+With `Timeline-As-Operator: true`, a token with the right `operator` changes messages of any group.
+
 What is no request of HTTP/1.1, or comes too slowly, is answered by 400, 408, 431, 501 or 503, and its connection
 ends."""
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from random import random
+from random import getrandbits, random
 
 import timeline
 from timeline.clock import Clock
@@ -29,6 +29,7 @@ from timeline.gateway.push.circuit import Circuit, Host, Receiver
 from timeline.gateway.push.request import PushedMessage, headers_of
 from timeline.gateway.push.sender import Sender, Unanswered
 from timeline.gateway.push.settlement import Settlement, Verb, settlement_of, unanswered
+from timeline.gateway.requests import LAST_S
 from timeline.model import Topic
 from timeline.wording import shown_duration
 
@@ -42,6 +43,8 @@ TAKES = 4
 """Takes that wait at once while messages come. An idle topic has one."""
 LOOK_MS = 5_000.0
 """How often the topics and their secrets are read again. A former secret stays valid for a day."""
+PAYLOAD_BYTES = 64 * 1024 * 1024
+"""Payloads under way of all topics together. Each is there about three times."""
 UNSETTLED = "unsettled"
 """The effect of a webhook whose answer could not be recorded: the message may come again."""
 PAUSE_MS = 1_000.0
@@ -73,6 +76,10 @@ class Acks:
                 for _, done in group:
                     _end(done, error)
                 continue
+            except BaseException as error:  # it was cancelled, or the fault is ours: nobody waits for ever
+                for _, done in group:
+                    _end(done, error)
+                raise
             for (_, done), receipt in zip(group, receipts, strict=True):
                 try:
                     receipt.raise_failed()
@@ -82,13 +89,40 @@ class Acks:
                     _end(done)
 
 
-def _end(done: asyncio.Future[None], error: TimelineError | None = None) -> None:
+def _end(done: asyncio.Future[None], error: BaseException | None = None) -> None:
     if done.done():
         return  # its task was cancelled
     if error is None:
         done.set_result(None)
     else:
         done.set_exception(error)
+
+
+class Payloads:
+    """The bytes of payloads under way of all topics. A topic may take more while it has no more than it leaves to the
+    others, and always one message."""
+
+    def __init__(self) -> None:
+        self._left = PAYLOAD_BYTES
+        self._waiting: set[Callable[[], None]] = set()
+
+    def room(self, own: int, told: Callable[[], None]) -> bool:
+        """Return whether a topic that has `own` bytes under way may take more. If not, call `told` when some ended."""
+        if own <= max(0, self._left):
+            return True
+        self._waiting.add(told)
+        return False
+
+    def begun(self, count: int) -> None:
+        """Count the bytes of a message."""
+        self._left -= count
+
+    def ended(self, count: int) -> None:
+        """Forget them."""
+        self._left += count
+        waiting, self._waiting = self._waiting, set()
+        for told in waiting:
+            told()
 
 
 class TopicPusher:
@@ -101,15 +135,17 @@ class TopicPusher:
         secrets: tuple[str, ...],
         sender: Sender,
         receiver: Receiver,
+        payloads: Payloads,
         metrics: GatewayMetrics,
     ) -> None:
-        self._client, self.topic, self.secrets = client, topic, secrets
+        self._client, self.topic, self.secrets, self._payloads = client, topic, secrets, payloads
         self._sender, self.receiver, self._acks, self._metrics = sender, receiver, Acks(client), metrics
         self._clock = Clock()
         self._under_way: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
-        self._takers = self._asked = 0
-        """Takes that wait, and how many messages they ask for."""
+        self._takers = self._asked = self._bytes = 0
+        """Takes that wait, how many messages they ask for, and the bytes of payloads under way."""
+        self._resting = False
         self._trouble = ""
         """Why the last take failed."""
         self._may_send_ms = 0.0
@@ -132,6 +168,8 @@ class TopicPusher:
         try:
             while True:
                 room = await self._room(1 if lasting else self._share)
+                if self._resting:
+                    return
                 try:
                     taken = await self._take(room)
                 except NotFound:
@@ -147,7 +185,7 @@ class TopicPusher:
                 self._trouble = ""
                 for delivery in taken:
                     self._start(delivery)
-                if taken and self._takers < TAKES:
+                if taken and self._takers < TAKES and not self._resting:
                     takers.create_task(self._take_all(takers, lasting=False), name=f"takes of {self.topic.name}")
                 if not (taken or lasting):
                     return
@@ -169,6 +207,8 @@ class TopicPusher:
             wait_ms = self.receiver.wait_ms(now_ms)
             if self.receiver.open:
                 free = min(free, 1) if not busy else 0
+            if not self._payloads.room(self._bytes, self._changed.set):
+                free = 0
             if settings.push_rate:
                 step_ms = 1000.0 / settings.push_rate
                 behind_ms = now_ms - max(self._may_send_ms, now_ms - 1000.0) - self._asked * step_ms
@@ -199,10 +239,14 @@ class TopicPusher:
     def _start(self, delivery: PulledDelivery) -> None:
         task = asyncio.create_task(self._push(delivery), name=f"webhook of {self.topic.name}")
         self._under_way.add(task)
-        task.add_done_callback(self._ended)
+        self._bytes += len(delivery.payload)
+        self._payloads.begun(len(delivery.payload))
+        task.add_done_callback(partial(self._ended, len(delivery.payload)))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, count: int, task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)
+        self._bytes -= count
+        self._payloads.ended(count)
         self._changed.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a webhook of topic %r failed", self.topic.name, exc_info=error)
@@ -223,14 +267,15 @@ class TopicPusher:
     async def _settled(self, delivery: PulledDelivery, outcome: Settlement) -> bool:
         """Settle the message, and return whether that is done. Try again while the lease lasts: an answer that cannot
         be recorded makes the message come again."""
+        operation_ids = [getrandbits(63) + 1]  # of all tries: a repeat of one whose answer was lost is recognised
         while True:
             try:
-                await self._settle(delivery, outcome)
+                await self._settle(delivery, outcome, operation_ids)
                 return True
             except NotFound:  # it is settled: by the receiver, or by a call whose answer was lost
                 return True
             except TimelineError as error:
-                lasts = self._clock.now_ms() + PAUSE_MS < delivery.lease_until_ms
+                lasts = delivery.lease_left_ms > PAUSE_MS
                 if lasts and isinstance(error, Unavailable | Unknown | Throttled):
                     await asyncio.sleep(PAUSE_MS / 1000.0)
                     continue
@@ -273,30 +318,38 @@ class TopicPusher:
         self._changed.set()
         return outcome
 
-    async def _settle(self, delivery: PulledDelivery, outcome: Settlement) -> None:
+    async def _settle(self, delivery: PulledDelivery, outcome: Settlement, operation_ids: list[int]) -> None:
         settle = partial(self._client.settle, delivery.receipt)
         if outcome.verb is Verb.ACK:
             await self._acks.ack(delivery.receipt)
             return
         if outcome.verb is Verb.RETURN:
-            receipts = await settle("return")
+            receipts = await settle("return", operation_ids=operation_ids)
         elif outcome.verb is Verb.KEEP:
             receipts = await settle("extend", lease=outcome.lease_ms / 1000.0)
         elif outcome.verb is Verb.BURY:
             receipts = await settle("bury", reason=outcome.reason)
         else:
             wait = delivery.retry_in if outcome.wait_ms is None else outcome.wait_ms / 1000.0
-            receipts = await settle("release", in_=wait, reason=outcome.reason)
+            receipts = await settle("release", in_=wait, reason=outcome.reason, operation_ids=operation_ids)
         receipts.raise_failed()
 
+    def rest(self) -> None:
+        """Take nothing more but what is on its way."""
+        self._resting = True
+        self._changed.set()
+
     async def finish(self, grace_s: float) -> None:
-        """Wait for the requests under way, and close the connections. What is left is cancelled: its leases run out."""
-        if self._under_way:
-            await asyncio.wait(self._under_way, timeout=grace_s)
-        for task in self._under_way:
-            task.cancel()
-        await asyncio.gather(*self._under_way, return_exceptions=True)
-        await self._sender.close()
+        """Wait for the requests under way, and close the connections. What is left is cancelled, now if this call is:
+        its leases run out."""
+        try:
+            if self._under_way:
+                await asyncio.wait(self._under_way, timeout=grace_s)
+        finally:
+            for task in self._under_way:
+                task.cancel()
+            await asyncio.gather(*self._under_way, return_exceptions=True)
+            await self._sender.close()
 
 
 class Pusher:
@@ -307,6 +360,7 @@ class Pusher:
     ) -> None:
         self._client, self._guard, self._random, self._metrics = client, guard, random, metrics
         self._hosts: dict[tuple[str, int], Host] = {}
+        self._payloads = Payloads()
         metrics.circuits_open.set_function(self._open_circuits)
         self._running: dict[str, tuple[TopicPusher, asyncio.Task[None]]] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -340,8 +394,13 @@ class Pusher:
                 await asyncio.sleep(LOOK_MS / 1000.0)
         finally:
             rested_s = 0.0 if self._rested_s is None else asyncio.get_running_loop().time() - self._rested_s
+            left_s = max(0.0, grace_s - rested_s)
             for name in list(self._running):
-                self._stop(name, max(0.0, grace_s - rested_s))
+                self._stop(name, left_s)
+            if self._ending:
+                await asyncio.wait(self._ending, timeout=left_s)
+            for ending in self._ending:  # of a topic whose push_timeout is longer
+                ending.cancel()
             await asyncio.gather(*self._ending, return_exceptions=True)
 
     async def _look(self) -> None:
@@ -380,7 +439,7 @@ class Pusher:
         sender = Sender(settings.push_url, self._guard, settings.push_concurrency)
         host = self._hosts.setdefault(host_of(settings.push_url), Host(Circuit(self._random)))
         receiver = Receiver(host, Circuit(self._random))
-        pusher = TopicPusher(self._client, topic, secrets, sender, receiver, self._metrics)
+        pusher = TopicPusher(self._client, topic, secrets, sender, receiver, self._payloads, self._metrics)
         self._running[topic.name] = pusher, asyncio.create_task(pusher.run(), name=f"pusher of {topic.name}")
         wait = shown_duration(settings.push_timeout_ms)
         if settings.push_timeout_ms > settings.max_lease_ms:
@@ -395,9 +454,11 @@ class Pusher:
 
     def rest(self) -> None:
         """Take nothing more. Requests under way go on."""
-        self._rested_s = asyncio.get_running_loop().time()
-        for _, task in self._running.values():
-            task.cancel()
+        loop = asyncio.get_running_loop()
+        self._rested_s = loop.time()
+        for pusher, task in self._running.values():
+            pusher.rest()
+            loop.call_later(LAST_S, task.cancel)
 
     def _stop(self, name: str, grace_s: float) -> None:
         """Let a topic's pusher take no more. Nobody else waits for its requests under way, which may be slow."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 import ssl
@@ -49,6 +50,11 @@ class Unanswered(Exception):
     def __init__(self, reason: str, refused: bool = False, reached: bool = False) -> None:
         super().__init__(reason)
         self.refused, self.reached = refused, reached
+
+
+def _connecting(within_s: float) -> aiohttp.ClientTimeout:
+    """Return a bound for the connection alone. By itself, the library rounds times above 5 s up to a whole second."""
+    return aiohttp.ClientTimeout(total=None, sock_connect=within_s, ceil_threshold=math.inf)
 
 
 class Sender:
@@ -118,14 +124,14 @@ class Sender:
     ) -> Answer:
         *others, last = sorted(judged, key=lambda address: address != self._worked)[:TRIED_ADDRESSES]
         for address in others:
-            connecting = aiohttp.ClientTimeout(total=None, sock_connect=connect_s)
+            connecting = _connecting(connect_s)
             # Nothing was sent: the next one may be reached.
             with suppress(aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
                 return await self._post_to(address, headers, body, timer, connecting)
         until_s = timer.when()
         assert until_s is not None
         left_s = max(0.001, (until_s - asyncio.get_running_loop().time()) * CONNECT_SHARE)
-        return await self._post_to(last, headers, body, timer, aiohttp.ClientTimeout(total=None, sock_connect=left_s))
+        return await self._post_to(last, headers, body, timer, _connecting(left_s))
 
     async def _judged(self) -> tuple[str, ...]:
         """Return the permitted addresses. They are looked up again now and then, and the former are used meanwhile."""

@@ -81,7 +81,7 @@ async def _settle(
         for open_stream in gateway.streams:
             open_stream.settled(lost)
             if verb == "extend":
-                open_stream.extended(done, gateway.clock.now_ms() + duration_ms(asked["lease"]))
+                open_stream.extended(done, gateway.clock.monotonic_ms() + duration_ms(asked["lease"]))
             else:
                 open_stream.settled(done)
     return Response(SettleAnswers([settled_message(receipt) for receipt in told]), status_code=207)

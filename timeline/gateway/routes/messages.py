@@ -9,6 +9,7 @@ import msgspec
 from litestar import Response, delete, get, patch, post
 
 from timeline.driver.message import StoredMessage
+from timeline.driver.times import iso_or_none
 from timeline.errors import Invalid, NotFound
 from timeline.gateway.clients import CallerClient
 from timeline.gateway.keys import RepeatKey
@@ -24,7 +25,6 @@ from timeline.gateway.values import (
     decoded,
     due_of,
     expiry,
-    iso_or_none,
     payload_fields,
     text_of,
 )

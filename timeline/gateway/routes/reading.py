@@ -12,7 +12,7 @@ from litestar.params import Parameter, QueryParameter
 
 from timeline.driver.late import LateDelivery, causes_of, late_rows, newest
 from timeline.driver.queries import messages_of
-from timeline.driver.times import When
+from timeline.driver.times import When, iso
 from timeline.errors import Invalid
 from timeline.gateway.clients import CallerClient
 from timeline.gateway.problems import documented
@@ -26,7 +26,7 @@ from timeline.gateway.shapes import (
     StoredMessages,
     WhyAnswer,
 )
-from timeline.gateway.values import instant, iso, length, text_of
+from timeline.gateway.values import instant, length, text_of
 from timeline.model import MAX_BATCH, Status
 
 MAX_LIMIT = 1_000

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 from msgspec import UNSET
 
 from timeline.driver.schedules import Schedule, ScheduleState
-from timeline.driver.times import as_datetime, duration_ms
+from timeline.driver.times import as_datetime, duration_ms, iso, iso_or_none
 from timeline.errors import Invalid, Throttled
 from timeline.gateway.shapes import (
     ChangeSchedule,
@@ -32,8 +32,6 @@ from timeline.gateway.values import (
     headers_of,
     instant,
     is_json,
-    iso,
-    iso_or_none,
     length,
     payload_fields,
     payload_of,
@@ -220,11 +218,9 @@ def previewed(asked: PreviewRules, now_ms: int) -> Callable[[], PreviewAnswer]:
             gap=GapPolicy(rules["gap"]) if "gap" in rules else None,
             fold=FoldPolicy(rules["fold"]) if "fold" in rules else None,
         )
-        # `count` counts from the start on. Without it there may be years of seconds in between.
-        found = recurrence.occurrences(recurrence.start_ms if recurrence.count else from_ms)
-        shown = islice((one for one in found if one.at_ms >= from_ms), asked.limit)
         zone = ZoneInfo(recurrence.zone)
-        return PreviewAnswer(recurrence.words(), [recurring_time(one, zone) for one in shown])
+        following = recurrence.following(from_ms, asked.limit)
+        return PreviewAnswer(recurrence.words(), [recurring_time(one, zone) for one in following])
 
     return walk
 

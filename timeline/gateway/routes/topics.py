@@ -8,11 +8,12 @@ import msgspec
 from litestar import Response, delete, get, patch, post, put
 
 from timeline.driver.queries import DURATIONS, PERCENTS
+from timeline.driver.times import iso_or_none
 from timeline.errors import NotFound
 from timeline.gateway.clients import CallerClient
 from timeline.gateway.problems import documented
 from timeline.gateway.shapes import NewTopic, TopicAnswer, TopicAnswers, TopicSecret
-from timeline.gateway.values import iso_or_none, length, text_of
+from timeline.gateway.values import length, text_of
 from timeline.model import Status, Topic, TopicSettings, check_topic_name
 from timeline.wording import no_such_topic, typed_value
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ssl import SSLCertVerificationError, SSLError
 from typing import Any, ClassVar, TypeAlias
@@ -56,9 +56,6 @@ _REPEATED = frozenset(("40001", "40P01", _TAKEN))
 number that is taken, which a server that lost its last moments gave out twice."""
 _NO_PEM = (9, 0x80009)
 """OpenSSL's error for a file that is not PEM (ERR_R_PEM_LIB), of version 1.1 and of version 3."""
-_OWN_TYPES = 16_384
-"""The server's own types have numbers below this, the same on every server."""
-
 
 _WAIT = "SyncRepWaitForLSN"
 """The function in which the server stops waiting for a standby. It has committed, and answers as if all were well. Its
@@ -66,10 +63,7 @@ warning is in the server's language; the function's name is not."""
 
 
 class _Knowing(asyncpg.Connection):  # type: ignore[misc]
-    """A connection of a class that asks only once what an array of the server's own types is. Otherwise each connection
-    needs five round trips before its first statement."""
-
-    _known: ClassVar[dict[frozenset[int], Any]] = {}
+    """A connection that knows which server it is to, and whether its last commit may be on that server alone."""
 
     system = promoted = 0
     """The server's lineage, and the number of its timeline: see `Hosts`."""
@@ -84,15 +78,6 @@ class _Knowing(asyncpg.Connection):  # type: ignore[misc]
     def _heard(raw: Raw, message: Any) -> None:
         if message.server_source_function == _WAIT:
             raw.unsafe = True
-
-    async def _introspect_types(self, typeoids: Iterable[int], timeout: float | None) -> Any:
-        asked = frozenset(typeoids)
-        found = self._known.get(asked)
-        if found is None:
-            found = await super()._introspect_types(asked, timeout)
-            if max(asked) < _OWN_TYPES:
-                self._known[asked] = found
-        return found
 
 
 class Qualified(dict[str, str]):
