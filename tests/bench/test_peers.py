@@ -62,7 +62,7 @@ async def test_the_recipe_of_a_sorted_set(servers: Running, tmp_path: Path) -> N
     url = servers.url(RedisServer)
     report = await run_peer(replace(SMALL, store=url), "redis-set", tmp_path)
     assert report.wrong == [] and report.figures["rate_per_s"] > 0
-    assert report.notes[0] == PEERS["redis-set"].less and "trials: 100 " in report.notes[1]
+    assert report.notes[0] == PEERS["redis-set"].less and "tried: 100 " in report.notes[1]
     async with Redis.from_url(url) as server:
         assert [key async for key in server.scan_iter(match="bench_redis_set_*")] == []
 

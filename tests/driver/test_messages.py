@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import re
+import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -12,12 +14,27 @@ import pyarrow as pa
 import pytest
 
 from timeline import Batch, Invalid, Message, TooLarge
+from timeline.clock import Clock
 from timeline.columns import Ragged
-from timeline.driver.message import asked_time
+from timeline.driver.message import Ids, asked_time
 from timeline.model import Status
 from timeline.wire.frames import PutFlag
 
 WHEN = 1_900_000_000_000
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 3_000])
+def test_ids_are_uuids_in_order_however_many_are_made_at_once(count: int) -> None:
+    clock = Clock()
+    one, other = Ids(clock, random.Random(7)), Ids(clock, random.Random(7))
+    clock.now_ms = lambda: WHEN  # type: ignore[method-assign]
+    for _ in range(3):
+        made = one.make_column(count).tolist()
+        assert made == other.make_many(count) == sorted(made)
+        assert len(set(made)) == count
+        assert all(
+            uuid.UUID(id.decode()).version == 7 and uuid.UUID(id.decode()).variant == uuid.RFC_4122 for id in made
+        )
 
 
 @pytest.mark.parametrize(

@@ -78,13 +78,13 @@ def test_agenda_does_what_a_sorted_list_does(seed: int, small: bool) -> None:
             patch.setattr(rows, "MERGE_MAX", 16)
             patch.setattr(rows, "MANY_RUNS", 5)
             patch.setattr(rows, "SLICE", 2)
-        diary = Diary(60)
-        for _ in range(60):
+        diary, rising = Diary(60), rng.random() < 0.5
+        for step in range(60):
             slots = rng.sample(range(60), rng.randint(1, 20))
-            spread = rng.choice((3, 100))
+            spread = rng.choice((3, 100)) + 3 * step * rising
             choice = rng.random()
-            if choice < 0.5:
-                diary.set(slots, [rng.randint(0, spread) for _ in slots])
+            if choice < 0.5:  # a backlog comes in the order of time
+                diary.set(slots, [rng.randint(3 * step * rising, spread) for _ in slots])
             elif choice < 0.65:
                 diary.drop(slots)
             elif choice < 0.9:

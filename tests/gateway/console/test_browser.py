@@ -19,7 +19,7 @@ from playwright.async_api import expect
 
 import timeline
 from tests.gateway.conftest import Site
-from tests.gateway.console.stage import PICKY, TOPIC, WAIT_MS, WAITING, Visitor, bury, chromium, fill, window
+from tests.gateway.console.stage import EMPTY, PICKY, TOPIC, WAIT_MS, WAITING, Visitor, bury, chromium, fill, window
 from tests.gateway.console.test_pages import PAGES
 from tests.gateway.processes import TIMELINE, broker, gateway
 from tests.security.guarded import Tokens
@@ -68,6 +68,50 @@ async def test_everybody_can_use_every_page(stage: Site, scheme: Any, require_se
         assert visitor.troubles == []
 
 
+async def test_everybody_can_use_what_a_page_shows_later(visitor: Visitor) -> None:
+    """axe finds nothing in what actions, refusals and empty lists show."""
+    page = visitor.page
+
+    async def clean(where: str) -> None:
+        await visitor.settled()
+        found = await Axe().run(page)
+        assert found.violations_count == 0, f"{where}: {found.generate_report()}"
+
+    await visitor.go(f"/topic?name={TOPIC}&tag=tag-1")
+    await page.get_by_role("button", name="Count, to move or cancel them").click()
+    await page.get_by_role("button", name="Cancel all").wait_for()
+    await page.get_by_text("Settings", exact=True).click()
+    await clean("a counted tag, and settings")
+    await page.get_by_label("max_rate_per_s").fill("many")
+    await page.get_by_role("button", name="Save").click()
+    await page.get_by_role("alert").first.wait_for()
+    await clean("refused settings")
+    await visitor.go(f"/dead?topic={TOPIC}")
+    await page.get_by_label("Choose lost-1", exact=True).check()
+    await page.get_by_role("button", name="Revive or purge all that match").click()
+    await page.get_by_role("button", name="Purge all").wait_for()
+    await clean("counted letters")
+    await visitor.go("/schedules")
+    await page.get_by_text("New schedule").click()
+    await page.get_by_label("Cron").fill("30 6 * * 1-5")
+    await page.get_by_role("button", name="Show its next times").click()
+    await page.get_by_text("At 06:30 on Monday through Friday").wait_for()
+    await clean("the preview of a schedule")
+    await page.get_by_label("Cron").fill("61 * * * *")
+    await page.get_by_role("button", name="Show its next times").click()
+    await page.locator("#preview [role=alert]").wait_for()
+    await clean("a refused preview")
+    await visitor.go("/")
+    await page.get_by_text("New topic").click()
+    await clean("the form of a new topic")
+    for path in (f"/topic?name={EMPTY}", f"/dead?topic={EMPTY}", "/topic?name=nowhere", "/nowhere", "/find?q=tag-2",
+                 f"/message?topic={TOPIC}&id=lost-2", f"/message?topic={TOPIC}&id=nobody", "/schedules?q=nothing",
+                 f"/schedule?topic={TOPIC}&name=hourly", "/late?since=7d", f"/late?topic={EMPTY}"):  # fmt: skip
+        await visitor.go(path)
+        await clean(path)
+    visitor.troubles.clear()  # the browser notes the statuses 400 and 404
+
+
 async def test_pages_do_not_jump_while_they_load(visitor: Visitor) -> None:
     shifted = """() => new Promise(done => {
         let sum = 0;
@@ -75,7 +119,7 @@ async def test_pages_do_not_jump_while_they_load(visitor: Visitor) -> None:
             .observe({ type: "layout-shift", buffered: true });
         requestAnimationFrame(() => requestAnimationFrame(() => done(sum)));
     })"""
-    for path in ("/", f"/topic?name={TOPIC}", f"/dead?topic={TOPIC}", "/schedules"):
+    for path in PAGES:
         page = await visitor.go(path)
         assert await page.evaluate(shifted) <= 0.1, path  # what browsers' makers call good
 
@@ -353,6 +397,37 @@ async def test_a_broker_is_killed_while_a_page_is_open(tmp_path: Path, require_s
             with broker(tmp_path, "--store", store, "--listen", f"127.0.0.1:{port}"):
                 await page.locator("#live .banner.bad").first.wait_for(state="detached")
                 await expect(page.locator("#live")).to_contain_text(f"{WAITING}", timeout=WAIT_MS)
+
+
+async def test_a_broker_is_killed_while_somebody_works(tmp_path: Path, require_service: Callable[[str], None]) -> None:
+    """Lists, forms and work on many letters say so, keep what was typed and chosen, and go on when it is back."""
+    require_service("chromium")
+    store = f"sqlite:///{tmp_path / 'store.db'}"
+    with broker(tmp_path, "--store", store) as served, gateway(tmp_path, served["listen"]) as opened:
+        async with timeline.connect(served["listen"]) as tl:
+            await fill(tl)
+        async with chromium() as browser, window(browser, f"http://{opened['listen']}") as letters:
+            page = await letters.go(f"/dead?topic={TOPIC}")
+            await page.get_by_role("button", name="Revive or purge all that match").click()
+            await page.get_by_role("button", name="Purge all 30").wait_for()
+            form = await page.context.new_page()
+            await form.goto(f"{letters.url}/produce?topic={TOPIC}")
+            await form.get_by_label("Payload").fill("written before")
+            await form.get_by_label("In", exact=True).fill("1h")
+            served["process"].send_signal(signal.SIGKILL)
+            served["process"].wait()
+            page.once("dialog", lambda asked: asked.accept())
+            await page.get_by_role("button", name="Purge all 30").click()
+            await form.get_by_role("button", name="Put it on the timeline").click()
+            await form.get_by_role("alert").first.wait_for()
+            assert await form.get_by_label("Payload").input_value() == "written before"
+            await page.get_by_role("button", name="Go on from here").wait_for()
+            port = served["listen"].rpartition(":")[2]
+            with broker(tmp_path, "--store", store, "--listen", f"127.0.0.1:{port}"):
+                await page.get_by_role("button", name="Go on from here").click()
+                await page.get_by_text("30 deleted for good.").wait_for()
+                await form.get_by_role("button", name="Put it on the timeline").click()
+                await form.get_by_text(f"is on the timeline of {TOPIC}.").wait_for()
 
 
 async def test_somebody_logs_in_and_out(tmp_path: Path, require_service: Callable[[str], None]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable
 from urllib.parse import urlencode
 
@@ -74,6 +76,54 @@ async def test_nothing_of_an_attacker_runs_or_hides(
         assert await page.evaluate("document.title")
         said = [one for one in visitor.troubles if "status of 404" not in one]
         assert said == []
+
+
+async def test_nothing_of_an_attacker_runs_in_schedules_consumers_and_refused_forms(
+    stage: Site, tl: timeline.Timeline, require_service: Callable[[str], None]
+) -> None:
+    require_service("chromium")
+    await tl.create_topic("odd-places")
+    async with contextlib.AsyncExitStack() as held, chromium() as browser, window(browser, stage.url) as visitor:
+        for at, text in enumerate(TEXTS):
+            given = {"payload": text.encode(), "tag": text[:60], "headers": {"x": text, "x-evil": text}}
+            await tl.schedule("odd-places", f"plan-{at}", every="1h", **given)
+            consumer = await held.enter_async_context(tl.consumer("odd-places", id=f"{text} {at}", credit=1))
+            held.callback(asyncio.create_task(_idle(consumer)).cancel)
+        page = visitor.page
+        page.on("dialog", lambda asked: visitor.troubles.append(asked.message))
+
+        async def look(path: str) -> None:
+            assert await page.evaluate("window.hacked") is None, path
+            assert await page.locator("main script, main img, main svg").count() == 0, path
+            assert not {"\u202e", "\u200b", "\ufeff"} & set(await page.inner_text("body")), path
+
+        plans = [f"/schedule?topic=odd-places&name=plan-{at}" for at in range(len(TEXTS))]
+        names = [f"/schedules?{urlencode({'topic': text, 'q': text})}" for text in TEXTS]
+        filled = [f"/produce?{urlencode({'topic': 'odd-places', 'id': text, 'tag': text})}" for text in TEXTS]
+        for path in ("/schedules?topic=odd-places", "/cluster", "/topic?name=odd-places", *plans, *names, *filled):
+            await visitor.go(path)
+            await look(path)
+        await visitor.go("/cluster")
+        await page.get_by_text(f"{TEXTS[0]} 0").wait_for()  # the name of a consumer is seen as it is
+        for text in TEXTS:
+            await visitor.go("/produce?topic=odd-places")
+            await page.get_by_label("Payload").fill(text)
+            await page.get_by_label("In", exact=True).fill(text[:30])
+            await page.get_by_role("button", name="Put it on the timeline").click()
+            await page.get_by_role("alert").first.wait_for()
+            assert await page.get_by_label("Payload").input_value() == text, "what was written stays"
+            await look(text)
+            await visitor.go(f"/topic?{urlencode({'name': 'odd-places', 'tag': text})}")
+            await page.get_by_role("button", name="Count, to move or cancel them").click()
+            await page.get_by_text("may be moved or cancelled").wait_for()
+            await look(text)
+        said = [one for one in visitor.troubles if "status of 40" not in one]
+        assert said == []
+
+
+async def _idle(consumer: timeline.Consumer) -> None:
+    async for _ in consumer:
+        raise AssertionError("nothing is due")
 
 
 async def test_markup_is_seen_as_text(visitor: Visitor, tl: timeline.Timeline) -> None:

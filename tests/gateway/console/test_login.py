@@ -186,6 +186,16 @@ async def test_the_cookie_is_no_token_of_the_api(console: Console, guarded: Any)
     assert (await console.get("/v1/topics")).status_code == 401
 
 
+async def test_cookies_go_over_tls_alone_where_the_page_came_over_it(console: Console, guarded: Any) -> None:
+    """A proxy ends TLS in front of this gateway. The browser tells the page's own origin."""
+    host = guarded[1].removeprefix("http://")
+    for origin, secure in ((f"http://{host}", False), (f"https://{host}", True)):
+        answer = await console.post("/login", {"token": guarded[2]["all"], "next": "/"}, origin=origin)
+        assert answer.status_code == 303, answer.text
+        kept = next(one for one in answer.headers.get_list("set-cookie") if one.startswith("timeline_token="))
+        assert ("Secure" in kept) is secure, kept
+
+
 async def test_another_host_is_refused(console: Console) -> None:
     answer = await console.http.get("/login", headers={"Host": "evil.example"})
     assert answer.status_code == 403 and "does not answer under the host" in answer.text

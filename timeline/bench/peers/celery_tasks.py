@@ -21,7 +21,6 @@ from celery.signals import worker_ready
 
 from timeline.bench.load import ID_BYTES
 from timeline.bench.peers import DROP, DROPPED, LEFT, READY, STORED, asked_of, id_output
-from timeline.clock import Clock
 
 PREFETCHED = 128
 PUBLISHERS = 4
@@ -85,11 +84,10 @@ def put(url: str, name: str, way: str) -> None:
 
 
 def publish(handed: Any, payloads: list[str], due_ms: list[int] | None) -> None:
-    """Publish one task per payload, due at times of their own, or now."""
-    clock = Clock()
+    """Publish one task per payload, due at times of their own, or at once, which needs no ETA."""
     for at, payload in enumerate(payloads):
-        due = clock.now_ms() if due_ms is None else due_ms[at]
-        handed.apply_async((payload,), eta=datetime.fromtimestamp(due / 1000, UTC))
+        eta = None if due_ms is None else datetime.fromtimestamp(due_ms[at] / 1000, UTC)
+        handed.apply_async((payload,), eta=eta)
 
 
 if __name__ == "__main__":

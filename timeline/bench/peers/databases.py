@@ -33,6 +33,8 @@ from timeline.bench.stores import NAME_BYTES, scheme
 from timeline.wording import install_command
 
 LOOK_AGAIN_S = 0.005
+PUT_TASKS = 2
+"""While one batch is stored, the next one is on its way."""
 READ_BYTES = 1 << 16
 
 
@@ -63,16 +65,21 @@ PEERS = {
         ("celery", "redis"),
         ("solo", "threads", "prefork"),
         "does not: keep due times in order in the store (the worker holds what is to come in its memory; beyond an "
-        "hour it may run twice), move, cancel in the store (a revoke reaches the workers that run then), refuse a "
-        "second task under an id; keeps what Redis keeps",
+        "hour it may run twice), move, cancel in the store (a revoke, by id or by stamp, reaches the workers that run "
+        "then), refuse a second task under an id; what is due at once has no ETA; keeps what Redis keeps",
     ),
     "pgqueuer": PeerSystem(
         "timeline.bench.peers.pgqueuer_jobs",
         "postgresql",
         ("pgqueuer", "asyncpg"),
-        ("batches of 10", "batches of 100", "batches of 1000"),
-        "does not: promise milliseconds (lateness is that of its polling), move, cancel by tag, fence a worker that "
-        "took too long; keeps what PostgreSQL keeps, and a job commits with your own transaction",
+        (
+            "1 consumer, batches of 100",
+            "1 consumer, batches of 1000",
+            "5 consumers, batches of 10",
+            "5 consumers, batches of 100",
+        ),
+        "does not: promise milliseconds (it looks ten times per second at most), move, cancel by tag, fence a worker "
+        "that took too long; keeps what PostgreSQL keeps, and a job commits with your own transaction",
     ),
     "procrastinate": PeerSystem(
         "timeline.bench.peers.procrastinate_jobs",
@@ -95,7 +102,7 @@ PEERS = {
         "redis",
         ("redis",),
         ("100", "500", "2000"),
-        "does not: wake its workers (they poll each millisecond), fence a worker that took too long, cancel by tag, "
+        "does not: wake its workers (these poll each millisecond), fence a worker that took too long, cancel by tag, "
         "count what is to come by topic; it is a recipe, whose code is yours; keeps what Redis keeps",
     ),
 }
@@ -111,19 +118,18 @@ async def run_peer(asked: CycleScenario, name: str, folder: Path) -> BenchReport
     missing = [package for package in peer.packages if importlib.util.find_spec(package) is None]
     if missing:
         raise CannotMeasure(f"--peer {name} needs {' and '.join(missing)}: {install_command('peers')}")
-    best, driven = await quickest(name, peer.ways, asked, partial(_measured, name, folder))
-    report = await _measured(name, folder, asked, best, lateness=True)
-    report.notes += [peer.less, driven]
+    best, report = await quickest(name, peer.ways, asked, partial(_measured, name, folder))
+    if not report.wrong:
+        async with _running(name, peer, best, asked.store, folder) as (putter, worker):
+            report.figures |= latencies(await _late_ms(putter, worker, asked.payload_bytes))
+    report.notes.insert(0, peer.less)
     return report
 
 
-async def _measured(name: str, folder: Path, asked: CycleScenario, way: str, lateness: bool = False) -> BenchReport:
+async def _measured(name: str, folder: Path, asked: CycleScenario, way: str) -> BenchReport:
     async with _running(name, PEERS[name], way, asked.store, folder) as (putter, worker):
         cpu = {"putter_cpu": putter.cpu_s, "worker_cpu": worker.cpu_s}
-        report = await measured(name, asked, partial(_turn, asked, putter, worker), **cpu)
-        if lateness and not report.wrong:
-            report.figures |= latencies(await _late_ms(putter, worker, asked.payload_bytes))
-        return report
+        return await measured(name, asked, partial(_turn, asked, putter, worker), **cpu)
 
 
 @asynccontextmanager
@@ -149,19 +155,21 @@ async def _running(
 
 
 async def _turn(asked: CycleScenario, putter: Measured, worker: Measured, messages: int) -> Ledger:
-    ledger = Ledger(messages, WINDOW_BATCHES * asked.batch)
+    ledger, answering = Ledger(messages, WINDOW_BATCHES * asked.batch), asyncio.Lock()
+    sizes = batch_sizes(messages, asked.batch)
 
     async def put(batch: timeline.Batch) -> None:
         await putter.tell(asked_line([payload.decode() for payload in batch.payloads]))
-        await putter.line()
+        async with answering:
+            await putter.line()
 
-    puts = ledger.put_each(batch_sizes(messages, asked.batch), asked.payload_bytes, put)
+    puts = [ledger.put_each(sizes, asked.payload_bytes, put) for _ in range(PUT_TASKS)]
 
     def met(ids: list[bytes]) -> None:
         ledger.met(ids)
         ledger.settle(len(ids))
 
-    await ledger.through(puts, _read_ids(worker, met))
+    await ledger.through(*puts, _read_ids(worker, met))
     if not ledger.verdict():
         while await _left(putter):
             await asyncio.sleep(LOOK_AGAIN_S)

@@ -54,7 +54,7 @@ MOST = 2_000
 """Messages of one script: `unpack` has room for twice as many values, and little more."""
 LEASE_MS = 30_000
 POLLED_S = 0.001
-"""How long it waits when nothing is due. The recipe has no way to be woken."""
+"""How long it waits when nothing is due. This recipe does not wake its workers."""
 
 
 def keys_of(name: str) -> list[str]:

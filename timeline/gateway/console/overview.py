@@ -28,7 +28,9 @@ WINDOWS = {"1h": "1m", "24h": "15m", "7d": "2h"}
 SINCE = ("10m", "1h", "6h", "24h", "7d")
 LATE_SHOWN = 100
 FOUND = 20
-"""Messages of a tag that a search shows, of each topic."""
+"""Messages of a tag, or due ones by a part of their id, that a search shows, of each topic."""
+DUE_READ = 1_000
+"""Due messages of each topic whose ids are looked at. More are due only where nothing is delivered."""
 TOPICS_AT_ONCE = 20
 """Topics that are searched at a time."""
 LATE_KNOWN = "36500d"
@@ -102,7 +104,7 @@ async def late(request: ApiRequest) -> Response[bytes]:
 
 @get("/find", include_in_schema=False)
 async def find(request: ApiRequest) -> Response[bytes]:
-    """Find messages by id or by tag, in all topics, and late deliveries whose id contains the text."""
+    """Find messages by id or by tag, in all topics. Of due ones and of late deliveries, also by a part of the id."""
     async with visiting(request) as visit:
         wanted = visit.query.exact("q")
         if not wanted:
@@ -116,19 +118,22 @@ async def find(request: ApiRequest) -> Response[bytes]:
         further = [name for name, (_, _, more) in zip(names, found, strict=True) if more]
         known, unreachable = await _late_of(visit, wanted)
         troubles += [f"{one} did not answer: what was late there is missing here" for one in unreachable]
-        exact = [(name, one) for name, one in messages if one.id == wanted]
-        if len(exact) == 1 and len(messages) == 1:
-            return visit.back(link("/message", topic=exact[0][0], id=wanted))
-        if not messages and not troubles and len({(one.topic, one.id) for one in known}) == 1:
-            return visit.back(link("/message", topic=known[0].topic, id=known[0].id))
+        tagged = any(one.tag == wanted for _, one in messages)
+        exact = [name for name, one in messages if one.id == wanted]
+        if len(exact) == 1 and not tagged:
+            return visit.back(link("/message", topic=exact[0], id=wanted))
+        alike = {*((name, one.id) for name, one in messages), *((one.topic, one.id) for one in known)}
+        if len(alike) == 1 and not (troubles or tagged):
+            ((topic, id),) = alike
+            return visit.back(link("/message", topic=topic, id=id))
         return visit.page(
             "find.html", wanted=wanted, messages=messages, known=known, troubles=troubles, further=further
         )
 
 
 async def _found_in(visit: Visit, topic: str, wanted: str) -> tuple[list[tuple[str, StoredMessage]], str, bool]:
-    """Return the messages of a topic whose id or tag is `wanted`, why others could not be looked for, and whether more
-    have this tag."""
+    """Return the messages of a topic whose id or tag is `wanted`, and due ones whose id contains it. Return also why
+    others could not be looked for, and whether more have this tag."""
     found: list[StoredMessage] = []
     more = False
     try:
@@ -139,6 +144,10 @@ async def _found_in(visit: Visit, topic: str, wanted: str) -> tuple[list[tuple[s
             async for page in visit.timeline.scan_pages(topic, state=STATES, tag=wanted, limit=FOUND):
                 found += [message for message in messages_of(page) if message.id != wanted]
                 more = bool(page.cursor)
+        known = {message.id for message in found}
+        async for page in visit.timeline.scan_pages(topic, state="available", limit=DUE_READ):
+            due = [message for message in messages_of(page) if wanted in message.id and message.id not in known]
+            found += due[:FOUND]
     except TimelineError as trouble:
         return [(topic, message) for message in found], f"{topic}: {sentence(trouble)}", more
     return [(topic, message) for message in found], "", more

@@ -17,9 +17,9 @@ from timeline.gateway.console.visit import Visit
 from timeline.gateway.routes.reading import read_cursor, shown_cursor
 
 ROWS = 50
+"""Messages of a page of the list."""
 FIRST_ROWS = 4 * ROWS
 """Rows of the first page that is read when not all of them are wanted. It often suffices."""
-"""Messages of a page of the list."""
 STEP_MS = 100.0
 """A step that has found too little ends after this time, with the page that it reads then."""
 

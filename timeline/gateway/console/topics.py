@@ -199,10 +199,18 @@ async def produce(request: ApiRequest) -> Response[bytes]:
         except Forbidden:
             raise
         except TimelineError as wrong:
-            names = [each.name for each in await visit.timeline.topics()]
+            names = await _names(visit, form.exact("topic"))
             status = problem_of(wrong).status
             values = {"names": names, "given": form, "drawn": form.text("drawn"), "trouble": sentence(wrong)}
             return visit.page("produce.html", status=status, **values)
+
+
+async def _names(visit: Visit, chosen: str) -> list[str]:
+    """Return the names of all topics, or while no broker answers the one that was chosen."""
+    try:
+        return [each.name for each in await visit.timeline.topics()]
+    except (Unavailable, Throttled):
+        return [chosen]
 
 
 async def _produced(visit: Visit, form: Fields) -> Response[bytes]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable
 from itertools import islice, repeat
+from operator import le
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -263,8 +264,14 @@ class Agenda:
         self._compact()
 
     def _merged(self, one: _Run, other: _Run) -> tuple[Int64, UInt64]:
-        (times, keys), (more_times, more_keys) = one.rest(), other.rest()
-        return self._sorted(np.concatenate((times, more_times)), np.concatenate((keys, more_keys)))
+        first, second = one.rest(), other.rest()
+        if len(first[0]) and len(second[0]) and second[0][-1] < first[0][0]:
+            first, second = second, first
+        times, keys = np.concatenate((first[0], second[0])), np.concatenate((first[1], second[1]))
+        if len(first[0]) and len(second[0]) and first[0][-1] >= second[0][0]:
+            return self._sorted(times, keys)
+        valid = self._valid(keys)
+        return times[valid], keys[valid]
 
     def _compact(self) -> None:
         """If stale entries dominate, drop those of one run only, so that the pause stays short."""
@@ -283,6 +290,11 @@ class Agenda:
     def _take_block(self, runs: list[_Run], until_ms: int, count: int) -> tuple[Int64, UInt64]:
         """Remove and return up to `count` of the first entries of `runs`. A slice of each is looked at, and an entry
         beyond a slice must not come before those taken. May be empty if stale ones were met."""
+        # Where a run has enough by itself, none that begins later is of interest, and often no other run is.
+        full = [int(run.times[run.at + count - 1]) for run in runs if len(run) >= count]
+        if full:
+            until_ms = min(until_ms, *full)
+            runs = [run for run in runs if run.times[run.at] <= until_ms]
         size = count if len(runs) == 1 else max(SLICE, 2 * count // len(runs))
         ends = [run.at + int(np.searchsorted(run.times[run.at :], until_ms, "right")) for run in runs]
         stops = [min(run.at + size, end) for run, end in zip(runs, ends, strict=True)]
@@ -340,7 +352,11 @@ class Agenda:
 
 def by_id(times: Int64, ids: Objects) -> Indexes:
     """Return the order of entries by (time, id as bytes). The first eight bytes are compared as numbers; ids hold no
-    NUL, so padding with it keeps the order. The rest is compared only where these tie."""
+    NUL, so padding with it keeps the order. The rest is compared only where these tie. The driver's own ids come in
+    order already, and begin alike."""
+    listed = ids.tolist()
+    if (times[1:] >= times[:-1]).all() and all(map(le, listed, islice(listed, 1, None))):
+        return np.arange(len(listed))
     prefix = ids.astype("S8").view(">u8").astype(np.uint64)
     order = np.lexsort((prefix, times))
     times, prefix = times[order], prefix[order]
