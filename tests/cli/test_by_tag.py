@@ -15,7 +15,7 @@ import timeline
 from tests.cli.conftest import TIMELINE, Call, plain_environment, start
 from timeline.driver.blocking.client import SyncTimeline
 
-COUNT = 160_000
+COUNT = 80_000
 START_MS = 1_900_000_000_000
 TWO_HOURS_MS = 7_200_000
 
@@ -46,7 +46,7 @@ class _Served:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[_Served]:
-    """With a topic `t`, 160,000 messages of tag `spring`, all due at one time."""
+    """With a topic `t`, 80,000 messages of tag `spring`, all due at one time."""
     broker = _Served(tmp_path)
     try:
         with timeline.connect_sync(broker.address, "60s") as tl:

@@ -43,10 +43,12 @@ PAGES = {
     "dead": "/dead?topic={topic}",
     "letters": "/dead/letters?topic={topic}",
     "tag": "/dead/letters?topic={topic}&tag=spring&reason=smtp",
+    "reasons": "/dead/reasons?topic={topic}",
     "load": "/load?window=7d&topic={topic}",
     "late": "/late",
     "find": "/find?q=nobody",
     "schedules": "/schedules",
+    "week": "/schedules/week",
     "cluster": "/cluster",
 }
 """Pages of the console, and the parts that they load by themselves."""
