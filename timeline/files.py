@@ -62,6 +62,8 @@ class Reloaded(Generic[T]):
     def __init__(self, what: str, files: Sequence[str | Path], load: Callable[[], T], log: logging.Logger) -> None:
         self._what, self._files, self._load, self._log = what, files, load, log
         self._stamps = self._stamped()
+        self._bad: object = None
+        """The stamps of files that could not be used."""
         self.value = load()
         self._trouble = ""
 
@@ -71,11 +73,13 @@ class Reloaded(Generic[T]):
     def look(self) -> bool:
         """Read the files if they have changed. Return whether `value` is new."""
         stamps = self._stamped()
-        if stamps == self._stamps:
+        if stamps in (self._stamps, self._bad):
             return False
         try:
             value = self._load()
         except Invalid as bad:
+            if self._stamped() == stamps:
+                self._bad = stamps
             if bad.reason != self._trouble:
                 self._log.error("%s: %s", self._what, bad.reason)
             self._trouble = bad.reason

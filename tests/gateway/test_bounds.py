@@ -22,7 +22,7 @@ from tests.gateway.connections import Connection, posted
 from tests.gateway.processes import JSON, broker, gateway
 from tests.services import VARIABLE, required
 from timeline.errors import Throttled
-from timeline.gateway import requests
+from timeline.gateway import protocol, requests
 from timeline.gateway.protocol import UNREAD_BYTES, Connections
 from timeline.gateway.requests import (
     BODIES_BYTES,
@@ -427,3 +427,16 @@ def test_answers_that_nobody_reads_give_way_to_those_that_somebody_does() -> Non
         one.unread_bytes = UNREAD_BYTES // 2
         connections.unread(one)  # type: ignore[arg-type]
     assert [one.aborted for one in each] == [True, False, True, False]
+
+
+async def test_those_that_read_slowly_are_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "LOOK_S", 0.0)
+    connections, each = Connections(100), [_Counted() for _ in range(2)]
+    for one in each:
+        one.unread_bytes, one.reads = UNREAD_BYTES, True
+        connections.unread(one)  # type: ignore[arg-type]
+    assert not any(one.aborted for one in each)
+    each[0].reads = False
+    while not each[0].aborted:
+        await asyncio.sleep(0)
+    assert not each[1].aborted

@@ -31,6 +31,7 @@ HEADS_BYTES = 32 * 1024 * 1024
 UNREAD_BYTES = 128 * 1024 * 1024
 """All answers together that wait for their readers. Beyond it, those who read nothing for `LOOK_S` are disconnected."""
 LOOK_S = 1.0
+"""How long a reader may take nothing before it counts as one that reads nothing."""
 MOST_FILES = 65_536
 FILES_OF_OURS = 2_048
 """Descriptors that connections never get: for brokers, receivers of webhooks and the log. If there are few, half."""
@@ -53,6 +54,7 @@ class Connections:
         self._idle: dict[BoundedHttp, None] = {}
         self._unread: dict[BoundedHttp, None] = {}
         self._handshakes: dict[Abortable, None] = {}
+        self._next_look: asyncio.TimerHandle | None = None
 
     def greeted(self, one: Abortable) -> None:
         """Count a connection that has only begun its handshake."""
@@ -108,11 +110,20 @@ class Connections:
         """Note that a connection has an answer whose reader is slow. If all are too large, those that read nothing
         since the last look are disconnected, the oldest first."""
         self._unread[one] = None
+        self._look(one)
+
+    def _look(self, newest: BoundedHttp | None = None) -> None:
         left = sum(each.unread_bytes for each in self._unread)
         for each in list(self._unread) if left > UNREAD_BYTES else ():
-            if each is not one and left > UNREAD_BYTES and not each.has_read():
+            if each is not newest and left > UNREAD_BYTES and not each.has_read():
                 left -= each.unread_bytes
                 each.abort()
+        if left > UNREAD_BYTES and self._next_look is None:
+            self._next_look = asyncio.get_running_loop().call_later(LOOK_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self._next_look = None
+        self._look()
 
 
 class _Parser:

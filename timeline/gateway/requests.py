@@ -37,8 +37,8 @@ WINDOW_S = 2.0
 TOO_SLOW = "the body came too slowly while the gateway had no room for others"
 SILENT_S = 30.0
 """How long a caller may send nothing while its body is not complete."""
-LAST_S = 0.25
-"""How long a wait may go on once the gateway ends."""
+ENDING_WAIT_S = 0.25
+"""How long a take may go on once the gateway ends: its answer may be on its way."""
 BROKEN = "timeline.broken_body"
 """Among the extensions of a request's scope: its body broke off in a way that is no HTTP."""
 ROOM = "timeline.body_room"
@@ -365,15 +365,18 @@ async def while_connected(
     ending: asyncio.Future[Any],
     undo: Callable[[T], Awaitable[None]] | None = None,
 ) -> T | None:
-    """Return the result of `work`. Cancel it when the caller disconnects, and raise ClientGone. Cancel it `LAST_S`
-    after `ending` is done, and return None. The body must have been read before. `undo`: what to do with a result that
-    came as the caller disconnected."""
+    """Return the result of `work`. Cancel it when the caller disconnects, and raise ClientGone. Cancel it
+    `ENDING_WAIT_S` after `ending` is done, and return None. Begin nothing after that. The body must have been read
+    before. `undo`: what to do with a result that came as the caller disconnected."""
+    if ending.done():
+        work.close()
+        return None
     working, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
     try:
         both: set[asyncio.Future[Any]] = {working, gone, ending}
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if ending.done() and not (working.done() or gone.done()):  # an answer that is on its way arrives
-            await asyncio.wait({working, gone}, timeout=LAST_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({working, gone}, timeout=ENDING_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             if undo is not None and gone.done():
                 await undo(working.result())

@@ -26,7 +26,7 @@ async def quickest(
     measure: Callable[[CycleScenario, Way], Awaitable[BenchReport]],
 ) -> tuple[Way, BenchReport]:
     """Return the way in which a peer is quickest, and its report, which says so. Each way has a trial. Of the two that
-    are quickest there, the better one of two whole measurements counts. Raise CannotMeasure if one goes wrong."""
+    are quickest there, the better one of two whole measurements counts. Raise CannotMeasure if a trial goes wrong."""
     trial = replace(asked, messages=max(1, asked.messages // SMALLER), warm_up=asked.warm_up // SMALLER)
     rates: dict[int, float] = {}
     for at, way in enumerate(ways):

@@ -26,7 +26,7 @@ log = logging.getLogger("timeline.broker")
 COMMAND = (sys.executable, "-P", "-m", "timeline", "gateway")
 END_S = 5.0
 """How much longer than its grace it may take to end before it is killed."""
-SHARE = 2 / 3
+GRACE_SHARE = 2 / 3
 """Its part of the broker's grace. The broker drains after it."""
 HOPELESS = (2, 4)
 """Exit codes of a gateway that will not start next time either. Its last line says why."""
@@ -37,7 +37,7 @@ def command_of(config: ServeConfig) -> tuple[str, ...]:
     """Return the command of the gateway for a broker that listens on `config.listen`."""
     given = {
         "--broker": config.advertise if config.tls_cert else local_address(config.listen),
-        "--listen": config.http, "--grace": f"{int(config.grace_ms * SHARE)}ms",
+        "--listen": config.http, "--grace": f"{int(config.grace_ms * GRACE_SHARE)}ms",
         "--log-level": config.log_level, "--log-format": config.log_format,
         "--tls-cert": config.tls_cert, "--tls-key": config.tls_key,
         "--broker-ca": config.tls_ca if config.tls_cert else "",
@@ -111,7 +111,7 @@ class GatewayProcess:
             return
         send_signal(process, signal.SIGTERM)
         try:
-            await asyncio.wait_for(process.wait(), self._config.grace_ms * SHARE / 1000.0 + END_S)
+            await asyncio.wait_for(process.wait(), self._config.grace_ms * GRACE_SHARE / 1000.0 + END_S)
         except TimeoutError:
             log.warning("the gateway did not end in time and is killed")
             send_signal(process, signal.SIGKILL)

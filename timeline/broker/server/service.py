@@ -83,7 +83,7 @@ JOIN_SOON_S = 2.0
 """A broker that has not joined its cluster by then says so, and that its port is open."""
 
 
-LEAST_OF_GRACE = 6
+LEAST_SHARE = 1 / 6
 """The part of the grace that is left for the drain at least, however long the gateway took to end."""
 
 
@@ -226,7 +226,7 @@ async def _run(
             if gateway is not None:
                 await gateway.stop()
                 took_ms = int((asyncio.get_running_loop().time() - began_s) * 1000.0)
-                grace_ms = max(config.grace_ms // LEAST_OF_GRACE, config.grace_ms - took_ms)
+                grace_ms = max(int(config.grace_ms * LEAST_SHARE), config.grace_ms - took_ms)
             log.info("draining", extra={"grace_ms": grace_ms})
             await node.drain(grace_ms)
     finally:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from timeline.broker.server.gateway_process import GatewayProcess, address_of, gateway_for
+from timeline.broker.server.gateway_process import GRACE_SHARE, address_of, gateway_for
 from timeline.broker.server.process import RestartDelay, check_free
 from timeline.child import send_signal
 from timeline.clock import Clock
@@ -109,15 +109,17 @@ class Supervisor:
         """
         with _reserved(self._config.listen) as listen:
             config = dataclasses.replace(self._config, listen=listen)
-            self._places = [_Place(_config_of(config, at)) for at in range(config.workers)]
+            gateway = gateway_for(config)
+            # The workers drain once the gateway has ended.
+            drain_ms = config.grace_ms if gateway is None else int(config.grace_ms * (1 - GRACE_SHARE))
+            each = dataclasses.replace(config, grace_ms=drain_ms)
+            self._places = [_Place(_config_of(each, at)) for at in range(config.workers)]
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._stopping.set)
             keeping: list[asyncio.Task[None]] = []
             looking = loop.create_task(self._look())
-            gateway: GatewayProcess | None = None
             try:
-                gateway = gateway_for(config)
                 if gateway is not None:
                     gateway.start()
                 # The first by itself: what is wrong with the store or the settings is then said once.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,11 @@ WINDOWS = {"1h": "1m", "24h": "15m", "7d": "2h"}
 SINCE = ("10m", "1h", "6h", "24h", "7d")
 LATE_SHOWN = 100
 FOUND = 20
-"""Messages of a tag, or due ones by a part of their id, that a search shows, of each topic."""
+"""Messages of a tag that a search shows, of each topic, and due ones by a part of their id, of all."""
 DUE_READ = 1_000
-"""Due messages of each topic whose ids are looked at. More are due only where nothing is delivered."""
+"""Due messages of a topic whose ids are looked at."""
+DUE_MS = 500.0
+"""How long due messages are looked for. Their ids are in no index."""
 TOPICS_AT_ONCE = 20
 """Topics that are searched at a time."""
 LATE_KNOWN = "36500d"
@@ -118,22 +120,31 @@ async def find(request: ApiRequest) -> Response[bytes]:
         further = [name for name, (_, _, more) in zip(names, found, strict=True) if more]
         known, unreachable = await _late_of(visit, wanted)
         troubles += [f"{one} did not answer: what was late there is missing here" for one in unreachable]
+        partly = False
+        if not messages:
+            messages, partly = await _due_of(visit, wanted)
         tagged = any(one.tag == wanted for _, one in messages)
         exact = [name for name, one in messages if one.id == wanted]
         if len(exact) == 1 and not tagged:
             return visit.back(link("/message", topic=exact[0], id=wanted))
         alike = {*((name, one.id) for name, one in messages), *((one.topic, one.id) for one in known)}
-        if len(alike) == 1 and not (troubles or tagged):
+        if len(alike) == 1 and not (troubles or tagged or partly):
             ((topic, id),) = alike
             return visit.back(link("/message", topic=topic, id=id))
         return visit.page(
-            "find.html", wanted=wanted, messages=messages, known=known, troubles=troubles, further=further
+            "find.html",
+            wanted=wanted,
+            messages=messages,
+            known=known,
+            troubles=troubles,
+            further=further,
+            partly=partly,
         )
 
 
 async def _found_in(visit: Visit, topic: str, wanted: str) -> tuple[list[tuple[str, StoredMessage]], str, bool]:
-    """Return the messages of a topic whose id or tag is `wanted`, and due ones whose id contains it. Return also why
-    others could not be looked for, and whether more have this tag."""
+    """Return the messages of a topic whose id or tag is `wanted`, why others could not be looked for, and whether more
+    have this tag."""
     found: list[StoredMessage] = []
     more = False
     try:
@@ -144,13 +155,27 @@ async def _found_in(visit: Visit, topic: str, wanted: str) -> tuple[list[tuple[s
             async for page in visit.timeline.scan_pages(topic, state=STATES, tag=wanted, limit=FOUND):
                 found += [message for message in messages_of(page) if message.id != wanted]
                 more = bool(page.cursor)
-        known = {message.id for message in found}
-        async for page in visit.timeline.scan_pages(topic, state="available", limit=DUE_READ):
-            due = [message for message in messages_of(page) if wanted in message.id and message.id not in known]
-            found += due[:FOUND]
     except TimelineError as trouble:
         return [(topic, message) for message in found], f"{topic}: {sentence(trouble)}", more
     return [(topic, message) for message in found], "", more
+
+
+async def _due_of(visit: Visit, wanted: str) -> tuple[list[tuple[str, StoredMessage]], bool]:
+    """Return due messages whose id contains a text, and whether some were not looked at."""
+    clock, found = visit.gateway.clock, []
+    end_ms = clock.monotonic_ms() + DUE_MS
+    for topic in [one.name for one in (await look_of(visit.client)).seen.topics if one.due]:
+        left = DUE_READ
+        scan: Any = visit.timeline.scan_pages(topic, state="available", limit=DUE_READ)
+        async with aclosing(scan) as pages:
+            async for page in pages:
+                found += [(topic, message) for message in messages_of(page) if wanted in message.id]
+                left -= len(page.rows)
+                if clock.monotonic_ms() >= end_ms or len(found) >= FOUND:
+                    return found[:FOUND], True
+        if left <= 0:
+            return found, True
+    return found, False
 
 
 async def _late_of(visit: Visit, wanted: str) -> tuple[Sequence[LateDelivery], Sequence[str]]:

@@ -29,7 +29,7 @@ from timeline.gateway.push.circuit import Circuit, Host, Receiver
 from timeline.gateway.push.request import PushedMessage, headers_of
 from timeline.gateway.push.sender import Sender, Unanswered
 from timeline.gateway.push.settlement import Settlement, Verb, settlement_of, unanswered
-from timeline.gateway.requests import LAST_S
+from timeline.gateway.requests import ENDING_WAIT_S
 from timeline.model import Topic
 from timeline.wording import shown_duration
 
@@ -76,10 +76,11 @@ class Acks:
                 for _, done in group:
                     _end(done, error)
                 continue
-            except BaseException as error:  # it was cancelled, or the fault is ours: nobody waits for ever
-                for _, done in group:
+            except Exception as error:  # the fault is ours, and nobody may wait for ever
+                for _, done in group + self._waiting:
                     _end(done, error)
-                raise
+                self._waiting.clear()
+                return
             for (_, done), receipt in zip(group, receipts, strict=True):
                 try:
                     receipt.raise_failed()
@@ -98,26 +99,26 @@ def _end(done: asyncio.Future[None], error: BaseException | None = None) -> None
         done.set_exception(error)
 
 
-class Payloads:
+class PayloadBudget:
     """The bytes of payloads under way of all topics. A topic may take more while it has no more than it leaves to the
-    others, and always one message."""
+    others, and always if it has none. A take that is under way is counted when its messages come."""
 
     def __init__(self) -> None:
         self._left = PAYLOAD_BYTES
         self._waiting: set[Callable[[], None]] = set()
 
-    def room(self, own: int, told: Callable[[], None]) -> bool:
+    def has_room(self, own: int, told: Callable[[], None]) -> bool:
         """Return whether a topic that has `own` bytes under way may take more. If not, call `told` when some ended."""
         if own <= max(0, self._left):
             return True
         self._waiting.add(told)
         return False
 
-    def begun(self, count: int) -> None:
+    def add(self, count: int) -> None:
         """Count the bytes of a message."""
         self._left -= count
 
-    def ended(self, count: int) -> None:
+    def remove(self, count: int) -> None:
         """Forget them."""
         self._left += count
         waiting, self._waiting = self._waiting, set()
@@ -135,7 +136,7 @@ class TopicPusher:
         secrets: tuple[str, ...],
         sender: Sender,
         receiver: Receiver,
-        payloads: Payloads,
+        payloads: PayloadBudget,
         metrics: GatewayMetrics,
     ) -> None:
         self._client, self.topic, self.secrets, self._payloads = client, topic, secrets, payloads
@@ -145,7 +146,7 @@ class TopicPusher:
         self._changed = asyncio.Event()
         self._takers = self._asked = self._bytes = 0
         """Takes that wait, how many messages they ask for, and the bytes of payloads under way."""
-        self._resting = False
+        self._stopping = False
         self._trouble = ""
         """Why the last take failed."""
         self._may_send_ms = 0.0
@@ -168,10 +169,14 @@ class TopicPusher:
         try:
             while True:
                 room = await self._room(1 if lasting else self._share)
-                if self._resting:
+                if self._stopping:
                     return
                 try:
                     taken = await self._take(room)
+                    if self._stopping:
+                        if taken:
+                            await self._client.settle([one.receipt for one in taken], "return")
+                        return
                 except NotFound:
                     return
                 except TimelineError as error:
@@ -185,7 +190,7 @@ class TopicPusher:
                 self._trouble = ""
                 for delivery in taken:
                     self._start(delivery)
-                if taken and self._takers < TAKES and not self._resting:
+                if taken and self._takers < TAKES:
                     takers.create_task(self._take_all(takers, lasting=False), name=f"takes of {self.topic.name}")
                 if not (taken or lasting):
                     return
@@ -207,7 +212,7 @@ class TopicPusher:
             wait_ms = self.receiver.wait_ms(now_ms)
             if self.receiver.open:
                 free = min(free, 1) if not busy else 0
-            if not self._payloads.room(self._bytes, self._changed.set):
+            if not self._payloads.has_room(self._bytes, self._changed.set):
                 free = 0
             if settings.push_rate:
                 step_ms = 1000.0 / settings.push_rate
@@ -240,13 +245,13 @@ class TopicPusher:
         task = asyncio.create_task(self._push(delivery), name=f"webhook of {self.topic.name}")
         self._under_way.add(task)
         self._bytes += len(delivery.payload)
-        self._payloads.begun(len(delivery.payload))
+        self._payloads.add(len(delivery.payload))
         task.add_done_callback(partial(self._ended, len(delivery.payload)))
 
     def _ended(self, count: int, task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)
         self._bytes -= count
-        self._payloads.ended(count)
+        self._payloads.remove(count)
         self._changed.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a webhook of topic %r failed", self.topic.name, exc_info=error)
@@ -334,14 +339,14 @@ class TopicPusher:
             receipts = await settle("release", in_=wait, reason=outcome.reason, operation_ids=operation_ids)
         receipts.raise_failed()
 
-    def rest(self) -> None:
-        """Take nothing more but what is on its way."""
-        self._resting = True
+    def stop_taking(self) -> None:
+        """Begin no take any more. What comes to those under way goes back unseen."""
+        self._stopping = True
         self._changed.set()
 
     async def finish(self, grace_s: float) -> None:
-        """Wait for the requests under way, and close the connections. What is left is cancelled, now if this call is:
-        its leases run out."""
+        """Wait for the requests under way, and close the connections. Requests that are left are cancelled, and their
+        leases run out. If this call is cancelled, that happens at once."""
         try:
             if self._under_way:
                 await asyncio.wait(self._under_way, timeout=grace_s)
@@ -360,13 +365,14 @@ class Pusher:
     ) -> None:
         self._client, self._guard, self._random, self._metrics = client, guard, random, metrics
         self._hosts: dict[tuple[str, int], Host] = {}
-        self._payloads = Payloads()
+        self._payloads = PayloadBudget()
         metrics.circuits_open.set_function(self._open_circuits)
         self._running: dict[str, tuple[TopicPusher, asyncio.Task[None]]] = {}
         self._ending: set[asyncio.Task[None]] = set()
         """Former pushers whose requests under way are still waited for."""
         self._refused: dict[str, str] = {}
         self._trouble = ""
+        self._resting: set[asyncio.Future[None]] = set()
         self._rested_s: float | None = None
         """Since when nothing is taken any more (the loop's time)."""
         self.looked = asyncio.Event()
@@ -454,25 +460,36 @@ class Pusher:
 
     def rest(self) -> None:
         """Take nothing more. Requests under way go on."""
-        loop = asyncio.get_running_loop()
-        self._rested_s = loop.time()
+        self._rested_s = asyncio.get_running_loop().time()
         for pusher, task in self._running.values():
-            pusher.rest()
-            loop.call_later(LAST_S, task.cancel)
+            self._resting.add(asyncio.ensure_future(_last_takes(pusher, task)))
 
     def _stop(self, name: str, grace_s: float) -> None:
         """Let a topic's pusher take no more. Nobody else waits for its requests under way, which may be slow."""
         pusher, task = self._running.pop(name)
         if task.done() and not task.cancelled() and (bug := task.exception()) is not None:
             log.error("the pusher of topic %r failed, and is started again", name, exc_info=bug)
-        task.cancel()
         ending = asyncio.create_task(_finish(pusher, task, grace_s), name=f"end of {name}")
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
 
 
+async def _last_takes(pusher: TopicPusher, task: asyncio.Task[None]) -> None:
+    """Let takes under way end. One that is cancelled while its answer comes keeps its messages until their lease
+    ends."""
+    pusher.stop_taking()
+    try:
+        await asyncio.wait([task], timeout=ENDING_WAIT_S)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 async def _finish(pusher: TopicPusher, task: asyncio.Task[None], grace_s: float) -> None:
-    await asyncio.gather(task, return_exceptions=True)
+    try:
+        await _last_takes(pusher, task)
+    except asyncio.CancelledError:
+        grace_s = 0.0
     await pusher.finish(grace_s)
 
 
