@@ -109,6 +109,8 @@ def _excesses(log: str) -> list[str]:
     found = []
     for text in _PLAN.findall(log):
         told = json.loads(text)
+        if "typeinfo_tree" in told["Query Text"]:  # asyncpg asks what arrays hold, once per connection
+            continue
         for node in _nodes(told["Plan"]):
             removed = sum(count for name, count in node.items() if name.startswith("Rows Removed"))
             came_by = (node["Actual Rows"] + removed) * node["Actual Loops"]
