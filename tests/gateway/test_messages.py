@@ -154,7 +154,7 @@ async def test_a_stream_of_lines_is_put_whole(http: httpx.AsyncClient, tl: timel
     told = (await http.post(MESSAGES, content=body, headers=kind)).json()
     assert told["counts"] == {"OK": many - 2, "INVALID": 2}
     assert [one["line"] for one in told["failed"]] == [8, 9]
-    assert "unknown field 'colour'" in told["failed"][1]["detail"]
+    assert "there is no field 'colour'" in told["failed"][1]["detail"]
     assert told["failed_omitted"] == 0
 
     answer = await http.post(MESSAGES, content=body, headers=kind | {"Accept": "application/x-ndjson"})
@@ -186,10 +186,10 @@ async def test_blank_lines_of_a_stream_count_as_lines(http: httpx.AsyncClient) -
     ("body", "said"),
     [
         ("{", "this is not JSON"),
-        ("", "this is not JSON"),
+        ("", "the body is empty: send JSON"),
         ('{"payload": 1}', "give either at (a time) or in (how long from now)"),
         ('{"payload": 1, "in": "1h", "at": 1}', "give either at (a time) or in (how long from now)"),
-        ('{"payload": 1, "in": "1h", "colour": "red"}', "unknown field 'colour'"),
+        ('{"payload": 1, "in": "1h", "colour": "red"}', "there is no field 'colour'"),
         ('{"payload": 1, "payload_text": "", "in": "1h"}', "give one of payload"),
         ('{"payload_base64": "!", "in": "1h"}', "payload_base64 must be base64"),
         ('{"payload": 1, "in": "1 fortnight"}', "in must be numbers with a unit"),
@@ -216,3 +216,30 @@ async def test_a_topic_that_is_not_there(http: httpx.AsyncClient) -> None:
 async def test_no_such_call(http: httpx.AsyncClient) -> None:
     assert "/docs shows all calls" in problem(await http.get("/v1/nothing"), 404, "NOT_FOUND")
     problem(await http.put(f"{MESSAGES}/1"), 405, "INVALID")
+
+
+async def test_headers_that_describe_a_payload_are_known_and_go_with_one_payload(http: httpx.AsyncClient) -> None:
+    path = "/v1/topics/departures/messages"
+    text = {"Content-Type": "text/plain", "Timeline-In": "1h"}
+    detail = problem(await http.post(path, content=b"x", headers=text | {"Timeline-Tags": "2h"}), 400, "INVALID")
+    assert "no header 'Timeline-Tags'" in detail and "Timeline-Tag," in detail
+    lines = {"Content-Type": "application/x-ndjson", "Timeline-In": "1h"}
+    detail = problem(await http.post(path, content=b'{"payload":1}\n{"payload":2}\n', headers=lines), 400, "INVALID")
+    assert "write in or at into it" in detail
+    assert (await http.post(path, content=b"x", headers=text | {"Timeline-As-Operator": "false"})).status_code == 201
+
+
+async def test_what_is_there_twice_or_empty_is_refused(http: httpx.AsyncClient) -> None:
+    path = "/v1/topics/departures/messages"
+    detail = problem(await http.delete(path, params=[("tag", "a"), ("tag", "b")]), 400, "INVALID")
+    assert "'tag' is there twice" in detail
+    message = {"payload": 1, "in": "1h"}
+    detail = problem(await http.post(path, json=message, headers={"Idempotency-Key": ""}), 400, "INVALID")
+    assert "Idempotency-Key is empty" in detail
+
+
+async def test_a_payload_that_is_no_utf_8_is_not_taken_for_json(http: httpx.AsyncClient) -> None:
+    body = b'{"payload": "\xff", "in": "1h"}'
+    headers = {"Content-Type": "application/json"}
+    detail = problem(await http.post("/v1/topics/departures/messages", content=body, headers=headers), 400, "INVALID")
+    assert "payload_base64" in detail

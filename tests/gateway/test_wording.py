@@ -6,10 +6,15 @@ import re
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from timeline import errors
+from timeline.errors import Invalid
+from timeline.gateway import shapes
 from timeline.gateway.problems import in_words_of_http
+from timeline.gateway.putting import LINE, LIST
+from timeline.gateway.values import HEADERS, MOST_SAID, TIMES, decoded, in_words, instant
 
 FOREIGN = re.compile(r"\btl\.|\bd\.|\bin_\b|\b\w+=(?!\")|\bNone\b|\bTrue\b|(?<!\w)--\w|`|\(\)|_topic\b")
 AT = {"payload": 1, "in": 0}
@@ -18,13 +23,63 @@ REQUESTS: tuple[tuple[str, str, Any, str], ...] = (
     ("POST", "/t/messages", {"payload": 1, "at": "2300-01-01T00:00Z"}, "the topic's setting horizon raises it"),
     ("POST", "/none/messages", AT, "there is no topic 'none': create it first (PUT /v1/topics/{topic})"),
     ("POST", "/none/leases", {"wait": 0}, "create it first (PUT /v1/topics/{topic})"),
-    ("POST", "/t/messages", AT | {"id": "kept", "group": "other"}, "act for that one ('group')"),
+    ("POST", "/t/messages", AT | {"id": "kept", "group": "other"}, "act for that one (give it as 'group')"),
     ("DELETE", "/t/messages/leased", None, "or cancel with ?leased=true"),
     ("PATCH", "/t/messages?tag=s", {"by": 1, "resume": "x"}, "Give it as 'resume' of the answer had it"),
     ("DELETE", "/t/messages?tag=", None, "an empty one would mean everything"),
     ("POST", "/t/dead:revive", {"ids": ["kept"]}, "GET /v1/topics/{topic}/messages/{id} says where it is"),
     ("PUT", "/t", {"lease": "1h"}, "lease is 30s, not 1h: PATCH /v1/topics/{topic} changes it"),
     ("GET", "/t/messages?due_from=2031-01-01T00:00Z&due_to=2030-01-01T00:00Z", None, "due_from must lie before due_to"),
+)  # fmt: skip
+
+NEW, LEASING, TOPIC = shapes.NewMessage, shapes.Leasing, shapes.NewTopic
+BODIES: tuple[tuple[Any, str, str], ...] = (
+    (NEW, '{"id": 5}', "id is text, not a number: put it in quotes"),
+    (NEW, '{"id": 5.5}', "id is text, not a number: put it in quotes"),
+    (NEW, '{"id": true}', "id is text, not true or false: put it in quotes"),
+    (NEW, '{"id": ["a"]}', "id is text, not an array"),
+    (NEW, '{"in": {}}', "in is a number or text, not an object"),
+    (NEW, '{"at": 1.5}', "at is a whole number or text, not a fraction"),
+    (shapes.ExtendLeases, '{"receipts": [], "lease": null}', "lease is a number or text, not null"),
+    (LEASING, '{"max": "5"}', "max is a whole number, not text: write it without quotes"),
+    (LEASING, '{"max": 1.5}', "max is a whole number, not a fraction"),
+    (TOPIC, '{"paused": 1}', "paused is true or false, not a number"),
+    (list[NEW], '[{"in": 1}, {"id": 5}]', "[1].id is text, not a number: put it in quotes"),
+    (shapes.AckLeases, '{"receipts": 5}', "receipts is an array, not a number"),
+    (shapes.AckLeases, '{"receipts": [5]}', "receipts[0] is text, not a number: put it in quotes"),
+    (NEW, '"x"', 'the body is an object such as {"payload": …}, not text'),
+    (shapes.AckLeases, "[]", 'the body is an object such as {"receipts": …}, not an array'),
+    (TOPIC | None, "5", "the body is an object, not a number"),
+    (list[NEW], "[5]", "[0] is an object, not a number"),
+    (HEADERS.type, '{"a": 5}', "each value is text, not a number: put it in quotes"),
+    (HEADERS.type, "[]", "the value is an object, not an array"),
+    (shapes.BackfillRange, '{"from": 1}', "the field 'to' is missing"),
+    (list[shapes.BackfillRange], '[{"from": 1}]', "the field 'to' is missing at [0]"),
+    (shapes.MoveMessage, '{"delay": 1}', "there is no field 'delay': this call takes at, group, if_version, in"),
+    (list[shapes.AckLeases], '[{"x": 1}]', "there is no field 'x' at [0]: this call takes receipts"),
+    (TOPIC | None, '{"remember_ms": 1}', "there is no field 'remember_ms': write remember (as in \"1h\")"),
+    (NEW, '{"in_ms": 1}', "there is no field 'in_ms': write in (as in \"1h\")"),
+    (NEW, '{"at_ms": 1}', "there is no field 'at_ms': write at (as in \"2030-03-29T09:00Z\")"),
+    (shapes.AckLeases, '{"receipts_ms": 1}', "there is no field 'receipts_ms': this call takes receipts"),
+    (
+        shapes.MoveMessage,
+        '{"payload": 1}',
+        "there is no field 'payload': to change a payload, produce it again with if_exists: \"replace\"",
+    ),
+    (shapes.AckLeases, '{"payload": 1}', "there is no field 'payload': this call takes receipts"),
+    (shapes.MoveMessage, '{"by": 1}', "there is no field 'by': by goes with ?tag= alone"),
+    (NEW, "", "the body is empty: send JSON"),
+    (NEW, " \n", "the body is empty: send JSON"),
+    (NEW, "{", "this is not JSON: Input data was truncated"),
+    (NEW, '{"if_exists": "x"}', "Invalid enum value 'x' - at '$.if_exists': it is one of move, replace"),
+)  # fmt: skip
+QUERIES: tuple[tuple[str, str, str], ...] = (
+    ("limit", "Expected `int`, got `str`", "limit is a whole number"),
+    ("if_version", "Expected `int | null`, got `str`", "if_version is a whole number"),
+    ("limit", "Expected `int` >= 1", "limit is a whole number of 1 or more"),
+    ("limit", "Expected `int` <= 1000", "limit is a whole number of at most 1000"),
+    ("dry_run", "Expected `bool`, got `str`", "dry_run is true or false"),
+    ("gap", "Invalid enum value 'x'", "gap: Invalid enum value 'x': it is one of later, skip"),
 )  # fmt: skip
 
 
@@ -64,3 +119,80 @@ async def test_the_sentences_of_refusals(http: httpx.AsyncClient) -> None:
 async def test_a_topic_that_is_not_there_is_no_message_that_is_not_there(http: httpx.AsyncClient) -> None:
     answer = await http.post("/v1/topics/none/messages", json=AT)
     assert answer.status_code == 404 and "no message has this id" not in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(("kind", "body", "said"), BODIES)
+def test_a_decoders_sentence_in_plain_words(kind: Any, body: str, said: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        decoded(msgspec.json.Decoder(kind), body.encode())
+    assert refused.value.reason == said
+
+
+@pytest.mark.parametrize(("parameter", "theirs", "said"), QUERIES)
+def test_the_sentence_of_a_parameter(parameter: str, theirs: str, said: str) -> None:
+    assert in_words(theirs, parameter) == said
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["", "Something else", "Expected 'datetime', got 'str'", "Expected 'array' of length <= 5 - at '$.a'", "Expected"],
+)
+def test_a_sentence_that_is_not_known_stays(said: str) -> None:
+    assert in_words(said, kind=NEW) == said
+    assert in_words(said, "limit") == f"limit: {said}"
+
+
+def test_a_field_that_is_not_known_without_its_type() -> None:
+    assert in_words("Expected `bool`, got `null` - at `$.a[...]`") == "each value of a is true or false, not null"
+    assert in_words("Object contains unknown field `x` - at `$.a`") == "there is no field 'x' at a"
+    assert in_words("Object contains unknown field `x`", kind=Any) == "there is no field 'x'"
+
+
+def test_the_name_of_a_field_is_shown_in_part() -> None:
+    asked = [kind for kind in vars(shapes).values() if isinstance(kind, type) and issubclass(kind, shapes.Asked)]
+    assert len(asked) > 15
+    for kind in (*asked, LINE.type, LIST.type, Any):
+        for name in ("x" * 10_000_000, "' - at '$" * 100_000, "' - at '$.a'\n" * 20):
+            said = in_words(f"Object contains unknown field `{name}`", kind=kind)
+            assert len(said) < MOST_SAID + 60, said
+        assert len(in_words("Object contains unknown field `colour`", kind=kind)) < MOST_SAID + 10
+
+
+@pytest.mark.parametrize("time", ["2030-01-01T00:00 02:00", "2030-01-01t00:00:00.5 0200"])
+def test_a_time_whose_plus_was_not_encoded(time: str) -> None:
+    with pytest.raises(Invalid, match=r"is no time: .*\. Write \+ as %2B in an address$"):
+        instant(time, "due_from")
+
+
+@pytest.mark.parametrize("time", ["noon", "2030-01-01T00:00  02:00", "9" * 100 + " 02:00", "2030-13-01 02:00"])
+def test_another_wrong_time(time: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        instant(time, "due_from")
+    assert refused.value.reason.endswith(TIMES)
+
+
+PLAIN: tuple[tuple[str, str, str | None, str], ...] = (
+    ("GET", "/t/messages?limit=x", None, "limit is a whole number"),
+    ("GET", "/t/messages?limit=0", None, "limit is a whole number of 1 or more"),
+    ("DELETE", "/t/messages?tag=a&dry_run=maybe", None, "dry_run is true or false"),
+    ("DELETE", "/t/messages/m?if_version=a", None, "if_version is a whole number"),
+    ("PATCH", "/t", '"x"', "the body is an object, not text"),
+    ("POST", "/t/messages", "", "the body is empty: send JSON"),
+    ("POST", "/t/messages", '{"payload": 1, "in": 1, "headers": {"a": 5}}', "headers: each value is text, not a num"),
+    ("POST", "/t/leases", '{"delay": 1}', "there is no field 'delay': this call takes lease, max, max_bytes, wait"),
+    ("POST", "/t/schedules/x:backfill", '{"from": 1}', "the field 'to' is missing"),
+    ("PATCH", "/t/messages?tag=a", '{"payload": 1}', 'produce it again with if_exists: "replace"'),
+    ("PATCH", "/t/messages/m", '{"by": 1}', "by goes with ?tag= alone"),
+    ("PATCH", "/t", '{"remember_ms": 1}', 'write remember (as in "1h")'),
+    ("GET", "/t/messages?due_from=2030-01-01T00:00+02:00", None, "Write + as %2B in an address"),
+)
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+async def test_plain_words_for_what_a_newcomer_sends(http: httpx.AsyncClient) -> None:
+    for method, where, body, said in PLAIN:
+        json = {"Content-Type": "application/json"}
+        answer = await http.request(method, f"/v1/topics{where}", content=body, headers=json)
+        detail = answer.json()["detail"]
+        assert answer.status_code == 400 and said in detail and len(detail) <= MOST_SAID, detail

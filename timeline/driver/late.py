@@ -39,7 +39,7 @@ class Cause(StrEnum):
 HAPPENED: dict[Cause, str] = {
     Cause.UNEXPLAINED: "no cause was noted",
     Cause.NO_CONSUMER: "no consumer was connected",
-    Cause.NO_CREDIT: "every consumer was full",
+    Cause.NO_CREDIT: "every consumer was full, or asked for nothing",
     Cause.STORE_SLOW: "the store was slow",
     Cause.NO_BROKER: "no broker had its bucket",
     Cause.BROKER_DOWN: "the broker was down",

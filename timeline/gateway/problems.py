@@ -63,7 +63,9 @@ _WORDS = tuple(
         (r"\bin_=", "in"),
         (r"\b(at|due_from|due_to|expires)=(?=-?\d)", r"\1 "),
         (r"(?<=setting )horizon=, --horizon", "horizon"),
-        (r"\(group=…, --group NAME\)", "('group')"),
+        (r"\(group=…, --group NAME\)", "(give it as 'group')"),
+        (r"add --as-operator, or connect\(…, as_operator=True\)", "send the header Timeline-As-Operator: true"),
+        (r", which --as-operator needs", ", which the header Timeline-As-Operator needs"),
         (r"\(create_topic, 'timeline topic create'\)", "(PUT /v1/topics/{topic})"),
         (r"`timeline topic update \S+ [^`]*` changes it, or update_topic", "PATCH /v1/topics/{topic} changes it"),
         (r"\bleased=True", "?leased=true"),
@@ -175,8 +177,7 @@ def _sentence(error: HTTPException) -> str:
     told = []
     for one in extra:
         place = str(one.get("key", ""))[:MOST_SAID]
-        said = in_words(str(one.get("message", "")), place)
-        told.append(f"{place}: {said}" if place and place != "data" else said)
+        told.append(in_words(str(one.get("message", "")), "" if place == "data" else place))
     return "; ".join(told) or f"{NOT_JSON}: {error.detail:.300}"
 
 

@@ -12,6 +12,7 @@ import msgspec
 from litestar import Request, Response
 from litestar.datastructures import Headers
 from litestar.types import Receive, Send
+from litestar.typing import FieldDefinition
 
 from timeline.credentials import AUTHORIZATION
 from timeline.errors import FIXED_LIMIT, Forbidden, Invalid, Throttled, TooLarge
@@ -266,7 +267,10 @@ class ApiRequest(Request[Any, Any, Any]):
     @property
     def key(self) -> str:
         """The Idempotency-Key. Empty: none. Raise Invalid for one that is too long, and for two."""
-        key = self.sole(KEY) or ""
+        given = self.sole(KEY)
+        key = given or ""
+        if given is not None and not key.strip():
+            raise Invalid("Idempotency-Key is empty: give each call a key of its own, or leave the header out")
         if len(key) > MAX_KEY_BYTES:
             raise Invalid(f"Idempotency-Key has at most {MAX_KEY_BYTES} characters, not {len(key)}")
         return key
@@ -301,13 +305,15 @@ def check_body(request: ApiRequest) -> None:
 
 
 def check_query(request: Request[Any, Any, Any]) -> None:
-    """Raise Invalid for a parameter that the call has not, and for one that it needs."""
+    """Raise Invalid for a parameter that the call has not, for one that is there twice, and for one that it needs."""
     known = _known_parameters(request)
     for name in request.query_params:
         if name not in known:
             raise Invalid(f"there is no parameter {name!r:.80}: {_takes(request)}")
-    for name, needed in known.items():
-        if needed and name not in request.query_params:
+        if len(request.query_params.getall(name)) > 1 and not known[name].is_non_string_sequence:
+            raise Invalid(f"the parameter {name!r} is there twice: give it once, and make another call for the other")
+    for name, field in known.items():
+        if field.is_required and name not in request.query_params:
             raise Invalid(f"the parameter {name!r} is missing: put it into the address, ?{name}=…")
 
 
@@ -316,10 +322,10 @@ def _takes(request: Request[Any, Any, Any]) -> str:
     return f"this call takes {', '.join(known)}" if known else "this call takes none"
 
 
-def _known_parameters(request: Request[Any, Any, Any]) -> dict[str, bool]:
-    """Return the names of the query parameters of the call, each with whether it is needed."""
+def _known_parameters(request: Request[Any, Any, Any]) -> dict[str, FieldDefinition]:
+    """Return the query parameters of the call by name."""
     return {
-        getattr(field.kwarg_definition, "name", None) or name: field.is_required
+        getattr(field.kwarg_definition, "name", None) or name: field
         for name, field in request.route_handler.parsed_fn_signature.parameters.items()
         if name not in OURS and name not in request.path_params
     }

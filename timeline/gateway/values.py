@@ -7,11 +7,12 @@ import binascii
 import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar, get_args
 from urllib.parse import unquote_to_bytes
 
 import msgspec
-from msgspec import Raw, UnsetType
+from msgspec import Raw, UnsetType, inspect
 
 from timeline.driver.consume.pull import PulledDelivery
 from timeline.driver.message import of_message
@@ -21,6 +22,8 @@ from timeline.gateway.shapes import (
     CatchUpName,
     IfExists,
     LeasedMessage,
+    MoveMessage,
+    MoveTag,
     NewMessage,
     OverlapName,
     Pending,
@@ -34,6 +37,7 @@ HEADERS = msgspec.json.Decoder(dict[str, str] | None)
 MAX_HEADERS_JSON_BYTES = 8 * MAX_HEADERS_BYTES
 """A header's byte takes six in JSON at most, and some spaces."""
 NOT_JSON = "this is not JSON"
+EMPTY = "the body is empty: send JSON"
 NO_TRACE: Mapping[str, str] = {}
 TOO_DEEP = "this JSON is nested too deeply: give it as payload_text, which is not read"
 CONTENT_TYPE = "content-type"
@@ -42,6 +46,8 @@ MAX_REREAD_BYTES = 64 * 1024
 """A larger body is not read a second time: it could be one of very many fields."""
 WHOLE = re.compile(rb"(-?[0-9]+)\.0+")
 TIMES = "a time is RFC 3339 with its offset (2030-03-29T09:00+02:00, …Z), or milliseconds since 1970 UTC"
+DECODED_PLUS = re.compile(r"[-\d]{8,10}[Tt ][\d:.]{2,20} \d\d:?\d\d")
+"""A time whose + was not encoded in an address: a space stands for it."""
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "if_exists": get_args(IfExists),
@@ -58,17 +64,154 @@ MOST_SAID = 300
 """Characters of a decoder's sentence that are kept. It repeats the name of a field that is not known, whole."""
 
 
-def in_words(said: str, field: str = "") -> str:
-    """Return what a decoder said, without its middle if that is long, and which words the field takes if the word was
-    none of them."""
-    said = said.replace("`", "'")
+AT = r"(?: - at '(\$[\w.\[\]]*)')?"
+WRONG_TYPE = re.compile(rf"Expected '([\w |]+)', got '(\w+)'{AT}")
+OUT_OF_BOUNDS = re.compile(rf"Expected '(int|float)(?: \| null)?' (>=|<=) (-?[\d.]+){AT}")
+MISSING = re.compile(rf"Object missing required field '(\w+)'{AT}")
+UNKNOWN = re.compile(rf"Object contains unknown field '(.*?)'{AT}", re.DOTALL)
+TYPES: Mapping[str, str] = {
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "an array",
+    "object": "an object",
+    "null": "null",
+}
+"""By type, as the decoder calls it: plain words."""
+UNQUOTED = frozenset(("int", "float", "bool"))
+MOST_OF_A_NAME = 40
+PAYLOADS = frozenset(("payload", "payload_text", "payload_base64"))
+NO_PAYLOAD = 'to change a payload, produce it again with if_exists: "replace"'
+NO_BY = "by goes with ?tag= alone"
+
+
+def in_words(said: str, field: str = "", kind: Any = None) -> str:
+    """Return a decoder's sentence in plain words. A sentence that is not known stays as it is, without its middle if it
+    is long.
+
+    `field`: the parameter of the address that it is about. `kind`: the type that was decoded, which names the fields.
+    """
     if len(said) > MOST_SAID:
         said = f"{said[: MOST_SAID // 2]}…{said[-MOST_SAID // 2 :]}"
-    if not said.startswith(NO_CHOICE):
+    said = said.replace("`", "'")
+    if wrong := WRONG_TYPE.fullmatch(said):
+        plain = _wrong_type(wrong[1], wrong[2], wrong[3], field, kind)
+    elif bound := OUT_OF_BOUNDS.fullmatch(said):
+        limit = f"{bound[3]} or more" if bound[2] == ">=" else f"at most {bound[3]}"
+        plain = f"{_subject(bound[4], field, kind)} is {TYPES[bound[1]]} of {limit}"
+    elif missing := MISSING.fullmatch(said):
+        plain = f"the field '{missing[1]}' is missing{_at(missing[2])}"
+    elif unknown := UNKNOWN.fullmatch(said):
+        plain = _unknown(unknown[1], unknown[2], kind)
+    else:
+        plain = ""
+    if plain:
+        return plain
+    if said.startswith(NO_CHOICE):
+        place = PLACE.search(said)
+        if words := CHOICES.get(place[1] if place else field):
+            said = f"{said}: it is one of {', '.join(words)}"
+    return f"{field}: {said}" if field else said
+
+
+def _wrong_type(expected: str, got: str, path: str | None, field: str, kind: Any) -> str:
+    """Return the sentence for a value of another type. Empty: a type has no plain words."""
+    types = [each for each in expected.split(" | ") if each != "null"] or ["null"]
+    if not {*types, got} <= TYPES.keys():
+        return ""
+    if "float" in types and "int" in types:
+        types.remove("int")
+    said = f"{_subject(path, field, kind)} is {' or '.join(TYPES[each] for each in types)}"
+    if types == ["object"] and not path and not field:
+        said += _example(kind)
+    if field and got == "str":
+        return said  # all parameters are text
+    found = "a fraction" if got == "float" and "int" in types else TYPES["float" if got == "int" else got]
+    if types == ["str"] and got in UNQUOTED:
+        return f"{said}, not {found}: put it in quotes"
+    if got == "str" and UNQUOTED.issuperset(types):
+        return f"{said}, not {found}: write it without quotes"
+    return f"{said}, not {found}"
+
+
+def _subject(path: str | None, field: str, kind: Any) -> str:
+    """Return what a sentence is about."""
+    return _shown(path) or field or ("the body" if kind is None or _struct(kind) else "the value")
+
+
+def _shown(path: str | None) -> str:
+    """Return a decoder's path without its root. Empty: the root."""
+    below = (path or "").removeprefix("$").removeprefix(".")
+    if not below.endswith("[...]"):
+        return below
+    owner = below.removesuffix("[...]")
+    return f"each value of {owner}" if owner else "each value"
+
+
+def _at(path: str | None) -> str:
+    return f" at {place}" if (place := _shown(path)) else ""
+
+
+def _unknown(name: str, path: str | None, kind: Any) -> str:
+    """Return the sentence for a field that is not known: what to write, or which fields there are."""
+    shown_name = name if len(name) <= MOST_OF_A_NAME else f"{name[:MOST_OF_A_NAME]}…"
+    said = f"there is no field '{shown_name}'{_at(path)}"
+    struct = _struct(kind)
+    if struct is None:
         return said
-    place = PLACE.search(said)
-    words = CHOICES.get(place[1] if place else field)
-    return f"{said}: it is one of {', '.join(words)}" if words else said
+    if name in PAYLOADS and struct.cls in (MoveMessage, MoveTag):
+        return f"{said}: {NO_PAYLOAD}"
+    if name == "by" and struct.cls is MoveMessage:
+        return f"{said}: {NO_BY}"
+    if name.endswith("_ms") and (example := _spans(kind).get(name.removesuffix("_ms"))):
+        return f'{said}: write {name.removesuffix("_ms")} (as in "{example}")'
+    return f"{said}: this call takes {_names(kind)}"
+
+
+@lru_cache(256)
+def _struct(kind: Any) -> inspect.StructType | None:
+    """Return the object that a body of this type is, or has many of. None: another type."""
+    if kind is None:
+        return None
+    parts = [inspect.type_info(kind)]
+    for part in parts:
+        if isinstance(part, inspect.StructType):
+            return part
+        if isinstance(part, inspect.UnionType):
+            parts.extend(part.types)
+        elif isinstance(part, inspect.ListType):
+            parts.append(part.item_type)
+    return None
+
+
+@lru_cache(256)
+def _names(kind: Any) -> str:
+    """Return the names of all fields."""
+    struct = _struct(kind)
+    return ", ".join(sorted(field.encode_name for field in struct.fields)) if struct else ""
+
+
+@lru_cache(256)
+def _spans(kind: Any) -> Mapping[str, str]:
+    """Return an example of each field that is a duration or a time: those that are text or a number."""
+    struct, examples = _struct(kind), {}
+    for field in struct.fields if struct else ():
+        type_ = field.type.type if isinstance(field.type, inspect.Metadata) else field.type
+        kinds = {type(each) for each in type_.types} if isinstance(type_, inspect.UnionType) else set()
+        if {inspect.StrType, inspect.IntType} <= kinds:
+            examples[field.encode_name] = "1h" if inspect.FloatType in kinds else "2030-03-29T09:00Z"
+    return examples
+
+
+@lru_cache(256)
+def _example(kind: Any) -> str:
+    """Return the beginning of such an object. Empty: none fits."""
+    struct = _struct(kind)
+    required = [field.encode_name for field in struct.fields if field.required] if struct else []
+    if struct and any(field.encode_name == "payload" for field in struct.fields):
+        required = ["payload"]
+    return f' such as {{"{required[0]}": …}}' if required else ""
 
 
 def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
@@ -82,8 +225,10 @@ def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
                 raise
             return decoder.decode(again)
     except msgspec.ValidationError as bad:
-        raise Invalid(in_words(str(bad))) from None
+        raise Invalid(in_words(str(bad), kind=decoder.type)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as bad:
+        if not body or body.isspace():
+            raise Invalid(EMPTY) from None
         raise Invalid(f"{NOT_JSON}: {bad!s:.300}") from None
     except RecursionError:
         raise Invalid(TOO_DEEP) from None
@@ -124,7 +269,8 @@ def instant(value: str | int, name: str) -> int:
     try:
         when = datetime.fromisoformat(said.upper())  # RFC 3339 allows t and z
     except ValueError:
-        raise Invalid(f"{name} {value!r:.60} is no time: {TIMES}") from None
+        plus = ". Write + as %2B in an address" if DECODED_PLUS.fullmatch(said) else ""
+        raise Invalid(f"{name} {value!r:.60} is no time: {TIMES}{plus}") from None
     if when.tzinfo is None:
         meant = said if ":" in said else f"{said}T00:00"
         raise Invalid(f"{name} {value!r:.60} does not say in which time zone: add the offset ({meant}Z is UTC)")
@@ -198,6 +344,10 @@ def payload_of(asked: NewMessage | ScheduleFields) -> tuple[bytes, dict[str, str
         raise Invalid("give one of payload (any JSON value), payload_text and payload_base64")
     headers = headers_of(asked)
     if raw:
+        try:
+            raw.decode()
+        except UnicodeDecodeError:
+            raise Invalid("payload is JSON, which is UTF-8: give other bytes as payload_base64") from None
         headers = headers or {}
         if not any(name.lower() == CONTENT_TYPE for name in headers):
             headers[CONTENT_TYPE] = JSON

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import hmac
 import os
 import socket
 import subprocess
@@ -27,6 +30,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 LANGUAGES = {"python": (), "js": ("node",), "go": ("go",), "bash": ("socat", "openssl")}
 """Each with what it needs from the machine."""
+SECRET = f"whsec_{base64.b64encode(bytes(range(32))).decode()}"
 
 
 def command(language: str, folder: Path, port: int) -> list[str]:
@@ -48,10 +52,9 @@ def command(language: str, folder: Path, port: int) -> list[str]:
 def receiving(command: list[str], folder: Path, port: int, secret: str) -> Iterator[Callable[[], str]]:
     """Run a receiver. Yield what reads all that it got."""
     out = folder / "received.txt"
-    with out.open("ab") as output:
-        process = subprocess.Popen(
-            command, cwd=folder, env=os.environ | {"PORT": str(port), "SECRET": secret}, stdout=output
-        )
+    environment = os.environ | {"PORT": str(port), "SECRET": secret}
+    with out.open("ab") as output, (folder / "errors.txt").open("ab") as errors:
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=errors)
     try:
         yield out.read_text
     finally:
@@ -59,9 +62,74 @@ def receiving(command: list[str], folder: Path, port: int, secret: str) -> Itera
         process.wait(30)
 
 
+def signature_of(secret: str, id: str, timestamp: str, body: bytes) -> str:
+    """Sign any timestamp. `Webhook.sign` takes times alone."""
+    key = base64.b64decode(secret.removeprefix("whsec_"))
+    digest = hmac.new(key, f"{id}.{timestamp}.".encode() + body, hashlib.sha256).digest()
+    return f"v1,{base64.b64encode(digest).decode()}"
+
+
 def listens(port: int) -> bool:
     with socket.socket() as asked:
         return asked.connect_ex(("127.0.0.1", port)) == 0
+
+
+def unsigned(now_s: int, right: str) -> Iterator[dict[str, str]]:
+    """Headers without a signature of this request, or with a broken one. `right`: the signature of another request."""
+    headers = {"webhook-id": "m", "webhook-timestamp": str(now_s), "webhook-signature": right}
+    yield {}
+    for name in headers:
+        yield {name: headers[name]}
+        yield {other: value for other, value in headers.items() if other != name}
+        yield headers | {name: ""}
+    for broken in ("v1", "v1,", ",", "v1,A", "v1,!!!!", "v1,\xff", f"v1a,{right[3:]}", right[3:], "v1, v1,= ,,"):
+        yield headers | {"webhook-signature": broken}
+    for broken in ("soon", "-1", "1e9", "08", "\xb2", "9" * 400, "a[$(touch ran)]", "1;touch ran"):
+        yield headers | {"webhook-timestamp": broken}
+
+
+async def break_off(port: int) -> None:
+    """Send half of a request, and disconnect."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST /hook HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nhalf")
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+async def test_a_receiver_refuses_what_is_not_signed_and_lives_on(
+    language: str, tmp_path: Path, require_service: Callable[[str], None]
+) -> None:
+    for service in LANGUAGES[language]:
+        require_service(service)
+    (port,) = free_ports(1)
+    run = await asyncio.to_thread(command, language, tmp_path, port)
+    signer, now = Webhook(SECRET), datetime.now(UTC)
+    now_s, url = int(now.timestamp()), f"http://127.0.0.1:{port}/hook"
+    with receiving(run, tmp_path, port, SECRET) as received:
+        await until(lambda: listens(port))
+        await break_off(port)
+        async with httpx.AsyncClient(timeout=30) as http:
+            for headers in unsigned(now_s, signer.sign("m", now, "another")):
+                raw = {name.encode(): value.encode("latin-1") for name, value in headers.items()}
+                for method, body in (("GET", None), ("POST", b"{}"), ("POST", b"")):
+                    answer = await http.request(method, url, content=body, headers=raw)
+                    assert answer.status_code == 401, (method, body, headers)
+            for timestamp_s in ("soon", f"a[$(touch ran)]{now_s}"):  # who has the secret signs nonsense
+                signature = signature_of(SECRET, "m", timestamp_s, b"{}")
+                wrong = {"webhook-id": "m", "webhook-timestamp": timestamp_s, "webhook-signature": signature}
+                assert (await http.post(url, content=b"{}", headers=wrong)).status_code == 401, timestamp_s
+            assert received() == ""
+            good = {
+                "webhook-id": "m",
+                "webhook-timestamp": str(now_s),
+                "webhook-signature": f"v1,AAAA {signer.sign('m', now, '{}')}",
+                "timeline-id": "a",
+            }
+            assert (await http.post(url, content=b"{}", headers=good)).status_code == 204
+        assert received() == "a {}\n"
+    assert not (tmp_path / "ran").exists()
+    assert "Traceback" not in (tmp_path / "errors.txt").read_text()
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

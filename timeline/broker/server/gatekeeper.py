@@ -147,7 +147,10 @@ class Gatekeeper:
                 log.info("the tokens were read again: %d, %d of them new, %d gone", len(now), new, gone)
             self._expel()
         if self._refused:
-            causes = ", ".join(f"{count} with {cause}" for cause, count in sorted(self._refused.items()))
+            causes = ", ".join(
+                f"{count} with {'no right' if cause == 'right' else cause}"
+                for cause, count in sorted(self._refused.items())
+            )
             log.warning("calls were refused: %s; the last one from %s", causes, self._last_refused or "somewhere")
             self._refused.clear()
 

@@ -46,7 +46,7 @@ def page(template: str, values: dict[str, Any], status: int = 200) -> Response[b
     """Return a page, or a part of one, as an answer that nobody keeps."""
     body = _environment().get_template(template).render(values).encode("utf-8", "replace")
     headers = {**SECURITY, "Cache-Control": "no-store"}
-    return Response(body, status_code=status, media_type="text/html; charset=utf-8", headers=headers)
+    return Response(body, status_code=status, media_type="text/html", headers=headers)
 
 
 def part(template: str, **values: Any) -> str:

@@ -20,7 +20,7 @@ from random import getrandbits, random
 
 import timeline
 from timeline.clock import Clock
-from timeline.credentials import Credentials
+from timeline.credentials import BadCredentials, Credentials
 from timeline.driver.consume.pull import PulledDelivery
 from timeline.errors import Forbidden, Invalid, NotFound, Throttled, TimelineError, Unavailable, Unknown
 from timeline.gateway.metrics import GatewayMetrics
@@ -45,6 +45,7 @@ LOOK_MS = 5_000.0
 """How often the topics and their secrets are read again. A former secret stays valid for a day."""
 PAYLOAD_BYTES = 64 * 1024 * 1024
 """Payloads under way of all topics together. Each is there about three times."""
+NO_TOKEN = "brokers ask for a token: give --push-token-file, of one with the rights admin and consume"
 UNSETTLED = "unsettled"
 """The effect of a webhook whose answer could not be recorded: the message may come again."""
 PAUSE_MS = 1_000.0
@@ -146,7 +147,7 @@ class TopicPusher:
         self._changed = asyncio.Event()
         self._takers = self._asked = self._bytes = 0
         """Takes that wait, how many messages they ask for, and the bytes of payloads under way."""
-        self._stopping = False
+        self._stopping = asyncio.Event()
         self._trouble = ""
         """Why the last take failed."""
         self._may_send_ms = 0.0
@@ -169,11 +170,11 @@ class TopicPusher:
         try:
             while True:
                 room = await self._room(1 if lasting else self._share)
-                if self._stopping:
+                if self._stopping.is_set():
                     return
                 try:
                     taken = await self._take(room)
-                    if self._stopping:
+                    if self._stopping.is_set():
                         if taken:
                             await self._client.settle([one.receipt for one in taken], "return")
                         return
@@ -341,7 +342,7 @@ class TopicPusher:
 
     def stop_taking(self) -> None:
         """Begin no take any more. What comes to those under way goes back unseen."""
-        self._stopping = True
+        self._stopping.set()
         self._changed.set()
 
     async def finish(self, grace_s: float) -> None:
@@ -392,7 +393,8 @@ class Pusher:
                     self._trouble = ""
                 except TimelineError as error:
                     if error.code != self._trouble:
-                        log.warning("the topics to push are not known: %s", error.reason)
+                        said = NO_TOKEN if isinstance(error, Forbidden | BadCredentials) else error.reason
+                        log.warning("the topics to push are not known: %s", said)
                     self._trouble = error.code
                 except Exception as bug:  # the webhooks of all topics would end without a word
                     log.error("a look at the topics to push failed", exc_info=bug)

@@ -10,12 +10,12 @@ from litestar import Response, delete, get, patch, post
 
 from timeline.driver.message import StoredMessage
 from timeline.driver.times import iso_or_none
-from timeline.errors import Invalid, NotFound
+from timeline.errors import Forbidden, Invalid, NotFound
 from timeline.gateway.clients import CallerClient
 from timeline.gateway.keys import RepeatKey
 from timeline.gateway.problems import documented
 from timeline.gateway.putting import LINE, LineStream, PutRequest, answer_of_receipt, listed
-from timeline.gateway.requests import MAX_BODY_BYTES, ApiRequest, Streamed
+from timeline.gateway.requests import AS_OPERATOR, MAX_BODY_BYTES, ApiRequest, Streamed
 from timeline.gateway.service import serving
 from timeline.gateway.shapes import MoveMessage, PutAnswer, PutAnswers, Stored
 from timeline.gateway.values import (
@@ -36,7 +36,8 @@ GONE = (
     "no message has this id. If this repeats a call whose answer was lost, that call cancelled it, or it was delivered "
     "first"
 )
-RAW = {name: f"timeline-{name}" for name in ("at", "in", "id", "tag", "expires", "group", "if-exists")}
+OURS = "timeline-"
+RAW = {name: f"{OURS}{name}" for name in ("at", "in", "id", "tag", "expires", "group", "if-exists")}
 """Headers that describe a message whose payload is the body: `Timeline-At`, `Timeline-In`, …"""
 
 
@@ -55,7 +56,13 @@ async def put(request: ApiRequest, client: CallerClient, topic: str) -> Any:
     key = RepeatKey(request.key, name)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     puts = PutRequest(client, name, key, request.trace)
-    if any(header in request.headers for header in RAW.values()):
+    described = [header for header in request.headers if header.startswith(OURS) and header != AS_OPERATOR]
+    if unknown := next((header for header in described if header not in RAW.values()), ""):
+        known = ", ".join(header.title() for header in RAW.values())
+        raise Invalid(f"there is no header {unknown.title()!r:.80}: this call takes {known}")
+    if described and kind == JSON_LINES:
+        raise Invalid(f"each line says when it is due: write in or at into it, and leave out {described[0].title()}")
+    if described:
         return _answered(*await puts.one(raw_message(request, await request.body(MAX_BODY_BYTES, 1), key)))
     if kind == JSON_LINES:
         lines = LineStream(request, puts)
@@ -123,7 +130,11 @@ def _answered(answer: PutAnswer, created: bool) -> Response[Any]:
 async def show(client: CallerClient, topic: str, id: str) -> Stored:
     """Return a message with its state, its headers and its payload."""
     name, named = text_of(topic), text_of(id)
-    entry = await client.timeline.get(name, named)
+    try:
+        entry = await client.timeline.get(name, named)
+    except Forbidden as denied:
+        denied.reason += ". GET …/messages/{id}/why shows it without its payload"
+        raise
     if entry is None:
         raise NotFound(id=named)
     return stored(entry)
