@@ -236,7 +236,7 @@ def _header(name: str, description: str, schema: Schema) -> Schema:
 KEY_HEADER = _header(
     "Idempotency-Key",
     "Any text of your own for this request. Send it again with the same request if an answer was lost.",
-    {"type": "string", "maxLength": MAX_KEY_BYTES},
+    {"type": "string", "minLength": 1, "maxLength": MAX_KEY_BYTES, "pattern": r"\S"},
 )
 PUT_HEADERS: list[Schema] = [
     _header(
