@@ -1,4 +1,4 @@
-"""JSON values and the driver's: times, payloads, and parts of a path."""
+"""JSON values and the driver's: times, payloads, and parts of a path. Wrong ones are refused in plain words."""
 
 from __future__ import annotations
 
@@ -62,8 +62,6 @@ NO_CHOICE = "Invalid enum value"
 PLACE = re.compile(r" - at '\$[^']*?(\w+)'$")
 MOST_SAID = 300
 """Characters of a decoder's sentence that are kept. It repeats the name of a field that is not known, whole."""
-
-
 AT = r"(?: - at '(\$[\w.\[\]]*)')?"
 WRONG_TYPE = re.compile(rf"Expected '([\w |]+)', got '(\w+)'{AT}")
 OUT_OF_BOUNDS = re.compile(rf"Expected '(int|float)(?: \| null)?' (>=|<=) (-?[\d.]+){AT}")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import signal
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -381,53 +382,61 @@ async def test_two_browsers_at_once(stage: Site, require_service: Callable[[str]
         assert "shared" in await (await other.go(f"/messages?topic={TOPIC}&prefix=shared")).inner_text("body")
 
 
+@asynccontextmanager
+async def mortal(
+    folder: Path,
+) -> AsyncIterator[tuple[Visitor, Callable[[], object], Callable[[], AbstractContextManager[Any]]]]:
+    """A window at a gateway whose broker can be killed, and run again on the same store and port."""
+    store = f"sqlite:///{folder / 'store.db'}"
+    with broker(folder, "--store", store) as served, gateway(folder, served["listen"]) as opened:
+        async with timeline.connect(served["listen"]) as tl:
+            await fill(tl)
+
+        def kill() -> None:
+            served["process"].kill()
+            served["process"].wait()
+
+        again = partial(broker, folder, "--store", store, "--listen", served["listen"])
+        async with chromium() as browser, window(browser, f"http://{opened['listen']}") as visitor:
+            yield visitor, kill, again
+
+
 async def test_a_broker_is_killed_while_a_page_is_open(tmp_path: Path, require_service: Callable[[str], None]) -> None:
     """The page says so, keeps what it had, and goes on when the broker is back."""
     require_service("chromium")
-    store = f"sqlite:///{tmp_path / 'store.db'}"
-    with broker(tmp_path, "--store", store) as served, gateway(tmp_path, served["listen"]) as opened:
-        async with timeline.connect(served["listen"]) as tl:
-            await fill(tl)
-        async with chromium() as browser, window(browser, f"http://{opened['listen']}") as visitor:
-            page = await visitor.go("/")
-            served["process"].send_signal(signal.SIGKILL)
-            await page.locator("#live .banner.bad").first.wait_for()
-            assert TOPIC in await page.inner_text("#live"), "what was known stays"
-            port = served["listen"].rpartition(":")[2]
-            with broker(tmp_path, "--store", store, "--listen", f"127.0.0.1:{port}"):
-                await page.locator("#live .banner.bad").first.wait_for(state="detached")
-                await expect(page.locator("#live")).to_contain_text(f"{WAITING}", timeout=WAIT_MS)
+    async with mortal(tmp_path) as (visitor, kill, again):
+        page = await visitor.go("/")
+        kill()
+        await page.locator("#live .banner.bad").first.wait_for()
+        assert TOPIC in await page.inner_text("#live"), "what was known stays"
+        with again():
+            await page.locator("#live .banner.bad").first.wait_for(state="detached")
+            await expect(page.locator("#live")).to_contain_text(f"{WAITING}", timeout=WAIT_MS)
 
 
 async def test_a_broker_is_killed_while_somebody_works(tmp_path: Path, require_service: Callable[[str], None]) -> None:
     """Lists, forms and work on many letters say so, keep what was typed and chosen, and go on when it is back."""
     require_service("chromium")
-    store = f"sqlite:///{tmp_path / 'store.db'}"
-    with broker(tmp_path, "--store", store) as served, gateway(tmp_path, served["listen"]) as opened:
-        async with timeline.connect(served["listen"]) as tl:
-            await fill(tl)
-        async with chromium() as browser, window(browser, f"http://{opened['listen']}") as letters:
-            page = await letters.go(f"/dead?topic={TOPIC}")
-            await page.get_by_role("button", name="Revive or purge all that match").click()
-            await page.get_by_role("button", name="Purge all 30").wait_for()
-            form = await page.context.new_page()
-            await form.goto(f"{letters.url}/produce?topic={TOPIC}")
-            await form.get_by_label("Payload").fill("written before")
-            await form.get_by_label("In", exact=True).fill("1h")
-            served["process"].send_signal(signal.SIGKILL)
-            served["process"].wait()
-            page.once("dialog", lambda asked: asked.accept())
-            await page.get_by_role("button", name="Purge all 30").click()
+    async with mortal(tmp_path) as (visitor, kill, again):
+        page = await visitor.go(f"/dead?topic={TOPIC}")
+        await page.get_by_role("button", name="Revive or purge all that match").click()
+        await page.get_by_role("button", name="Purge all 30").wait_for()
+        form = await page.context.new_page()
+        await form.goto(f"{visitor.url}/produce?topic={TOPIC}")
+        await form.get_by_label("Payload").fill("written before")
+        await form.get_by_label("In", exact=True).fill("1h")
+        kill()
+        page.once("dialog", lambda asked: asked.accept())
+        await page.get_by_role("button", name="Purge all 30").click()
+        await form.get_by_role("button", name="Put it on the timeline").click()
+        await form.get_by_role("alert").first.wait_for()
+        assert await form.get_by_label("Payload").input_value() == "written before"
+        await page.get_by_role("button", name="Go on from here").wait_for()
+        with again():
+            await page.get_by_role("button", name="Go on from here").click()
+            await page.get_by_text("30 deleted for good.").wait_for()
             await form.get_by_role("button", name="Put it on the timeline").click()
-            await form.get_by_role("alert").first.wait_for()
-            assert await form.get_by_label("Payload").input_value() == "written before"
-            await page.get_by_role("button", name="Go on from here").wait_for()
-            port = served["listen"].rpartition(":")[2]
-            with broker(tmp_path, "--store", store, "--listen", f"127.0.0.1:{port}"):
-                await page.get_by_role("button", name="Go on from here").click()
-                await page.get_by_text("30 deleted for good.").wait_for()
-                await form.get_by_role("button", name="Put it on the timeline").click()
-                await form.get_by_text(f"is on the timeline of {TOPIC}.").wait_for()
+            await form.get_by_text(f"is on the timeline of {TOPIC}.").wait_for()
 
 
 async def test_somebody_logs_in_and_out(tmp_path: Path, require_service: Callable[[str], None]) -> None:

@@ -1,9 +1,9 @@
 """The rows of one topic: a slot per message, with its numbers in one record, and ids and payloads beside it.
 
 A row's numbers lie together (104 bytes). So a lease or a settle touches two cache lines per message, however many are
-pending. Numpy gathers and scatters whole batches. Besides the index of ids, each row stands in one agenda, an index on
-times: *free* by due, *held* by the lease's end, *dead* by time of death, or *kept* (only the settled id is left) by
-time of settling.
+pending. Numpy gathers and scatters whole batches. Besides the index of ids, each row stands in one agenda, which is an
+index on times. *Free* rows stand by due, *held* ones by the lease's end, and *dead* ones by time of death. Of *kept*
+ones only the settled id is left. They stand by time of settling.
 
 Nothing here may pause to grow. At a million messages, copying a column takes a tenth of a second, and rehashing a
 dictionary half of one. So a long column has a memory mapping of its own, which the kernel moves by its page tables, and
