@@ -274,6 +274,7 @@ async def test_a_method_a_parameter_and_a_page_that_are_not_there(http: httpx.As
     path = await made(http, "strict")
     wrong = await http.put(f"{path}/messages/a", json={})
     assert "it takes DELETE, GET, OPTIONS, PATCH" in problem(wrong, 405, "INVALID")
+    assert "PUT /v1/topics/{topic} creates one" in problem(await http.post("/v1/topics"), 405, "INVALID")
     assert wrong.headers["Allow"] == "DELETE, GET, OPTIONS, PATCH"
     said = problem(await http.get(f"{path}/messages", params={"statee": "dead"}), 400, "INVALID")
     assert "there is no parameter 'statee': this call takes cursor, due_from" in said

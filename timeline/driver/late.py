@@ -54,7 +54,8 @@ HAPPENED: dict[Cause, str] = {
 ADVICE: dict[Cause, str] = {
     Cause.UNEXPLAINED: "if many are so, look at the broker's processor time and its log",
     Cause.NO_CONSUMER: "keep a consumer connected: 'timeline top' shows who is",
-    Cause.NO_CREDIT: "start more consumers, give them more credit, or let their handlers take less time",
+    Cause.NO_CREDIT: "start more consumers, give them more credit, or let their handlers take less time; where take is "
+    "used, wait longer in each call, or call again sooner",
     Cause.STORE_SLOW: "look at timeline_store_call_seconds in /metrics, and at the disk or database behind the store; "
     "'timeline topic update TOPIC --lease-ahead 1s' leases before short stalls",
     Cause.NO_BROKER: "a bucket was between two brokers: it settles by itself within seconds",

@@ -40,14 +40,16 @@ STATUSES: dict[str, tuple[int, str]] = {
     Status.FENCED: (412, "It has changed since"),
     Status.TOO_LARGE: (413, "Too large"),
     Status.THROTTLED: (429, "At a bound: wait"),
-    Status.UNAVAILABLE: (503, "Nothing happened: try again"),
-    "CLOSED": (503, "Nothing happened: try again"),
+    Status.UNAVAILABLE: (503, "Nothing happened"),
+    "CLOSED": (503, "Nothing happened"),
     Status.UNKNOWN: (504, "It may have happened"),
 }
 """By code: the status of HTTP, and a title."""
 SAME_KEY = "it may have happened: send it again with the same id or Idempotency-Key to learn which"
 MOST_KEPT = 1_000
 """Characters of a sentence that is kept in the words of HTTP."""
+MEANT = {("POST", "/v1/topics"): ". PUT /v1/topics/{topic} creates one"}
+"""What a natural guess was meant for."""
 FAILED = f"the gateway failed: its log says why; {SAME_KEY}"
 GO_ON = "it may have happened in part: send it again with 'resume' as it stands here, or messages may be changed twice"
 RETRY_AFTER_S = 1
@@ -156,8 +158,8 @@ def of_framework(request: Request[Any, Any, Any], error: HTTPException) -> Respo
         said = f"there is no {path!r:.200} here: /docs shows all calls"
         return answer(plain(404, Status.NOT_FOUND, "Not found", said))
     if error.status_code == 405:
-        methods = allowed(request)
-        said = f"{request.method} does not go with {path!r:.200}: it takes {methods}"
+        methods, meant = allowed(request), MEANT.get((request.method, path), "")
+        said = f"{request.method} does not go with {path!r:.200}: it takes {methods}{meant}"
         return answer(plain(405, Status.INVALID, "The method is wrong", said), {"Allow": methods})
     return answer(plain(error.status_code, Status.INVALID, "The request is wrong", error.detail))
 
