@@ -39,10 +39,10 @@ STRIDES = (2, 3, 5, 7)
 """Of the exchanges, about each so many-th is cut: among them every call's first, its last, and its commit."""
 
 MOST_TURNS = 8
-BETWEEN = {"cassandra": 24, "mysql": 7}
+BETWEEN = {"cassandra": 24, "mysql": 7, "postgresql": 8, "cockroachdb": 8}
 """What strides are multiplied by. Cassandra's driver exchanges dozens of messages to connect anew, and waits before it
-does; a call of MySQL's store is up to a dozen exchanges, two to connect among them, and a caller left alone with cuts
-that come sooner would never get through."""
+does. On a new connection, a call of MySQL's store is up to a dozen exchanges, and one of PostgreSQL's up to 17: asyncpg
+asks for the types of arrays. A caller left alone with cuts that come sooner would never get through."""
 
 
 FRESH = {"postgresql": "?schema=doubt", "cockroachdb": "?schema=doubt", "mysql": ""}
