@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
 from tests.broker.columns import make_leased
-from timeline.broker.late import LatenessCauses, LateRing, TopicLateness, Traces
+from timeline.broker.late import LatenessCauses, LateRing, LateRows, TopicLateness, Traces
 from timeline.broker.limits import Limits
 from timeline.metrics import Metrics
 from timeline.model import Topic, TopicSettings
@@ -37,7 +37,7 @@ def test_a_message_is_noted_alone_as_it_is_among_others(dealt: list[tuple[int, i
         lateness = TopicLateness(LatenessCauses(0), ring, metrics, Limits(), Traces("b1"))
         for batch in batches:
             lateness.note(Topic("t", 1, TopicSettings()), b"c", batch, 10_000)
-        found = ring.since(0, {1: "t"})
+        found = LateRows.concat([LateRows.blank(0), *ring.since(0, {1: "t"})])
         late = sorted(zip(found.ids, found.due_ms.tolist(), found.cause.tolist(), strict=True))
         exposed = [line for line in generate_latest(metrics.registry).decode().splitlines() if 'topic="t"' in line]
         counts = [line for line in exposed if "_sum" not in line and "_created" not in line]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from tests.broker.columns import make_consumer, make_leased
 from timeline.broker.dispatch.leased_batch import LeaseAheadBuffer
 from timeline.broker.dispatch.roster import ConnectedConsumer, ConsumerHealth, Outboxes, Roster, grants_for
 from timeline.broker.dispatch.rounds import RateLimit
-from timeline.broker.late import LatenessCauses, LateRing
+from timeline.broker.late import PART_ROWS, LatenessCauses, LateRing, LateRows
 from timeline.broker.limits import Limits
 from timeline.columns import Ragged
 from timeline.logs import JsonLines, TextLines
@@ -212,16 +213,32 @@ def test_late_ring_is_bounded_and_filters():
     ring.add(1, b"c", Ragged.of([b"a", b"b"]), dues, causes, 100)
     ring.add(2, b"c", Ragged.of([b"a", b"d"]), dues, causes, 200)
     assert ring.dropped == 1
-    found = ring.since(0, both)
+
+    def told(*asked: Any, **limit: int) -> LateRows:
+        return LateRows.concat([LateRows.blank(0), *ring.since(*asked, **limit)])
+
+    found = told(0, both)
     assert (found.topics.tolist(), found.ids.tolist()) == ([b"t", b"u", b"u"], [b"b", b"a", b"d"])
     assert (found.delivered_ms.tolist(), found.cause.tolist()) == ([100, 200, 200], [LateCause.PAUSED] * 3)
     assert found.consumers.tolist() == [b"c"] * 3
-    assert ring.since(0, {2: "u"}, b"d").due_ms.tolist() == [2]
-    assert ring.since(150, both).ids.tolist() == ring.since(0, {2: "u"}).ids.tolist() == [b"a", b"d"]
-    assert len(ring.since(0, {3: "t"})) == len(ring.since(201, both)) == 0
-    assert ring.since(0, both, limit=1).ids.tolist() == [b"d"]
+    assert told(0, {2: "u"}, b"d").due_ms.tolist() == [2]
+    assert told(150, both).ids.tolist() == told(0, {2: "u"}).ids.tolist() == [b"a", b"d"]
+    assert len(told(0, {3: "t"})) == len(told(201, both)) == 0
+    assert told(0, both, limit=1).ids.tolist() == [b"d"]
     ring.add(1, b"c", Ragged.of([b"1", b"2", b"3", b"4"]), np.arange(4), np.zeros(4, dtype=np.uint8), 300)
-    assert ring.since(0, both).ids.tolist() == [b"2", b"3", b"4"]
+    assert told(0, both).ids.tolist() == [b"2", b"3", b"4"]
+
+
+def test_late_deliveries_that_are_forgotten_while_they_are_read_are_left_out():
+    kept = 2 * PART_ROWS
+    ring, many = LateRing(kept), Ragged.of([b"%d" % at for at in range(kept)])
+    ring.add(1, b"c", many, np.arange(kept), np.zeros(kept, dtype=np.uint8), 100)
+    parts = ring.since(0, {1: "t"})
+    assert next(parts).ids.tolist() == many[:PART_ROWS].tolist()
+    newer = PART_ROWS + 10
+    ring.add(2, b"c", many[:newer], np.arange(newer), np.zeros(newer, dtype=np.uint8), 200)
+    assert next(parts).ids.tolist() == many[newer:].tolist()
+    assert next(parts, None) is None
 
 
 @given(st.lists(st.integers(0, 700_000), min_size=1, max_size=12), st.integers(1, 5))

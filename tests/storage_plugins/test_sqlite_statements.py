@@ -119,6 +119,26 @@ async def test_a_work_of_a_tag_operation_reads_its_own_rows_and_not_the_whole_ta
     connection.close()
 
 
+async def test_a_page_that_takes_every_row_of_its_walk_reads_no_further(tmp_path: Path, traced: list[str]) -> None:
+    made = topic(buckets=4)
+    store = await open_store(f"sqlite:///{tmp_path}/a.db")
+    await store.create_topic(made)
+    await store.put(made, NOW_MS, puts(ids(30)))
+    every, dead = frozenset(State), frozenset((State.DEAD,))
+    for where, bounded in (
+        (ScanFilter(states=every), False),
+        (ScanFilter(states=every, tag=b"spring"), False),
+        (ScanFilter(states=dead), False),
+        (ScanFilter(states=dead, tag=b"spring"), True),
+        (ScanFilter(states=every, due_to_ms=NOW_MS * 2), True),
+        (ScanFilter(), True),
+    ):
+        traced.clear()
+        await store.scan(made, NOW_MS, where, b"", 5, payload=False)
+        assert traced and any("OFFSET" in text for text in traced) is bounded, where
+    await store.close()
+
+
 async def test_content_is_only_for_put_and_delivery(tmp_path: Path, traced: list[str]) -> None:
     made = topic(buckets=4)
     store = await open_store(f"sqlite:///{tmp_path}/a.db")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
@@ -87,9 +88,13 @@ class ReadHandler:
         topics = {
             uid: name for uid, name in names.items() if caller.sees(name) and (not asked.topic or name == asked.topic)
         }
-        late = self._late.since(asked.since_ms, topics, asked.id, asked.limit)
+        parts = [LateRows.blank(0)]
+        for part in self._late.since(asked.since_ms, topics, asked.id, asked.limit):
+            parts.append(part)
+            await asyncio.sleep(0)  # deliveries are not to wait for all of them
         if asked.id and asked.topic and not self._readiness.no_calls:
-            late = LateRows.concat([late, await self._overdue(asked.topic, asked.id, now_ms)])
+            parts.append(await self._overdue(asked.topic, asked.id, now_ms))
+        late = LateRows.concat(parts)
         late = late.slice(max(0, len(late) - asked.limit), len(late))
         return LateList.of(late, dropped=self._late.dropped, now_ms=now_ms)
 

@@ -43,8 +43,10 @@ STEP_CHANGES = 2_000
 """Dead letters that one step changes, at most a page of the scan more."""
 COUNTED = 1_000
 """Letters of a topic that are counted in the list of topics."""
-SAMPLE = 20_000
+SAMPLE = 5_000
 """Letters whose reasons are counted before anybody asks for all."""
+TOLD_MS = 200.0
+"""How far apart the counts are shown while they grow."""
 REASONS_SHOWN = 30
 REASONS_KEPT = 2_000
 """Different reasons that are counted apart. Numbers and ids in them are read as one and the same."""
@@ -163,7 +165,7 @@ async def _reasons(request: ApiRequest, gateway: HttpGateway) -> AsyncGenerator[
         try:
             chosen, every = Filter.of(visit.query), visit.query.has("every")
             counts: Counter[str] = Counter()
-            read, done = 0, False
+            read, done, told_ms = 0, False, -TOLD_MS
             async with aclosing(chosen.scan(visit.client, 0 if every else SAMPLE, b"")) as pages:
                 while not done:
                     page: Any = await while_connected(request, anext(pages, None), gateway.ending)
@@ -175,7 +177,9 @@ async def _reasons(request: ApiRequest, gateway: HttpGateway) -> AsyncGenerator[
                         read += len(page.rows)
                     done = page is None or not page.cursor or (not every and read >= SAMPLE)
                     partly = done and page is not None and bool(page.cursor)
-                    yield event("reasons", _told(chosen, counts, read, done, partly, every))
+                    if done or gateway.clock.monotonic_ms() >= told_ms + TOLD_MS:
+                        told_ms = gateway.clock.monotonic_ms()
+                        yield event("reasons", _told(chosen, counts, read, done, partly, every))
             yield event("end", "end")
         except ClientGone:
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from datetime import UTC
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from litestar.exceptions import NotFoundException
 from markupsafe import Markup, escape
 
 from timeline.driver.late import LEARNT, Cause
-from timeline.driver.times import as_datetime
+from timeline.driver.times import iso
 from timeline.watcher import OBJECTIVE, OBJECTIVE_MS
 from timeline.wording import printable, shown_duration, shown_lateness, typed_name, typed_value
 
@@ -114,10 +113,9 @@ def when(at_ms: int | None, empty: str = "–") -> Markup:
     """Return a time, which the browser shows in its own zone. Without a script it stands in UTC."""
     if not at_ms:
         return escape(empty)
-    at = as_datetime(at_ms).astimezone(UTC)
-    machine = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    text = f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03}"
-    return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(machine, text, text)
+    machine = iso(at_ms)
+    text = machine.replace("T", " ").removesuffix("Z")
+    return Markup(f'<time datetime="{machine}" title="{text} UTC">{text}</time>')
 
 
 def link(path: str, **values: object) -> str:

@@ -50,6 +50,12 @@ def _conditions(query: Query, where: ScanFilter, now_ms: int) -> str:
     return text
 
 
+def _matches_all(where: ScanFilter) -> bool:
+    """Return whether every row of the walk matches, so that the page's limit bounds it by itself."""
+    every = where.states >= {*LIVING, State.DEAD} or (where.states == {State.DEAD} and not where.tag)
+    return every and not (where.due_from_ms or where.due_to_ms)
+
+
 def _page(sql: SqlDialect, batch: MessageBatch, payload: bool) -> Plan[Rows]:
     """Return the rows of a page, with their content if asked for."""
     if payload:
@@ -70,10 +76,12 @@ def scan(
     source, walked = sql.walk(query, where.tag, where.states == {State.DEAD}, place_of(cursor))
     place = (f"{walked}.bucket", f"{walked}.id")
     order = f"ORDER BY {', '.join(place)}"
-    edges = yield query.rows(f"SELECT {', '.join(place)} FROM {source} {order} LIMIT 1 OFFSET {LOOKED_AT - 1}")
-    edge = tuple(edges[0]) if edges else None
-    if edge is not None:
-        source += f" AND {sql.up_to(query, place, edge)}"
+    edge = None
+    if not _matches_all(where):
+        edges = yield query.rows(f"SELECT {', '.join(place)} FROM {source} {order} LIMIT 1 OFFSET {LOOKED_AT - 1}")
+        if edges:
+            edge = tuple(edges[0])
+            source += f" AND {sql.up_to(query, place, edge)}"
     source += f" AND {_conditions(query, where, now_ms)} {order} LIMIT {query(limit)}"
     whole = MessageBatch.of((yield sql.messages(query, source)))
     batch = whole.fitting(PAGE_BYTES) if payload else whole
