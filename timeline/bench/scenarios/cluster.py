@@ -168,6 +168,7 @@ class ClusterScenario(Scenario):
     brokers: int = setting(2, most=64)
     workers: bool = setting(False, "Brokers as workers of one `serve --workers`, which need no etcd.")
     messages: int = setting(200_000, "Messages of the cycle.")
+    window: int = setting(WINDOW, "Messages of the cycle that are on their way, over all brokers.")
     burst: int = setting(100_000, "Messages due in one millisecond.")
     rate: float = setting(1_000.0, "Messages per second, for lateness.")
     seconds: float = setting(20.0, "Length of the lateness run.", least=0.01)
@@ -197,7 +198,7 @@ class ClusterScenario(Scenario):
 
     async def _cycle(self, group: Brokers, topic: str) -> tuple[Ledger, dict[str, float]]:
         """Measure the cycle, and who used how much of the machine meanwhile."""
-        ledger = Ledger(self.messages, WINDOW)
+        ledger = Ledger(self.messages, self.window)
         watch = Stopwatch(
             brokers_cpu=lambda: sum(map(cpu_s, group.pids)), clients_cpu=cpu_s_of_self, machine_cpu=_busy_s
         )
