@@ -1,18 +1,21 @@
-"""Writes the figures of design-docs/performance.md from results of `timeline bench --json`, which it records.
+"""Writes the figures of design-docs/performance.md and of README.md from results of `timeline bench --json`, which it
+records.
 
     timeline bench --json > result.json                       on a quiet machine, in a clean checkout
-    .venv/bin/python scripts/performance_page.py result.json  records it with commit and date, and writes the page
-    .venv/bin/python scripts/performance_page.py              writes the page again
+    .venv/bin/python scripts/performance_page.py result.json  records it with commit and date, and writes the pages
+    .venv/bin/python scripts/performance_page.py              writes the pages again
 
 A result of one scenario (`timeline bench cycle --store redis://… --json`) is recorded the same way. A new result
-replaces an older one of the same command. A test compares the page with the JSON.
+replaces an older one of the same command. A test compares the pages with the JSON.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import itertools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,7 +28,31 @@ from timeline.bench.scenarios import cluster, holding, http, lateness, schedules
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "design-docs" / "performance.md"
 RESULTS = ROOT / "design-docs" / "performance.json"
+README = ROOT / "README.md"
 BEGIN, END = "<!-- figures: scripts/performance_page.py writes them -->\n", "<!-- end of the figures -->\n"
+HEADLINES = (
+    (
+        "put → due → leased → pushed → acked on SQLite, synced before each answer",
+        ("cycle", "sqlite://", {"backlog": False, "pending": 0}),
+        "{rate_per_s}/s, {times_beanstalkd_fsync} times beanstalkd with a sync each",
+    ),
+    (
+        "the same on PostgreSQL",
+        ("cycle", "postgresql://…", {"backlog": False, "pending": 0}),
+        "{rate_per_s}/s, {times_pgqueuer} times pgqueuer",
+    ),
+    (
+        "due time → your code, at 1,000/s on SQLite",
+        ("lateness", "sqlite://", {"pending": 0, "in_zero": False, "lease_ahead": "auto"}),
+        "p50 {lateness_p50_ms} ms, p99 {lateness_p99_ms} ms",
+    ),
+    (
+        "put → due → leased → pushed → acked in memory",
+        ("cycle", "memory://", {"backlog": False, "pending": 0, "api": "list"}),
+        "{rate_per_s}/s, {times_beanstalkd_memory} times beanstalkd",
+    ),
+)
+"""What the README shows: the row's title, the scenario with its store and settings, and its figures."""
 HEAD = "| what | command (`timeline bench …`) | figure | target |\n|---|---|---|---|\n"
 LABELS = {
     "rate_per_s": "{}/s",
@@ -130,7 +157,7 @@ def cleaned(report: dict[str, Any]) -> dict[str, Any]:
             settings[name] = f"{settings[name].partition('://')[0]}://…"
     store = dict(report["store"])
     if "server" in store:
-        store["server"] = store["server"].partition(", /")[0]
+        store["server"] = re.sub(r", \S*/\S*$", "", store["server"])
     return report | {"settings": settings, "store": store, "beside": [cleaned(other) for other in report["beside"]]}
 
 
@@ -192,17 +219,23 @@ def _row(report: dict[str, Any], what: str, asked: str, names: Any) -> str:
 
 
 def figures(results: dict[str, Any]) -> str:
-    """Return the part of the page that has the figures; one table per recorded result."""
+    """Return the part of the page that has the figures: one table for the results of a commit on a day, one after the
+    other. The load is that before the first."""
     parts = []
-    for run in results["runs"]:
-        on = run["machine"]
-        where = f"{on['cpu']}, {on['cores']} cores, {on['system']}, Python {on['python']}"
-        parts.append(f"Commit {run['commit']}, {run['date']}, {where}, load {on['load_1min']:g} before:\n\n")
-        parts.append(HEAD + "".join(f"{row}\n" for report in run["scenarios"] for row in rows(report)) + "\n")
-        parts += _notes(run["scenarios"])
-        wrong = [f"{report['scenario']}: {sentence}" for report in run["scenarios"] for sentence in report["wrong"]]
+    for (commit, date, where), same in itertools.groupby(results["runs"], _when_and_where):
+        runs = [*same]
+        reports = [report for run in runs for report in run["scenarios"]]
+        parts.append(f"Commit {commit}, {date}, {where}, load {runs[0]['machine']['load_1min']:g} before:\n\n")
+        parts.append(HEAD + "".join(f"{row}\n" for report in reports for row in rows(report)) + "\n")
+        parts += _notes(reports)
+        wrong = [f"{report['scenario']}: {sentence}" for report in reports for sentence in report["wrong"]]
         parts += [f"Wrong: {sentence}.\n\n" for sentence in wrong]
     return "".join(parts)
+
+
+def _when_and_where(run: dict[str, Any]) -> tuple[str, str, str]:
+    on = run["machine"]
+    return run["commit"], run["date"], f"{on['cpu']}, {on['cores']} cores, {on['system']}, Python {on['python']}"
 
 
 def _notes(reports: list[dict[str, Any]]) -> list[str]:
@@ -218,9 +251,29 @@ def _notes(reports: list[dict[str, Any]]) -> list[str]:
 
 def page(text: str, results: dict[str, Any]) -> str:
     """Return the page `text` with the figures of `results`."""
+    return _between(text, f"\n{figures(results)}")
+
+
+def readme(text: str, results: dict[str, Any]) -> str:
+    """Return the README `text` with its figures, of the latest `results`."""
+    lines = ["| | figure | `timeline bench …` |\n|---|---|---|\n"]
+    for what, wanted, said in HEADLINES:
+        report = next(one for run in reversed(results["runs"]) for one in run["scenarios"] if _is(one, *wanted))
+        values = {name: number(value) for name, value in report["figures"].items()}
+        peers = "".join(f" --peer {name.split('_')[0]}" for name in _peers(report)[:1])
+        lines.append(f"| {what} | {said.format(**values)} | `{command(report)}{peers}` |\n")
+    return _between(text, "".join(lines))
+
+
+def _is(report: dict[str, Any], kind: str, store: str, settings: dict[str, Any]) -> bool:
+    own = report["settings"]
+    return kind_of(report) == kind and own["store"] == store and settings.items() <= own.items()
+
+
+def _between(text: str, written: str) -> str:
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{figures(results)}{END}{after}"
+    return f"{before}{BEGIN}{written}{END}{after}"
 
 
 def recorded(results: dict[str, Any], result: dict[str, Any], commit: str, date: str) -> dict[str, Any]:
@@ -246,7 +299,7 @@ def _git(*words: str) -> str:
 
 
 def main(files: list[str]) -> int:
-    """Record the results in `files`, and write the page."""
+    """Record the results in `files`, and write the pages."""
     results = read()
     if files and _git("status", "--porcelain", "timeline"):
         print("commit the changes under timeline/ first: a result belongs to a commit", file=sys.stderr)
@@ -259,7 +312,8 @@ def main(files: list[str]) -> int:
         return 1
     if files:
         RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
+    for path, written in ((PAGE, page), (README, readme)):
+        path.write_text(written(path.read_text(encoding="utf-8"), results), encoding="utf-8")
     return 0
 
 

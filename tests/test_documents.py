@@ -219,18 +219,6 @@ def _rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
 
 
-def test_figures_of_the_readme_are_those_of_performance() -> None:
-    measured = _rows((ROOT / "design-docs" / "performance.md").read_text(encoding="utf-8"))
-    _, _, shown = README.read_text(encoding="utf-8").partition("<!-- figures:")
-    rows = _rows(shown.partition("\n\n")[0])[2:]
-    assert len(rows) >= 3
-    for what, figure, command in rows:
-        told = [row[2].replace("**", "") for row in measured if len(row) >= 3 and row[1] == command]
-        assert any(figure in said for said in told), (
-            f"README: {what}, {figure}: performance.md says {told or 'nothing'}"
-        )
-
-
 def test_the_picture_is_whole_and_asks_nobody_for_anything() -> None:
     picture = (DOCS / "demo.svg").read_text(encoding="utf-8")
     root = ElementTree.fromstring(picture)
