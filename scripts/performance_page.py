@@ -1,7 +1,7 @@
 """Writes the figures of design-docs/performance.md and of README.md from results of `timeline bench --json`, which it
 records.
 
-    timeline bench --json > result.json                       on a quiet machine, in a clean checkout
+    timeline bench --json > result.json                       on a quiet machine, in a clean checkout; or with --quick
     .venv/bin/python scripts/performance_page.py result.json  records it with commit and date, and writes the pages
     .venv/bin/python scripts/performance_page.py              writes the pages again
 
@@ -16,6 +16,7 @@ import datetime as dt
 import itertools
 import json
 import re
+import string
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,22 +33,22 @@ README = ROOT / "README.md"
 BEGIN, END = "<!-- figures: scripts/performance_page.py writes them -->\n", "<!-- end of the figures -->\n"
 HEADLINES = (
     (
-        "put → due → leased → pushed → acked on SQLite, synced before each answer",
-        ("cycle", "sqlite://", {"backlog": False, "pending": 0}),
+        "produce → due → leased → pushed → acked on SQLite, synced before each answer",
+        ("cycle", "sqlite://", {"backlog": False, "pending": 0, "api": "list"}),
         "{rate_per_s}/s, {times_beanstalkd_fsync} times beanstalkd with a sync each",
     ),
     (
         "the same on PostgreSQL",
-        ("cycle", "postgresql://…", {"backlog": False, "pending": 0}),
+        ("cycle", "postgresql://…", {"backlog": False, "pending": 0, "api": "list"}),
         "{rate_per_s}/s, {times_pgqueuer} times pgqueuer",
     ),
     (
         "due time → your code, at 1,000/s on SQLite",
-        ("lateness", "sqlite://", {"pending": 0, "in_zero": False, "lease_ahead": "auto"}),
+        ("lateness", "sqlite://", {"pending": 0, "in_zero": False, "lease_ahead": "auto", "rate": 1000.0}),
         "p50 {lateness_p50_ms} ms, p99 {lateness_p99_ms} ms",
     ),
     (
-        "put → due → leased → pushed → acked in memory",
+        "produce → due → leased → pushed → acked in memory",
         ("cycle", "memory://", {"backlog": False, "pending": 0, "api": "list"}),
         "{rate_per_s}/s, {times_beanstalkd_memory} times beanstalkd",
     ),
@@ -157,7 +158,7 @@ def cleaned(report: dict[str, Any]) -> dict[str, Any]:
             settings[name] = f"{settings[name].partition('://')[0]}://…"
     store = dict(report["store"])
     if "server" in store:
-        store["server"] = re.sub(r", \S*/\S*$", "", store["server"])
+        store["server"] = re.sub(r", \S*/.*$", "", store["server"])
     return report | {"settings": settings, "store": store, "beside": [cleaned(other) for other in report["beside"]]}
 
 
@@ -219,13 +220,14 @@ def _row(report: dict[str, Any], what: str, asked: str, names: Any) -> str:
 
 
 def figures(results: dict[str, Any]) -> str:
-    """Return the part of the page that has the figures: one table for the results of a commit on a day, one after the
-    other. The load is that before the first."""
+    """Return the part of the page that has the figures: one table for the results of a commit on a day."""
     parts = []
     for (commit, date, where), same in itertools.groupby(results["runs"], _when_and_where):
         runs = [*same]
         reports = [report for run in runs for report in run["scenarios"]]
-        parts.append(f"Commit {commit}, {date}, {where}, load {runs[0]['machine']['load_1min']:g} before:\n\n")
+        loads = sorted(run["machine"]["load_1min"] for run in runs)
+        load = f"{loads[0]:g}" if len(loads) == 1 else f"{loads[0]:g} to {loads[-1]:g}"
+        parts.append(f"Commit {commit}, {date}, {where}, load {load} before:\n\n")
         parts.append(HEAD + "".join(f"{row}\n" for report in reports for row in rows(report)) + "\n")
         parts += _notes(reports)
         wrong = [f"{report['scenario']}: {sentence}" for report in reports for sentence in report["wrong"]]
@@ -239,9 +241,13 @@ def _when_and_where(run: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _notes(reports: list[dict[str, Any]]) -> list[str]:
-    """Return what is worth knowing of each peer: what it keeps, what it does not do, and how it was driven."""
+    """Return what each peer keeps and how it was driven. The JSON has the other ways that were tried."""
     told = {
-        f"{other['scenario']}, beside {report['scenario']}": other["notes"]
+        f"{other['scenario']}, beside {report['scenario']}": [
+            note[:1].upper() + note[1:].partition("; tried:")[0]
+            for note in other["notes"]
+            if not note.startswith("does not")
+        ]
         for report in reports
         for other in report["beside"]
         if other["notes"] and other["scenario"].replace(" ", "_") in _peers(report)
@@ -258,7 +264,11 @@ def readme(text: str, results: dict[str, Any]) -> str:
     """Return the README `text` with its figures, of the latest `results`."""
     lines = ["| | figure | `timeline bench …` |\n|---|---|---|\n"]
     for what, wanted, said in HEADLINES:
-        report = next(one for run in reversed(results["runs"]) for one in run["scenarios"] if _is(one, *wanted))
+        told = {name for _, name, _, _ in string.Formatter().parse(said) if name}
+        every = (report for run in reversed(results["runs"]) for report in run["scenarios"])
+        report = next((one for one in every if _is(one, *wanted) and told <= one["figures"].keys()), None)
+        if report is None:
+            raise SystemExit(f"no recorded result has README's row '{what}': record one of {wanted[0]} on {wanted[1]}")
         values = {name: number(value) for name, value in report["figures"].items()}
         peers = "".join(f" --peer {name.split('_')[0]}" for name in _peers(report)[:1])
         lines.append(f"| {what} | {said.format(**values)} | `{command(report)}{peers}` |\n")
@@ -281,7 +291,8 @@ def recorded(results: dict[str, Any], result: dict[str, Any], commit: str, date:
     reports = [cleaned(report) for report in result.get("scenarios", [result])]
     for report in reports:
         report.pop("machine", None)
-    asked = "suite" if "scenarios" in result else command(reports[0])
+    peers = [] if "scenarios" in result else _peers(reports[0])[:1]
+    asked = "suite" if "scenarios" in result else " --peer ".join([command(reports[0]), *peers])
     run = {"asked": asked, "commit": commit, "date": date, "machine": result["machine"], "scenarios": reports}
     return {"runs": [*(old for old in results["runs"] if old["asked"] != asked), run]}
 
@@ -310,10 +321,13 @@ def main(files: list[str]) -> int:
     if not results["runs"]:
         print("no result is recorded yet: give the file of `timeline bench --json`", file=sys.stderr)
         return 1
+    pages = [
+        (path, write(path.read_text(encoding="utf-8"), results)) for path, write in ((PAGE, page), (README, readme))
+    ]
     if files:
         RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    for path, written in ((PAGE, page), (README, readme)):
-        path.write_text(written(path.read_text(encoding="utf-8"), results), encoding="utf-8")
+    for path, text in pages:
+        path.write_text(text, encoding="utf-8")
     return 0
 
 

@@ -63,10 +63,13 @@ def test_a_missed_target_is_in_bold() -> None:
 def test_peers_have_a_row_of_their_own() -> None:
     entry = next(entry for entry in FULL if entry.title == "cycle, memory")
     report = _report(entry, rate_per_s=491_234.0, times_bare_store=0.7012, times_beanstalkd_memory=13.72)
-    report["beside"][0] |= {"figures": {"rate_per_s": 35_800.0, "lateness_p50_ms": 507.9}, "notes": ["keeps nothing"]}
+    report["beside"][0] |= {
+        "figures": {"rate_per_s": 35_800.0, "lateness_p50_ms": 507.9},
+        "notes": ["keeps nothing", "does not: fence", "driven by A; tried: A 2/s"],
+    }
     shown = _shown(report)
     assert "| beanstalkd memory | `cycle --messages 1000000 --peer beanstalkd` | 35,800/s, p50 508 ms |  |" in shown
-    assert "- *beanstalkd memory, beside cycle, memory*: keeps nothing.\n" in shown
+    assert "- *beanstalkd memory, beside cycle, memory*: Keeps nothing. Driven by A.\n" in shown
     assert "| `cycle --messages 1000000` | 491,000/s |" in shown
     assert "`cycle --messages 1000000 --peer beanstalkd --bare` | 13.7 times, 0.701 of the bare store |" in shown
 

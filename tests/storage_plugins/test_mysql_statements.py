@@ -11,7 +11,7 @@ import pytest
 from tests.servers.fixture import Running
 from tests.servers.mysql import MysqlServer
 from tests.storage_plugins.mysql_calls import database_of, other, run, setting, trial
-from timeline.model import Operation
+from timeline.model import Operation, State
 from timeline.storage_plugins.conformance.trial import T0, named
 from timeline.storage_plugins.contract import Grant, ScanFilter
 
@@ -124,6 +124,19 @@ async def test_hot_statements_go_along_their_indexes(server: MysqlServer) -> Non
                 assert all(index is not None and rows <= most for _, index, rows in steps), (statement[:200], steps)
                 explained += len(steps)
         assert explained >= 15
+
+
+async def test_a_scan_of_dead_letters_is_bounded_by_the_rows_that_it_looks_at(server: MysqlServer) -> None:
+    """They have no index in the order of the walk, which is over all messages."""
+    url = server.url
+    every, dead = frozenset(State), frozenset((State.DEAD,))
+    async with trial(url) as trying:
+        made = await trying.topic()
+        await trying.stored(made, named(20))
+        for states, bounded in ((dead, True), (every, False)):
+            with listening(server, url) as heard:
+                await trying.store.scan(made, T0, ScanFilter(states=states), b"", 5, False)
+            assert any("OFFSET" in statement for statement in heard.statements) is bounded, heard.statements
 
 
 async def test_a_lease_reads_no_more_than_it_answers(server: MysqlServer) -> None:

@@ -22,7 +22,7 @@ from timeline.model import MAX_BATCH, Answers, LateCause, Status, Topic, decode_
 
 SPANS_KEPT = 256
 PART_ROWS = 1_000
-"""Late deliveries that are read without a pause: a fifth of a millisecond."""
+"""Late deliveries that are read without a pause."""
 FLICKER_MS = 20
 COMING_BACK_MS = 5_000
 """A restarted broker has its consumers back by then. Until then, messages wait for the broker."""

@@ -72,6 +72,7 @@ FEW_FILES = 1024
 UNARY_A_CONNECTION = 1000
 """Calls besides streams that one connection may have open. More wait in its client."""
 LONGEST_IN_LINE_S = 300
+"""gRPC cancels a call that waits this long to be looked at. Its default of 30 s is shorter than many deadlines."""
 RETRY_OPEN_S = 1.0
 CALLS_END_S = 1.0
 QUIET_TRIES = 30
@@ -106,7 +107,6 @@ def _bounds(config: ServeConfig) -> list[tuple[str, int]]:
         ("grpc.max_allowed_incoming_connections", connections),
         ("grpc.server.max_pending_requests", calls),
         ("grpc.server.max_pending_requests_hard_limit", 2 * calls),
-        # It would also break off, as CANCELLED, what waits for 30 s in that line. Its caller's own deadline decides.
         ("grpc.server_max_unrequested_time_in_server", LONGEST_IN_LINE_S),
         # A call costs some kB before anybody has looked at its token, and one that is broken off at once does, too. One
         # connection has as many as one host may have streams, and some; the rest of a flood waits where it began.

@@ -148,6 +148,7 @@ class MysqlDialect(RowDialect):
     passing = claiming = " FOR UPDATE SKIP LOCKED"
     unless_named = "ON DUPLICATE KEY UPDATE name = name"
     most_rows = LEASED_AT_ONCE
+    walks_dead = False
     keeps_keys = True
 
     def query(self, key: int = 0) -> Query:

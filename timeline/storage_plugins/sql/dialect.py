@@ -66,6 +66,9 @@ class SqlDialect(ABC):
     asks_first: ClassVar[bool] = True
     """Whether a lease asks when the next lease runs out, before it looks among those that have run out."""
 
+    walks_dead: ClassVar[bool] = True
+    """Whether dead letters have an index in the order of a walk."""
+
     keeps_keys: ClassVar[bool] = False
     """Whether a call may use the key of a topic that was dropped since."""
 

@@ -50,10 +50,10 @@ def _conditions(query: Query, where: ScanFilter, now_ms: int) -> str:
     return text
 
 
-def _matches_all(where: ScanFilter) -> bool:
+def _matches_all(sql: SqlDialect, where: ScanFilter) -> bool:
     """Return whether every row of the walk matches, so that the page's limit bounds it by itself."""
-    every = where.states >= {*LIVING, State.DEAD} or (where.states == {State.DEAD} and not where.tag)
-    return every and not (where.due_from_ms or where.due_to_ms)
+    dead = sql.walks_dead and where.states == {State.DEAD} and not where.tag
+    return (dead or where.states >= {*LIVING, State.DEAD}) and not (where.due_from_ms or where.due_to_ms)
 
 
 def _page(sql: SqlDialect, batch: MessageBatch, payload: bool) -> Plan[Rows]:
@@ -77,7 +77,7 @@ def scan(
     place = (f"{walked}.bucket", f"{walked}.id")
     order = f"ORDER BY {', '.join(place)}"
     edge = None
-    if not _matches_all(where):
+    if not _matches_all(sql, where):
         edges = yield query.rows(f"SELECT {', '.join(place)} FROM {source} {order} LIMIT 1 OFFSET {LOOKED_AT - 1}")
         if edges:
             edge = tuple(edges[0])
