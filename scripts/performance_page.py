@@ -67,7 +67,9 @@ LABELS = {
     "times_redis-set": "{} times",
     "times_apscheduler": "{} times",
     "times_rq": "{} times",
-    "times_nats": "{} times",
+    "times_nats_memory": "{} times",
+    "times_nats_file": "{} times with its file",
+    "times_nats_fsync": "{} times with a sync each",
     "broker_cpu_us_per_message": "broker {} µs per message",
     "client_cpu_us_per_message": "client {} µs",
     "answer_p99_ms": "answer p99 {} ms",
@@ -291,7 +293,7 @@ def recorded(results: dict[str, Any], result: dict[str, Any], commit: str, date:
     reports = [cleaned(report) for report in result.get("scenarios", [result])]
     for report in reports:
         report.pop("machine", None)
-    peers = [] if "scenarios" in result else _peers(reports[0])[:1]
+    peers = [] if "scenarios" in result else [name.split("_")[0] for name in _peers(reports[0])[:1]]
     asked = "suite" if "scenarios" in result else " --peer ".join([command(reports[0]), *peers])
     run = {"asked": asked, "commit": commit, "date": date, "machine": result["machine"], "scenarios": reports}
     return {"runs": [*(old for old in results["runs"] if old["asked"] != asked), run]}
