@@ -177,7 +177,7 @@ async def test_a_connection_that_never_came_is_told_from_an_answer_that_never_ca
                 one.setblocking(False)
                 one.connect_ex(silent.getsockname())
             with pytest.raises(Unanswered) as unconnected:
-                await sender.post([("webhook-id", "b")], b"payload", 50)
+                await sender.post([("webhook-id", "b")], b"payload", 400)
         finally:
             await sender.close()
             for one in waiting:
