@@ -152,7 +152,7 @@ async def put_steadily(
 
 @dataclass(frozen=True, slots=True)
 class ClusterScenario(Scenario):
-    """Cycle, hot instant and lateness of several brokers on one store, and what etcd takes at rest.
+    """Cycle, hot instant and lateness of several brokers on one store. Then what etcd takes at rest.
 
     \b
     Example:

@@ -60,8 +60,8 @@ AGAIN = (Status.UNAVAILABLE, Status.UNKNOWN, Status.THROTTLED)
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which dead letters of a topic: by tag, by a part of the reason or its kind, by the beginning of the id, by when
-    they died."""
+    """Which dead letters of a topic are wanted. The tag and the kind of reason are exact. `reason` is a part of the
+    reason, and `prefix` the beginning of the id."""
 
     topic: str
     tag: str = ""

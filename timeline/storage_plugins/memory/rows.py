@@ -370,8 +370,8 @@ def by_id(times: Int64, ids: Objects) -> Indexes:
 
 
 EMPTY, FREE, HELD, DEAD, KEPT = range(5)
-"""The kinds of slot: nothing, a message without holder, one with a holder (its lease may have run out), a dead letter,
-and a remembered id."""
+"""The kinds of slot. FREE: a message without holder. HELD: one with a holder, whose lease may have run out. DEAD: a
+dead letter. KEPT: a settled id that is remembered."""
 LIVING = (FREE, HELD)
 
 _FIELDS = [*ROW_DTYPES.items(), *((name, np.uint32) for name in ("headers_bytes", "holder", "group", "tag"))]
