@@ -119,9 +119,11 @@ async def test_a_broker_of_a_full_store_keeps_its_buckets() -> None:
     store = Roomless()
     async with broker(store, Limits(check_every_ms=FAR_MS, withdraw_after_ms=0)) as link:
         consumer = await link.consume()
+        (dealer,) = link.node.dealers
+        while not link.node.membership.hosting(dealer.topic.uid):
+            await asyncio.sleep(0)  # until its leases are looked up
         store.full = True
         await put(link, "more")
-        (dealer,) = link.node.dealers
         link.node.stand()
         assert link.node.membership.hosting(dealer.topic.uid) == {"b1": 1}
         link.node.store.full = False  # as where it does not answer

@@ -18,7 +18,7 @@ from timeline.broker.api.streams import ClientStream, Streams, first_frame
 from timeline.broker.api.topics import TopicAccess
 from timeline.broker.cluster import ClusterHints
 from timeline.broker.dispatch.dealer import Dealer, Dealers
-from timeline.broker.dispatch.leased_batch import LeasedBatch, tokens
+from timeline.broker.dispatch.leased_batch import LeasedBatch, Token, tokens
 from timeline.broker.dispatch.roster import ConnectedConsumer, LeaveNotice
 from timeline.broker.drift import Offset
 from timeline.broker.runtime import Runtime
@@ -112,16 +112,16 @@ class ConsumeStream:
         dealer = self._dealers.of(topic)
         consumer = self._consumer = self._admitted(hello, dealer)
         sender = self._tasks.spawn(self._send_all(consumer, dealer), f"sending to {hello.consumer}")
-        before = dealer.roster.join(consumer)
+        before, resuming = dealer.roster.join(consumer), None
         try:
             if before is not None:
                 self._take_over(before, consumer, dealer)
             consumer.push(self._welcome(consumer, dealer))
-            with dealer.coming_back:
-                await dealer.resume(consumer, tokens(hello.ids, hello.birth, hello.version), self._peer)
-            del data, hello  # what was in hand then may be much, and is not asked for again
-            dealer.admit(consumer)
-            await self._receive_all(consumer, dealer)
+            in_hand = tokens(hello.ids, hello.birth, hello.version)
+            resuming = self._tasks.spawn(self._resume(consumer, dealer, in_hand), f"resuming {hello.consumer}")
+            del data, hello, in_hand  # it may be much, and is not asked for again
+            await self._receive_all(consumer, dealer, resuming)
+            await asyncio.wait((resuming,))
             # The consumer has said its last word: it is dealt nothing more, and what it asked is still answered.
             dealer.part_with(consumer, consumer.withdraw())
             await asyncio.gather(*self._settling)
@@ -130,6 +130,8 @@ class ConsumeStream:
         finally:
             dealer.part_with(consumer, consumer.withdraw())
             self._over = True
+            if resuming is not None:
+                resuming.cancel()
             if consumer.sending_since_ms is None:
                 sender.cancel()  # else it ends behind its write, which must not be cut off: see `wire.Stream.send`
             for task in self._settling:
@@ -187,7 +189,14 @@ class ConsumeStream:
             unsent = before.leave(LeavingReason.SUPERSEDED, SUPERSEDED)
         dealer.part_with(before, unsent)
 
-    async def _receive_all(self, consumer: ConnectedConsumer, dealer: Dealer) -> None:
+    async def _resume(self, consumer: ConnectedConsumer, dealer: Dealer, in_hand: set[Token]) -> None:
+        """Give it what it held and has not in hand, then deal to it. Its frames are read meanwhile: a slow store takes
+        longer to look that up than a consumer waits for an answer."""
+        with dealer.coming_back:
+            await dealer.resume(consumer, in_hand, self._peer)
+        dealer.admit(consumer)
+
+    async def _receive_all(self, consumer: ConnectedConsumer, dealer: Dealer, resuming: asyncio.Task[None]) -> None:
         scheduler, monotonic_ms = self._scheduler, self._clock.monotonic_ms
         while (data := await self._stream.receive()) is not None:
             await consumer.room()
@@ -219,6 +228,7 @@ class ConsumeStream:
                 task.add_done_callback(self._settled)
             elif isinstance(frame, Leaving):
                 # It takes nothing more: once it reads the same word back, it knows all that was sent to it.
+                await asyncio.wait((resuming,))
                 dealer.part_with(consumer, consumer.leave(frame.reason, frame.text))
             else:
                 raise Invalid(f"a consumer sends Credit, Settle and Leaving, not {type(frame).__name__}")
