@@ -153,6 +153,12 @@ def payload_sums(payloads: Ragged, headers: Ragged | None) -> UInt64:
     return sums
 
 
+def fitting_reason(reason: str) -> str:
+    """Return a reason that fits: at most 1 KiB of UTF-8 without NUL."""
+    encoded = reason.replace("\0", " ").encode("utf-8", "replace")
+    return encoded[:MAX_REASON_BYTES].decode("utf-8", "ignore")
+
+
 def encode_headers(headers: dict[str, str]) -> bytes:
     """Return headers as bytes, the same bytes for the same headers. Keys are in byte order. Each key and each value has
     its length (2 bytes, little endian), then UTF-8. No headers is no bytes. Raise Invalid for anything but text."""

@@ -177,10 +177,6 @@ class TopicLateness:
         cause[batch.again] = LateCause.LEASE_RAN_OUT
         return cause
 
-    def still(self, due_ms: int, now_ms: int) -> LateCause:
-        """Return why a message that came due at `due_ms` is not delivered yet."""
-        return self.causes.still(due_ms, now_ms)
-
 
 @dataclass(slots=True)
 class LateRows(ColumnBatch):

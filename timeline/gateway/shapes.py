@@ -9,17 +9,16 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 from timeline.driver.brokers import BrokerStanding
 from timeline.model import DEFAULT_GROUP, Status, TopicSettings
 
-When = Annotated[
-    str | int | None,
-    Meta(
-        description="A time: RFC 3339 with an offset, or milliseconds since 1970 UTC.",
-        examples=["2030-01-01T09:00:00Z"],
-    ),
-]
-Length = Annotated[
-    str | int | float | None,
-    Meta(description='A duration: "250ms", "30s", "15m", "2h", "10d", or seconds as a number.', examples=["15m"]),
-]
+_TIME = Meta(
+    description="A time: RFC 3339 with an offset, or milliseconds since 1970 UTC.", examples=["2030-01-01T09:00:00Z"]
+)
+_DURATION = Meta(
+    description='A duration: "250ms", "30s", "15m", "2h", "10d", or seconds as a number.', examples=["15m"]
+)
+When = Annotated[str | int | None, _TIME]
+Moment = Annotated[str | int | UnsetType | None, _TIME]
+Length = Annotated[str | int | float | None, _DURATION]
+Span = Annotated[str | int | float | UnsetType | None, _DURATION]
 Lease = Annotated[str | int | float | None, Meta(description="How long the lease lasts from now.", examples=["30s"])]
 Headers = Annotated[
     Raw | UnsetType,
@@ -383,17 +382,6 @@ class Problem(Struct, kw_only=True, omit_defaults=True):
 
 
 Texts = Annotated[str | list[str] | UnsetType | None, Meta(description="One, or a list of several.")]
-Moment = Annotated[
-    str | int | UnsetType | None,
-    Meta(
-        description="A time: RFC 3339 with an offset, or milliseconds since 1970 UTC.",
-        examples=["2030-01-01T09:00:00Z"],
-    ),
-]
-Span = Annotated[
-    str | int | float | UnsetType | None,
-    Meta(description='A duration: "250ms", "30s", "15m", "2h", "10d", or seconds as a number.', examples=["15m"]),
-]
 
 
 class Rules(Asked):

@@ -131,6 +131,10 @@ class ScheduleRecord:
         """The id of its message."""
         return record_id(self.specification.topic, self.specification.name, self.number)
 
+    def neighbour_id(self, by: int) -> str:
+        """Return the id of the record whose number is larger by `by`."""
+        return record_id(self.specification.topic, self.specification.name, self.number + by)
+
     @property
     def tag(self) -> str:
         """The tag of its message, which all records of the schedule have."""

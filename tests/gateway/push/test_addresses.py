@@ -52,7 +52,7 @@ PUBLIC = ["8.8.8.8", "1.1.1.1", "172.32.0.1", "100.128.0.1", "169.253.1.1", "260
 @pytest.mark.parametrize("url", INSIDE)
 async def test_no_form_of_an_inner_address_is_reached(url: str) -> None:
     with pytest.raises(AddressRefused, match=r"webhooks must not go to .*--push-allow"):
-        await AddressGuard().addresses(url)
+        await AddressGuard().permitted(*host_of(url))
 
 
 @pytest.mark.parametrize("url", UNFIT)
@@ -61,19 +61,19 @@ async def test_what_is_no_plain_url_is_refused_before_any_look_up(url: str) -> N
         raise AssertionError(f"{host} was looked up")
 
     with pytest.raises(Invalid, match="push_url"):
-        await AddressGuard((), never).addresses(url)
+        await AddressGuard((), never).permitted(*host_of(url))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1.", "localhost.", "2130706433.", "no-such-host.invalid"])
 async def test_a_trailing_dot_reaches_nothing(host: str) -> None:
     with pytest.raises((AddressRefused, OSError)):
-        await AddressGuard().addresses(f"http://{host}/")
+        await AddressGuard().permitted(*host_of(f"http://{host}/"))
 
 
 @pytest.mark.parametrize("address", PUBLIC)
 async def test_public_addresses_are_permitted(address: str) -> None:
     url = f"https://[{address}]/x" if ":" in address else f"https://{address}/x"
-    assert await AddressGuard().addresses(url) == (address,)
+    assert await AddressGuard().permitted(*host_of(url)) == (address,)
 
 
 def test_each_refused_network_is_refused_from_its_first_to_its_last_address() -> None:
@@ -97,12 +97,12 @@ async def test_a_name_that_changes_its_address_is_judged_anew_and_pinned_to_what
         return answers.pop(0)
 
     guard, url = AddressGuard((), rebinding), "https://example.com:8443/hook"
-    assert await guard.addresses(url) == ("8.8.8.8",)
+    assert await guard.permitted(*host_of(url)) == ("8.8.8.8",)
     with pytest.raises(AddressRefused, match=r"127\.0\.0\.1 is loopback"):
-        await guard.addresses(url)
-    assert await guard.addresses(url) == ("1.1.1.1",)
+        await guard.permitted(*host_of(url))
+    assert await guard.permitted(*host_of(url)) == ("1.1.1.1",)
     with pytest.raises(AddressRefused, match="it has no address"):
-        await guard.addresses(url)
+        await guard.permitted(*host_of(url))
 
 
 async def test_the_connection_goes_to_the_address_that_was_judged() -> None:
@@ -234,12 +234,12 @@ async def test_a_receiver_with_tls_must_have_a_certificate_for_the_urls_host(
 
 async def test_allowed_networks_are_reached_and_no_others() -> None:
     guard = AddressGuard(["127.0.0.0/8", "fd00::/8", "10.1.0.0/16"])
-    assert await guard.addresses("http://0x7f.1:9/") == ("127.0.0.1",)
-    assert await guard.addresses("http://[fd12::1]/") == ("fd12::1",)
-    assert await guard.addresses("http://10.1.2.3/") == ("10.1.2.3",)
+    assert await guard.permitted(*host_of("http://0x7f.1:9/")) == ("127.0.0.1",)
+    assert await guard.permitted(*host_of("http://[fd12::1]/")) == ("fd12::1",)
+    assert await guard.permitted(*host_of("http://10.1.2.3/")) == ("10.1.2.3",)
     for url in ("http://10.2.0.1/", "http://[::1]/", "http://[::ffff:127.0.0.1]/", "http://[2002:7f00:1::]/"):
         with pytest.raises(AddressRefused):
-            await guard.addresses(url)
+            await guard.permitted(*host_of(url))
 
 
 @pytest.mark.parametrize("network", ["10.0.0.1/8", "10.0.0.0/33", "private", "", "10.0.0.0/8 "])

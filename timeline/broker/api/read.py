@@ -108,7 +108,7 @@ class ReadHandler:
         page = await self._store.call("scan", self._store.store.scan(topic, now_ms, where, b"", 1, False))
         rows = page.rows.take(~page.rows.expired(now_ms))
         rows = rows.take(now_ms - rows.due_ms > self._late_ms)
-        causes = [dealer.lateness.still(due_ms, now_ms) for due_ms in rows.due_ms.tolist()]
+        causes = [dealer.lateness.causes.still(due_ms, now_ms) for due_ms in rows.due_ms.tolist()]
         cause = np.array(causes, dtype=np.uint8)
         return LateRows.of(rows, topics=name.encode(), consumers=b"", delivered_ms=now_ms, cause=cause)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from timeline.broker.dispatch.leased_batch import LeasedBatch
-from timeline.broker.dispatch.roster import ConnectedConsumer, ConsumerHealth
+from timeline.broker.dispatch.roster import OwnConsumer
 from timeline.model import LeavingReason
 
 
@@ -44,7 +44,7 @@ class WaitingTake:
 
 
 @dataclass(slots=True, eq=False)
-class PullConsumer(ConnectedConsumer):
+class PullConsumer(OwnConsumer):
     """The shared consumer. It has no outbox: what is pushed to it goes to the waiting Takes at once.
 
     - `release`: releases unseen what no Take waits for.
@@ -63,13 +63,6 @@ class PullConsumer(ConnectedConsumer):
         """One for each Take that waits. A Take is over with its first message, and what was leased beside it for later
         would go back."""
         return min(self.credit_messages, len(self.takes) - self.in_flight)
-
-    def health(self, now_ms: float) -> ConsumerHealth:
-        """Return its health. It is healthy while it is there: each Take that waits has just come."""
-        return ConsumerHealth.GONE if self.gone else ConsumerHealth.HEALTHY
-
-    def lapsed(self, ended_ms: int, wall_ms: int, now_ms: float) -> None:
-        """Do nothing. A lease that ran out was one caller's, and the others must not be suspended for it."""
 
     def wait(self, take: WaitingTake) -> None:
         """Let `take` wait. Its room becomes credit."""

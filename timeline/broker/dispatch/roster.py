@@ -339,6 +339,19 @@ class ConnectedConsumer:
             self.wake()
 
 
+@dataclass(slots=True, eq=False)
+class OwnConsumer(ConnectedConsumer):
+    """A consumer in this process. It is healthy while it is there. A lease that ran out says that the store or one
+    caller was slow. The others must not wait for that."""
+
+    def health(self, now_ms: float) -> ConsumerHealth:
+        """Return its health."""
+        return ConsumerHealth.GONE if self.gone else ConsumerHealth.HEALTHY
+
+    def lapsed(self, ended_ms: int, wall_ms: int, now_ms: float) -> None:
+        """Do nothing."""
+
+
 class Roster:
     """A topic's consumers, by id. A round's work does not grow with those that have no credit."""
 

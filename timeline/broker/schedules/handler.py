@@ -22,7 +22,7 @@ from timeline.errors import Invalid, TooLarge
 from timeline.model import Status, Topic
 from timeline.schedules.edits import Edit, backfill, created, deleted, edited, shown, triggered, upcoming
 from timeline.schedules.looks import AHEAD_MS, REMEMBER_MARGIN_MS, UNSURE, ScheduledMessage
-from timeline.schedules.record import ScheduleRecord, occurrence_id, record_id
+from timeline.schedules.record import ScheduleRecord, occurrence_id
 from timeline.schedules.specification import Specification, check_target, fields_of_json
 from timeline.storage_plugins.contract import StoreError, StoreUnavailable, StoreUnknown, TopicConflict
 from timeline.wire import Fault, ScheduleAction, ScheduleAnswer, ScheduleCall, TransportError
@@ -175,9 +175,9 @@ class ScheduleHandler:
         newest = {one.id: one for one in found}
         asked = list(found)
         for _ in range(TRIES):
-            following = await self._store.by_id(internal, [_next_id(one) for one in asked])
+            following = await self._store.by_id(internal, [one.neighbour_id(1) for one in asked])
             for one in asked:
-                if (after := following.get(_next_id(one))) is not None:
+                if (after := following.get(one.neighbour_id(1))) is not None:
                     del newest[one.id]
                     newest[after.id] = after
             asked = [one for one in following.values() if one.id in newest]
@@ -458,10 +458,6 @@ def _remembers(target: Topic, needed_ms: int) -> str:
         f"topic {target.name!r} remembers settled ids for {has}, and the schedule needs {needed}: its window and ten "
         f"minutes. `timeline topic update {target.name} --remember {needed}` sets it, with the right admin"
     )
-
-
-def _next_id(record: ScheduleRecord) -> str:
-    return record_id(record.specification.topic, record.specification.name, record.number + 1)
 
 
 def _object(body: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -42,7 +43,8 @@ SETTINGS = TopicSettings(
 TRIES = 4
 FIRST_WAIT_S = 0.02
 PART_BYTES = 1024 * 1024
-"""Records go to the store in parts of about this size."""
+"""Records and occurrences go to the store in parts of about this size."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,7 @@ class ScheduleStore:
         Return an answer for each. DUPLICATE: the same record is there. EXISTS: another record has the number, or had
         it. UNAVAILABLE: the store could not, or it was not begun by monotonic `until_ms`."""
         internal, answers = await self.make_topic(), []
-        for part in _parts([(record, due_ms, record.encode()) for record, due_ms in asked]):
+        for part in parts_of([(record, due_ms, record.encode()) for record, due_ms in asked], lambda one: len(one[2])):
             records, dues, payloads = [list(column) for column in zip(*part, strict=True)]
             puts = _puts(
                 ids=[record.id for record in records],
@@ -321,17 +323,16 @@ def _puts(
     )
 
 
-def _parts(
-    asked: Sequence[tuple[ScheduleRecord, int, bytes]],
-) -> Iterator[list[tuple[ScheduleRecord, int, bytes]]]:
-    part: list[tuple[ScheduleRecord, int, bytes]] = []
+def parts_of(asked: Sequence[T], size_of: Callable[[T], int], most: int | None = None) -> Iterator[list[T]]:
+    """Yield what one call puts: about PART_BYTES, and at most `most` of them."""
+    part: list[T] = []
     size = 0
     for one in asked:
-        if part and size + len(one[2]) > PART_BYTES:
+        if part and (len(part) == most or size + size_of(one) > PART_BYTES):
             yield part
             part, size = [], 0
         part.append(one)
-        size += len(one[2])
+        size += size_of(one)
     if part:
         yield part
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,12 +20,12 @@ import numpy as np
 from timeline.broker.catalog import Readiness
 from timeline.broker.dispatch.dealer import Dealer, Dealers
 from timeline.broker.dispatch.leased_batch import LeasedBatch
-from timeline.broker.dispatch.roster import ConnectedConsumer, ConsumerHealth
+from timeline.broker.dispatch.roster import OwnConsumer
 from timeline.broker.runtime import Runtime, Underway
-from timeline.broker.schedules.records import OccurrenceAnswer, ScheduleStore, read_record
+from timeline.broker.schedules.records import OccurrenceAnswer, ScheduleStore, parts_of, read_record
 from timeline.model import Operation, State, Status, Topic
 from timeline.schedules.looks import UNSURE, Look, ScheduledMessage, plan, watched
-from timeline.schedules.record import SCHEDULES_TOPIC, ScheduleRecord, record_id
+from timeline.schedules.record import SCHEDULES_TOPIC, ScheduleRecord
 from timeline.storage_plugins.contract import Settles, StoreError
 
 log = logging.getLogger("timeline.broker")
@@ -33,8 +33,8 @@ log = logging.getLogger("timeline.broker")
 ROOM_MESSAGES, ROOM_BYTES = 128, 8 * 1024 * 1024
 """Records that this broker looks at, at a time."""
 READ_AT_ONCE = 16
-PART_MESSAGES, PART_BYTES = 500, 1024 * 1024
-"""Occurrences that one call puts, about."""
+PART_MESSAGES = 500
+"""Occurrences that one call puts at most."""
 FIRST_RETRY_MS, LAST_RETRY_MS = 1_000, 30_000
 """How long a look waits that the store had no time for."""
 CHAIN_MS = 50
@@ -45,18 +45,6 @@ OUTCOMES = ("produced", "caught_up", "missed", "skipped", "failed")
 LIVING = (State.WAITING, State.AVAILABLE, State.LEASED)
 TRIES, FIRST_WAIT_S = 5, 0.02
 MOST_TOLD = 10_000
-
-
-@dataclass(slots=True, eq=False)
-class ScheduleConsumer(ConnectedConsumer):
-    """The broker itself, as a consumer of the internal topic. It is healthy while it is there."""
-
-    def health(self, now_ms: float) -> ConsumerHealth:
-        """Return its health."""
-        return ConsumerHealth.GONE if self.gone else ConsumerHealth.HEALTHY
-
-    def lapsed(self, ended_ms: int, wall_ms: int, now_ms: float) -> None:
-        """Do nothing. A lease that ran out says that the store is slow, not that this consumer is ill."""
 
 
 @dataclass(slots=True, eq=False)
@@ -104,7 +92,7 @@ class ScheduleRunner:
         self._metrics = runtime.metrics
         self._store, self._readiness, self._dealers = store, readiness, dealers
         self._random_bits, self._name, self._off_loop = random_bits, name, runtime.off_loop
-        self._consumer: ScheduleConsumer | None = None
+        self._consumer: OwnConsumer | None = None
         self._started = False
         self._looks = Underway()
         self._retry_ms: dict[str, int] = {}
@@ -133,7 +121,7 @@ class ScheduleRunner:
 
     def _join(self, topic: Topic) -> None:
         dealer = self._dealers.of(topic)
-        consumer = self._consumer = ScheduleConsumer(
+        consumer = self._consumer = OwnConsumer(
             id=f"schedules:{self._name}:{self._random_bits(32):08x}".encode()[:255],
             session=0,
             lease_ms=topic.settings.lease_ms,
@@ -150,7 +138,7 @@ class ScheduleRunner:
         dealer.admit(consumer)
         self._tasks.spawn(self._consume(consumer, dealer), "schedules")
 
-    async def _consume(self, consumer: ScheduleConsumer, dealer: Dealer) -> None:
+    async def _consume(self, consumer: OwnConsumer, dealer: Dealer) -> None:
         try:
             while isinstance(batch := await consumer.next(), LeasedBatch):
                 self._looks.begin()
@@ -158,7 +146,7 @@ class ScheduleRunner:
         finally:
             dealer.part_with(consumer, consumer.withdraw())
 
-    async def _look(self, batch: LeasedBatch, consumer: ScheduleConsumer, dealer: Dealer) -> None:
+    async def _look(self, batch: LeasedBatch, consumer: OwnConsumer, dealer: Dealer) -> None:
         """Look at the records of one batch, and end their leases. What a round ends may set others of the batch free:
         then there is another round."""
         left: list[_Held] = []
@@ -211,12 +199,13 @@ class ScheduleRunner:
             op=op,
         )
         for attempt in range(TRIES):
+            if attempt:
+                await asyncio.sleep(FIRST_WAIT_S * 3 ** (attempt - 1))
             answers = await dealer.settling.settle(dealer.topic, settles)
             unsure = np.isin(answers.status, [status.code for status in UNSURE])
             if not unsure.any():
                 return
             settles = settles.take(unsure)
-            await asyncio.sleep(FIRST_WAIT_S * 3**attempt)
 
     # ── looks ──
 
@@ -250,8 +239,8 @@ class ScheduleRunner:
     async def _sort_out(self, internal: Topic, held: list[_Held]) -> tuple[list[_Held], list[_Held]]:
         """Return the records that are to be looked at: those with no record before them, and none after them. And those
         whose turn comes once the ones that are over are ended."""
-        before = {_neighbour(one.known, -1): one for one in held if one.known.number > 1}
-        after = {_neighbour(one.known, 1): one for one in held}
+        before = {one.known.neighbour_id(-1): one for one in held if one.known.number > 1}
+        after = {one.known.neighbour_id(1): one for one in held}
         there = await self._store.there(internal, [*before, *after])
         now_ms = self._clock.now_ms()
         waiting = {one for id, one in before.items() if id in there}
@@ -263,13 +252,13 @@ class ScheduleRunner:
         following: list[_Held] = []
         ending = {one.known.id for one in over}
         for one in sorted(waiting, key=lambda one: one.known.number):
-            if _neighbour(one.known, -1) in ending:
+            if one.known.neighbour_id(-1) in ending:
                 following.append(one)
                 ending.add(one.known.id)
         if others := waiting.difference(following):
             # One that is due already is left alone: moved again and again, it would never count as overdue, which is
             # how a sweep finds what nobody dispatches.
-            asleep = await self._store.there(internal, [_neighbour(one.known, -1) for one in others], {State.WAITING})
+            asleep = await self._store.there(internal, [one.known.neighbour_id(-1) for one in others], {State.WAITING})
             await self._store.wake(sorted(asleep))
         return [one for one in held if one not in waiting and one not in over], following
 
@@ -325,7 +314,7 @@ class ScheduleRunner:
             of_topic[one.known.specification.topic] += [(one, message) for message in one.plan.messages]
         for name, asked in of_topic.items():
             target = await self._store.target(name)
-            for part in _parts(asked):
+            for part in parts_of(asked, lambda asked: len(asked[1].payload), PART_MESSAGES):
                 answers = [OccurrenceAnswer(Status.UNAVAILABLE)] * len(part)
                 if target is not None:
                     puts = [(one.known, message) for one, message in part]
@@ -405,22 +394,3 @@ def _planned(record: ScheduleRecord, now_ms: int, unfinished: bool) -> Look | No
     except Exception:
         log.exception("the look at schedule %s failed", record.specification.key)
         return None
-
-
-def _neighbour(record: ScheduleRecord, by: int) -> str:
-    """Return the id of the record before or after it."""
-    return record_id(record.specification.topic, record.specification.name, record.number + by)
-
-
-def _parts(asked: Iterable[tuple[_Held, ScheduledMessage]]) -> Iterator[list[tuple[_Held, ScheduledMessage]]]:
-    """Yield what is put by one call."""
-    part: list[tuple[_Held, ScheduledMessage]] = []
-    bytes_ = 0
-    for one, message in asked:
-        if part and (len(part) >= PART_MESSAGES or bytes_ + len(message.payload) > PART_BYTES):
-            yield part
-            part, bytes_ = [], 0
-        part.append((one, message))
-        bytes_ += len(message.payload)
-    if part:
-        yield part

@@ -62,11 +62,6 @@ class Gatekeeper:
         self._file = Reloaded("the tokens stay as they were", [path], read, log) if path else None
         self._take(self._file.value if self._file is not None else {})
 
-    @property
-    def open(self) -> bool:
-        """Whether everybody is accepted."""
-        return self._file is None
-
     def _take(self, entries: dict[str, TokenRecord]) -> None:
         self._entries = entries
         # A caller for each token, and one as an operator, so that calls make none.

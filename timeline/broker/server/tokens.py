@@ -169,18 +169,13 @@ def change_tokens(path: Path, change: Callable[[Mapping[str, TokenRecord]], Iter
     with _turn(path):
         tokens = read_tokens(path) if path.exists() else {}
         text = shown_tokens(change(tokens))
-        write_alone(path, text)
-
-
-def write_alone(path: Path, text: str) -> None:
-    """Replace the file by `text`, readable only by its owner, in one step. Raise Invalid."""
-    with written_alone(path, text):
-        pass
+        with written_alone(path, text):
+            pass
 
 
 @contextmanager
 def written_alone(path: Path, text: str) -> Iterator[None]:
-    """Do the same, but put the new file in place once the block has ended without an error."""
+    """Replace the file by `text`, readable only by its owner, when the block ends without an error. Raise Invalid."""
     path = _meant(path)
     if path.exists() and not path.is_file():
         raise Invalid(f"{str(path)!r} is no file: name one")

@@ -73,11 +73,6 @@ class BrokerClock:
         low = self._low if self._low is not None else self._high
         return broker_ms + low if low is not None else float("-inf")
 
-    @property
-    def difference_ms(self) -> float | None:
-        """The best single estimate of (monotonic − broker's time). None before any frame."""
-        return self._high
-
     def ahead(self, clock_ms: float, mono_ms: float) -> tuple[float, float] | None:
         """Return (by how much a clock is ahead of the broker's, the error bound), in ms. None before any answer.
         `clock_ms`: its time at monotonic `mono_ms`. Negative: behind."""

@@ -24,7 +24,7 @@ from timeline.driver.message import Randomness
 from timeline.driver.times import Duration, When, duration_ms, grown_ms, shown
 from timeline.driver.transport.channel import FORKED
 from timeline.errors import Closed, Invalid, TimelineError, Unknown
-from timeline.model import DELIVERED_OUT, MAX_REASON_BYTES
+from timeline.model import DELIVERED_OUT, fitting_reason
 from timeline.wording import shown_duration
 
 T = TypeVar("T")
@@ -239,7 +239,6 @@ class _Crew:
     ) -> None:
         self.take = take
         self.consumer, self.handler, self.backoff, self.timeout_ms = consumer, handler, backoff, timeout_ms
-        self.concurrency = concurrency
         self.jobs: set[_Job] = set()
         self.credit = None if consumer.credit_fixed else _RunCredit(consumer, concurrency)
         self.threads = None if is_async(handler) else Threads(handler, concurrency)
@@ -294,7 +293,7 @@ class _Crew:
             if not await self._buried(delivery, again.reason or "its handler asked for another delivery"):
                 await self._again(delivery, again)
         except Bury as bury:
-            await self._settle(delivery, partial(delivery.bury, _short(bury.reason) or "buried by its handler"))
+            await self._settle(delivery, partial(delivery.bury, fitting_reason(bury.reason) or "buried by its handler"))
         except GeneratorExit as closed:
             self._ended_by(closed)
             raise  # it ends this call, which must not wait any more
@@ -323,7 +322,7 @@ class _Crew:
             return
         try:
             patience_s = self.consumer.patience_s(delivery)
-            await delivery.release(in_=again.in_, at=again.at, reason=_short(again.reason), timeout=patience_s)
+            await delivery.release(in_=again.in_, at=again.at, reason=fitting_reason(again.reason), timeout=patience_s)
         except Invalid as bad:
             await self._failed(delivery, f"Retry: {bad.reason}", bad)
         except TimelineError as error:
@@ -346,7 +345,7 @@ class _Crew:
             wait_ms = self.backoff.delay_ms(delivery.deliveries, self.consumer.random)
         if not quiet:
             log.warning("the handler of %r failed, again in %d ms: %s", delivery.id, wait_ms, reason, exc_info=error)
-        await self._settle(delivery, partial(delivery.release, in_=wait_ms / 1000.0, reason=_short(reason)))
+        await self._settle(delivery, partial(delivery.release, in_=wait_ms / 1000.0, reason=fitting_reason(reason)))
 
     async def _buried(
         self, delivery: Delivery, reason: str, error: BaseException | None = None, *, quiet: bool = False
@@ -360,7 +359,7 @@ class _Crew:
             "the handler of %r failed at the last of %d deliveries: %s",
             delivery.id, most, reason, exc_info=None if quiet else error,
         )  # fmt: skip
-        await self._settle(delivery, partial(delivery.bury, _short(f"{DELIVERED_OUT.decode()}: {reason}")))
+        await self._settle(delivery, partial(delivery.bury, fitting_reason(f"{DELIVERED_OUT.decode()}: {reason}")))
         return True
 
     async def _call(self, job: _Job) -> None:
@@ -479,12 +478,6 @@ def _words(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     except Exception:
         return f"{type(error).__name__}, which cannot say why"
-
-
-def _short(reason: str) -> str:
-    """Return a reason that fits: at most 1 KiB of UTF-8 without NUL."""
-    encoded = reason.replace("\0", " ").encode("utf-8", "replace")
-    return encoded[:MAX_REASON_BYTES].decode("utf-8", "ignore")
 
 
 async def run_handlers(

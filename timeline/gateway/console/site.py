@@ -14,7 +14,7 @@ from timeline.gateway.console import letters, messages, overview, rendering, sch
 from timeline.gateway.console.live import LOGIN
 from timeline.gateway.console.rendering import link, page
 from timeline.gateway.console.visit import Fields, check_own_page, form_of, log_in, log_out, redirect, sentence, shown
-from timeline.gateway.problems import GONE, ClientGone, problem_of
+from timeline.gateway.problems import ClientGone, gone, problem_of
 from timeline.gateway.requests import ApiRequest
 from timeline.gateway.service import gateway_of
 from timeline.gateway.streams import EVENT_STREAM
@@ -101,20 +101,18 @@ def of_driver(request: Request[Any, Any, Any], error: TimelineError) -> Response
         query = request.scope["query_string"].decode("latin-1")
         asked = f"{path}?{query}" if query else path
         if request.method == "POST":
-            return _login_ended(request)
+            return _failed(request, 401, "Your login has ended", UNAUTHENTICATED, LOGIN_ENDED, login=True)
         return redirect(request, link("/login", next=asked if "hx-request" not in request.headers else "/"))
-    if "hx-request" in request.headers:
-        return shown(request, "_trouble.html", problem.status, sentence=sentence(error))
-    told = {"title": problem.title, "status": problem.status, "code": problem.code, "detail": sentence(error)}
-    return shown(request, "error.html", problem.status, problem=told, written=_written(request))
+    return _failed(request, problem.status, problem.title, problem.code, sentence(error))
 
 
-def _login_ended(request: ApiRequest) -> Response[bytes]:
-    """Ask for a token, and lose nothing that was written."""
+def _failed(request: ApiRequest, status: int, title: str, code: str, said: str, login: bool = False) -> Response[bytes]:
+    """Say what went wrong, in the part of a page that asked, or on a page. Nothing that was written is lost. `login`:
+    ask for a token."""
     if "hx-request" in request.headers:
-        return shown(request, "_trouble.html", 401, sentence=LOGIN_ENDED, login=True)
-    told = {"title": "Your login has ended", "status": 401, "code": UNAUTHENTICATED, "detail": LOGIN_ENDED}
-    return shown(request, "error.html", 401, problem=told, written=_written(request), login=True)
+        return shown(request, "_trouble.html", status, sentence=said, login=login)
+    problem = {"title": title, "status": status, "code": code, "detail": said}
+    return shown(request, "error.html", status, problem=problem, written=_written(request), login=login)
 
 
 def _written(request: ApiRequest) -> dict[str, str]:
@@ -131,15 +129,7 @@ def of_anything(request: Request[Any, Any, Any], error: Exception) -> Response[b
     log.error("%s %s failed", request.method, request.scope.get("path_template", ""), exc_info=error)
     assert isinstance(request, ApiRequest)
     said = "The gateway failed, and its log says why. What was asked may have happened: look before you ask again."
-    if "hx-request" in request.headers:
-        return shown(request, "_trouble.html", 500, sentence=said)
-    problem = {"title": "The gateway failed", "status": 500, "code": "UNKNOWN", "detail": said}
-    return shown(request, "error.html", 500, problem=problem, written=_written(request))
-
-
-def gone(_: Request[Any, Any, Any], error: ClientGone) -> Response[bytes]:
-    """Answer nobody."""
-    return Response(b"", status_code=GONE)
+    return _failed(request, 500, "The gateway failed", "UNKNOWN", said)
 
 
 def of_framework(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:

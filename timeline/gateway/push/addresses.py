@@ -102,17 +102,11 @@ class AddressGuard:
                 kind = "IPv4 in IPv6 (ISATAP)"
         return f"{found} is {kind}" if kind else ""
 
-    async def addresses(self, url: str) -> tuple[str, ...]:
-        """Return the addresses that the host of `url` has now and that are permitted, to connect to one of them.
-
-        Raise AddressRefused if there is none, Invalid for a URL that no webhook may have, OSError if the host is not
-        found.
-        """
-        host, port = host_of(url)
-        return await self.permitted(host, port)
-
     async def permitted(self, host: str, port: int) -> tuple[str, ...]:
-        """Return the permitted addresses of a host; see `addresses`."""
+        """Return the addresses that a host has now and that are permitted, to connect to one of them.
+
+        Raise AddressRefused if there is none, OSError if the host is not found.
+        """
         try:
             found: Sequence[str] = (str(ip_address(host)),)
         except ValueError:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from timeline.driver.times import duration_ms
 from timeline.errors import Invalid
-from timeline.model import DELIVERED_OUT, MAX_REASON_BYTES
+from timeline.model import DELIVERED_OUT, fitting_reason
 
 LEASE_HEADER = "timeline-lease"
 MOST_RETRY_AFTER_MS = 86_400_000
@@ -48,7 +48,9 @@ class Settlement(NamedTuple):
         buried with the reason, not released. `max_deliveries` 0: any number."""
         if self.verb is not Verb.RELEASE or not 0 < max_deliveries <= deliveries:
             return self
-        return self._replace(verb=Verb.BURY, reason=_cut(f"{DELIVERED_OUT.decode()}: {self.reason}"), wait_ms=None)
+        return self._replace(
+            verb=Verb.BURY, reason=fitting_reason(f"{DELIVERED_OUT.decode()}: {self.reason}"), wait_ms=None
+        )
 
 
 def settlement_of(status: int, headers: Mapping[str, str], body: bytes, now_ms: int, max_lease_ms: int) -> Settlement:
@@ -58,22 +60,22 @@ def settlement_of(status: int, headers: Mapping[str, str], body: bytes, now_ms: 
         try:
             lease_ms = duration_ms(int(text) if text.isdecimal() else text, "Timeline-Lease", least_ms=1)
         except Invalid as bad:
-            return Settlement(Verb.RELEASE, _cut(f"202: {bad.reason}"))
+            return Settlement(Verb.RELEASE, fitting_reason(f"202: {bad.reason}"))
         return Settlement(Verb.KEEP, lease_ms=min(lease_ms, max_lease_ms))
     if 200 <= status < 300:
         return Settlement(Verb.ACK)
     reason = f"{status}: {body[:SHOWN_BYTES].decode('utf-8', 'replace')}" if body else str(status)
     if status == 410:
-        return Settlement(Verb.BURY, _cut(reason), status=status)
+        return Settlement(Verb.BURY, fitting_reason(reason), status=status)
     if 300 <= status < 400:
         reason = f"{status}: redirects are not followed. Set push_url to where it leads"
     wait_ms = retry_after_ms(headers.get("retry-after", ""), now_ms) if status in (429, 503) else None
-    return Settlement(Verb.RELEASE, _cut(reason), wait_ms, broken=status in BROKEN, status=status)
+    return Settlement(Verb.RELEASE, fitting_reason(reason), wait_ms, broken=status in BROKEN, status=status)
 
 
 def unanswered(reason: str) -> Settlement:
     """Return what no answer means, or none in time."""
-    return Settlement(Verb.RELEASE, _cut(reason), broken=True)
+    return Settlement(Verb.RELEASE, fitting_reason(reason), broken=True)
 
 
 def retry_after_ms(text: str, now_ms: int) -> int | None:
@@ -87,8 +89,3 @@ def retry_after_ms(text: str, now_ms: int) -> int | None:
         return None
     at = date if date.tzinfo is not None else date.replace(tzinfo=UTC)
     return min(MOST_RETRY_AFTER_MS, max(0, round(at.timestamp() * 1_000) - now_ms))
-
-
-def _cut(reason: str) -> str:
-    """Return a reason that fits: at most 1 KiB of UTF-8 without NUL."""
-    return reason.replace("\0", " ").encode("utf-8", "replace")[:MAX_REASON_BYTES].decode("utf-8", "ignore")
