@@ -138,8 +138,7 @@ def of_framework(request: Request[Any, Any, Any], error: HTTPException) -> Respo
     absent = error.status_code == 404
     title = "No such page" if absent else "The request is wrong"
     said = f"There is no page {request.scope['path']!r:.200}." if absent else error.detail
-    problem = {"title": title, "status": error.status_code, "code": "", "detail": said}
-    return shown(request, "error.html", error.status_code, problem=problem)
+    return _failed(request, error.status_code, title, "", said)
 
 
 def console() -> Router:
