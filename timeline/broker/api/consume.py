@@ -192,8 +192,12 @@ class ConsumeStream:
     async def _resume(self, consumer: ConnectedConsumer, dealer: Dealer, in_hand: set[Token]) -> None:
         """Give it what it held and has not in hand, then deal to it. Its frames are read meanwhile: a slow store takes
         longer to look that up than a consumer waits for an answer."""
-        with dealer.coming_back:
-            await dealer.resume(consumer, in_hand, self._peer)
+        try:
+            with dealer.coming_back:
+                await dealer.resume(consumer, in_hand, self._peer)
+        except Exception:
+            self._stream.cancel()  # it would never be dealt to
+            raise
         dealer.admit(consumer)
 
     async def _receive_all(self, consumer: ConnectedConsumer, dealer: Dealer, resuming: asyncio.Task[None]) -> None:

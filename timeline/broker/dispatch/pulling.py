@@ -45,18 +45,17 @@ class WaitingTake:
 
 @dataclass(slots=True, eq=False)
 class PullConsumer(OwnConsumer):
-    """The shared consumer. It has no outbox: what is pushed to it goes to the waiting Takes at once.
-
-    - `release`: releases unseen what no Take waits for.
-    - `emptied_ms`: since when (monotonic) no Take has waited.
-    - `ended`: set when it left the roster, or must leave it. `dropped`: because its topic was dropped.
-    """
+    """The shared consumer. It has no outbox. What is pushed to it goes to the waiting Takes at once."""
 
     release: Callable[[list[LeasedBatch]], None] = lambda _: None
+    """Releases unseen what no Take waits for."""
     takes: dict[WaitingTake, None] = field(default_factory=dict)
     emptied_ms: float = 0.0
+    """Since when (monotonic) no Take has waited."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it left the roster, or must leave it."""
     dropped: bool = False
+    """Whether that is because its topic was dropped."""
 
     @property
     def credit_ahead(self) -> int:
