@@ -51,7 +51,7 @@ class ConsoleScenario(Scenario):
         wrong: list[str] = []
         async with (
             set_up(self, folder, told, pending=self.pending, tagged=self.pending // 10, payload_bytes=100) as setup,
-            gateway(folder, setup.address, "--no-push") as (child, address),
+            gateway(folder, setup.address, "--no-push", "--until-input-ends") as (child, address),
         ):
             await self._bury(setup)
             watch = Stopwatch(broker=setup.child.cpu_s, gateway=child.cpu_s)
