@@ -105,10 +105,16 @@ async def test_one_key_with_another_message_is_refused(http: httpx.AsyncClient, 
     key = {"Idempotency-Key": "1"}
     path = f"{topic}/messages"
     assert (await http.post(path, json={"payload": "a", "in": "1h"}, headers=key)).status_code == 201
-    problem(await http.post(path, json={"payload": "b", "in": "1h"}, headers=key), 409, "EXISTS")
+    taken = "this Idempotency-Key was used for another message: give each message a key of its own"
+    assert problem(await http.post(path, json={"payload": "b", "in": "1h"}, headers=key), 409, "EXISTS") == taken
     of_others = {"payload": "a", "in": "1h", "group": "others"}
     problem(await http.post(path, json=of_others, headers=key), 403, "FORBIDDEN")
     assert len(await stored(http, topic)) == 1
+    both = [{"payload": "b", "in": "1h"}, {"id": "own", "payload": "c", "in": "1h"}]
+    (first, second) = (await http.post(path, json=both, headers=key)).json()["results"]
+    assert (first["status"], first["detail"], second["status"]) == ("EXISTS", taken, "OK")
+    other = {"id": "own", "payload": "d", "in": "1h"}
+    assert 'if_exists="replace"' in problem(await http.post(path, json=other, headers=key), 409, "EXISTS")
 
 
 TWICE = [

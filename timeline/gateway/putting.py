@@ -14,7 +14,7 @@ from timeline.driver.batch import Batch
 from timeline.driver.message import Message, move_flag
 from timeline.driver.receipts import Receipt, Receipts
 from timeline.driver.times import iso_or_none
-from timeline.errors import FIXED_LIMIT, Invalid, TimelineError, TooLarge
+from timeline.errors import FIXED_LIMIT, Exists, Invalid, TimelineError, TooLarge
 from timeline.gateway.clients import CallerClient
 from timeline.gateway.keys import RepeatKey
 from timeline.gateway.problems import sentence
@@ -35,6 +35,7 @@ TOO_LONG = (
     f"an array has at most {MAX_LIST} messages, and {MAX_LIST_OBJECTS} objects in all: send more as "
     "application/x-ndjson, one message per line"
 )
+KEY_TAKEN = "this Idempotency-Key was used for another message: give each message a key of its own"
 STOPPED = ". Neither this line nor any after it was put"
 
 
@@ -84,11 +85,14 @@ def listed(body: bytes) -> list[NewMessage]:
 class PutOutcome:
     """The results of one call, by the places of its messages.
 
-    `refused`: answers to those that were not sent, or whose call failed. `told`: the receipts of the others.
+    `refused`: answers to those that were not sent, or whose call failed. `told`: the receipts of the others. `key`: the
+    request's key. `first`: the place in the request of this call's first message.
     """
 
     refused: dict[int, PutAnswer]
     told: list[tuple[Sequence[int], Receipts]]
+    key: RepeatKey
+    first: int
 
     def answers(self) -> list[PutAnswer]:
         """Return an answer for each message, in order."""
@@ -111,8 +115,14 @@ class PutOutcome:
             codes = receipts.status_codes
             failed = (codes != Status.OK.code) & (codes != Status.DUPLICATE.code)
             asked = np.flatnonzero(failed).tolist() if failed_alone else range(len(receipts))
-            answers.update((places[at], answer_of_receipt(receipts[at])) for at in asked)
+            answers.update((places[at], self._answer(places[at], receipts[at])) for at in asked)
         return sorted(answers.items())
+
+    def _answer(self, place: int, receipt: Receipt) -> PutAnswer:
+        answer = answer_of_receipt(receipt)
+        if answer.status is Status.EXISTS and answer.id == self.key.id(self.first + place):
+            return PutAnswer(id=answer.id, status=answer.status, detail=KEY_TAKEN)
+        return answer
 
 
 class PutRequest:
@@ -129,8 +139,13 @@ class PutRequest:
     async def one(self, put: ToPut) -> tuple[PutAnswer, bool]:
         """Put one message. Return the answer, and whether the message was created by this call or its repeat."""
         birth = _birth(put, self._key, 0) if self._key else None
-        async with self._client.producer(self._topic, put.group) as producer:
-            receipt = await producer.produce(**put.fields, if_exists=put.if_exists, birth=birth)
+        try:
+            async with self._client.producer(self._topic, put.group) as producer:
+                receipt = await producer.produce(**put.fields, if_exists=put.if_exists, birth=birth)
+        except Exists as taken:
+            if taken.id != self._key.id(0):
+                raise
+            raise Exists(id=taken.id, advice=KEY_TAKEN) from None
         answer = answer_of_receipt(receipt)
         return answer, answer.status is Status.OK and not answer.moved
 
@@ -151,7 +166,7 @@ class PutRequest:
             if not first:  # the request as a whole has this answer
                 raise
             ids = (one.id if isinstance(one, NewMessage) else None for one in asked)
-            return PutOutcome({place: refused(error, id) for place, id in enumerate(ids)}, [])
+            return PutOutcome({place: refused(error, id) for place, id in enumerate(ids)}, [], self._key, first)
 
     async def _groups(self, asked: Sequence[NewMessage | TimelineError], first: int) -> PutOutcome:
         wrong: dict[int, PutAnswer] = {}
@@ -167,7 +182,7 @@ class PutRequest:
             else:
                 groups.setdefault(put.group, []).append((place, put, message))
         work = (self._group(group, puts, first) for group, puts in groups.items())
-        outcome = PutOutcome(wrong, [])
+        outcome = PutOutcome(wrong, [], self._key, first)
         for puts, told in zip(groups.values(), await asyncio.gather(*work, return_exceptions=True), strict=True):
             if isinstance(told, Receipts):
                 outcome.told.append(([place for place, *_ in puts], told))

@@ -110,6 +110,8 @@ class Sender:
         """Return a failure as a receiver's owner understands it."""
         if isinstance(bad, aiohttp.ClientConnectorError) and not isinstance(bad, aiohttp.ClientSSLError) and bad.errno:
             return f"cannot connect to {self._host}:{self._port}: {os.strerror(bad.errno).lower()}"
+        if isinstance(bad, aiohttp.ServerDisconnectedError):
+            return "the receiver closed the connection without an answer"
         if isinstance(bad, aiohttp.ClientResponseError):  # its text has the URL, in which a secret may stand
             return f"{type(bad).__name__}: {bad.message}"
         return f"{type(bad).__name__}: {bad}"

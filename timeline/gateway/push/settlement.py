@@ -22,8 +22,8 @@ BROKEN = range(500, 600)
 
 
 class Verb(StrEnum):
-    """What happens to the message. KEEP: the lease goes on, and the receiver settles it by its receipt. RETURN: nothing
-    was sent, and the delivery does not count."""
+    """What happens to the message. KEEP: the lease goes on, and the receiver settles it by its receipt. RETURN: this
+    gateway sent nothing, and the delivery does not count."""
 
     ACK = "ack"
     KEEP = "keep"
@@ -68,7 +68,7 @@ def settlement_of(status: int, headers: Mapping[str, str], body: bytes, now_ms: 
     if status == 410:
         return Settlement(Verb.BURY, fitting_reason(reason), status=status)
     if 300 <= status < 400:
-        reason = f"{status}: redirects are not followed. Set push_url to where it leads"
+        return Settlement(Verb.RELEASE, f"{status}: redirects are not followed. Set push_url to where it leads")
     wait_ms = retry_after_ms(headers.get("retry-after", ""), now_ms) if status in (429, 503) else None
     return Settlement(Verb.RELEASE, fitting_reason(reason), wait_ms, broken=status in BROKEN, status=status)
 
