@@ -505,7 +505,7 @@ class Queries:
             silent = f" ({', '.join(report.unreachable)} did not answer)" if report.unreachable else ""
             raise NotFound(
                 f"no message {id!r} is on {topic}, and no late delivery of it is recorded{silent}. It was never "
-                "produced, delivered in time, cancelled, purged or expired, or it was late before the oldest record"
+                "produced. Or it was delivered in time, cancelled, purged or expired, or late before the oldest record"
                 f"{of_schedule}",
                 id=id,
             )

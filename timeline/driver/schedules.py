@@ -288,7 +288,7 @@ class Schedule(ScheduleView):
         if at is not None:
             now_ms, at_ms = at_ms, instant_ms(at, "at")
             if abs(at_ms - now_ms) > DAY_MS:
-                raise Invalid(f"at is the time in the message's id, within a day of now, not {shown_utc(at_ms)}")
+                raise Invalid(f"at must be within a day of now, and {shown_utc(at_ms)} is not")
             said = f"trigger {self.topic}/{self.name} {at_ms}".encode()
             op = int.from_bytes(hashlib.blake2b(said, digest_size=8).digest()) or 1
         (made,) = json.loads((await self._ask(ScheduleAction.TRIGGER, timeout, from_ms=at_ms, op=op)).body)

@@ -388,22 +388,6 @@ async def test_a_receiver_that_hangs_is_given_up_in_time(tl: timeline.Timeline, 
         assert (await state_of(tl, "a", "dead")).dead == "max_deliveries: no answer within 20ms"
 
 
-async def test_a_gateway_that_may_not_go_there_costs_no_delivery(
-    tl: timeline.Timeline, receiver: Receiver, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Another gateway may, and has the message then."""
-    await tl.create_topic("t", push_url=receiver.url, max_deliveries=1)
-    async with pushing(tl, AddressGuard()) as forbidden:
-        await produce(tl, "a")
-        while not forbidden._open_circuits():
-            await asyncio.sleep(0)
-        assert await state_of(tl, "a", "available", "leased") and not receiver.requests
-        assert "'a' of topic 't': return. webhooks must not go to 127.0.0.1" in caplog.text
-        async with pushing(tl):
-            request, _ = (await receiver.received(1))[0]
-    assert request.headers["Timeline-Deliveries"] == "1"
-
-
 async def test_a_receiver_that_is_not_there_is_named(tl: timeline.Timeline) -> None:
     (port,) = free_ports(1)
     await tl.create_topic("t", push_url=f"http://127.0.0.1:{port}/", max_deliveries=1)

@@ -262,7 +262,7 @@ class TopicPusher:
         outcome = await self._post(delivery)
         outcome = outcome.last(delivery.deliveries, self.topic.settings.max_deliveries)
         took_s = (self._clock.monotonic_ms() - began_ms) / 1000.0
-        if outcome.reason:
+        if outcome.verb is Verb.RELEASE or outcome.verb is Verb.BURY:
             # Not the response's body: a receiver may answer with what it got.
             why = outcome.reason.partition("\n")[0] if outcome.status is None else outcome.status
             log.warning("webhook of %r of topic %r: %s. %s", delivery.id, self.topic.name, outcome.verb, why)
@@ -314,7 +314,7 @@ class TopicPusher:
                 answer.status, answer.headers, answer.body, self._clock.now_ms(), settings.max_lease_ms
             )
         except Unanswered as why:
-            outcome = Settlement(Verb.RETURN, str(why)) if why.refused else unanswered(str(why))
+            outcome = unanswered(str(why))
             receiver.unanswered(self._clock.monotonic_ms(), why.reached)
         except BaseException:  # it was cancelled, or the fault is ours
             receiver.given_up(probing)

@@ -22,8 +22,8 @@ BROKEN = range(500, 600)
 
 
 class Verb(StrEnum):
-    """What happens to the message. KEEP: the lease goes on, and the receiver settles it by its receipt. RETURN: this
-    gateway sent nothing, and the delivery does not count."""
+    """What happens to the message. KEEP: the lease goes on, and the receiver settles it by its receipt. RETURN: nothing
+    was sent, and the delivery does not count."""
 
     ACK = "ack"
     KEEP = "keep"
