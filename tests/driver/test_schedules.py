@@ -208,7 +208,7 @@ async def test_a_trigger_is_repeated_by_its_time(tl: timeline.Timeline) -> None:
     first, again = [await s.trigger(at=now) for _ in range(2)]
     assert first.id == again.id and again.ok
     assert [one.id async for one in tl.scan("t")] == [first.id]
-    with pytest.raises(Invalid, match="at must be within a day of now, and 2020-01-01.* is not"):
+    with pytest.raises(Invalid, match=r"at must be within a day of now, and 2020-01-01.* is not"):
         await s.trigger(at=datetime(2020, 1, 1, tzinfo=UTC))
 
 
