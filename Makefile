@@ -26,7 +26,8 @@ PROVE_FUZZ_SECONDS ?= 60
 PYTEST := $(PY) -m pytest
 DATA := tests/pipeline/data/flights_2013.parquet
 PARALLEL := -n $(WORKERS) --dist worksteal
-# Tests of servers and processes wait much of their time: twice as many workers as cores.
+# Tests of servers and processes wait much of their time: twice as many workers as cores. Those of `make prove` alone
+# fill the cores, and so have a worker for each.
 GROUPED := -n $$((2 * $(WORKERS))) --dist loadscope --no-loadscope-reorder
 
 .PHONY: help setup check static services test prove run pipeline bench faults simulate fuzz docs schema format clean
@@ -57,7 +58,7 @@ test: static services ## What a contributor needs and CI runs, on real servers: 
 
 prove: static services ## Everything there is: every store variant, long faults, 5,000 simulation seeds, fuzzing
 	$(PY) -m tests.fuzz --seconds $(PROVE_FUZZ_SECONDS)
-	@scripts/tests.sh $(PROVE_SEEDS) 0 $(GROUPED)
+	@scripts/tests.sh $(PROVE_SEEDS) 0 -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 services: ## Install the servers that tests start (root), or say which are missing
 	@scripts/services.sh

@@ -7,11 +7,9 @@ tracer provider. Where it has not, `tracer` answers None after one look into `sy
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 TRACEPARENT = b"\x0b\x00traceparent"
 """Where a message's encoded headers have a trace context, they have this: the key with its length before it."""
@@ -77,25 +75,6 @@ def passed(
         start_time=int(begin_ms * 1e6),
     )
     span.end(int(end_ms * 1e6))
-
-
-def following(asked: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-    """`asked`, to be run by another thread, in the trace of this one."""
-    if tracer() is None:
-        return asked
-    from opentelemetry import context
-
-    return _within(context.attach, context.detach, context.get_current(), asked)
-
-
-async def _within(
-    attach: Callable[[Any], Any], detach: Callable[[Any], None], context: Any, asked: Coroutine[Any, Any, T]
-) -> T:
-    token = attach(context)
-    try:
-        return await asked
-    finally:
-        detach(token)
 
 
 def _kind(name: str) -> Any:

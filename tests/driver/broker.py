@@ -87,7 +87,7 @@ class Broker:
         assert self.node is not None
         node, self.node = self.node, None
         node.readiness.state = "draining"
-        await node._drain(node.limits.hand_back_ms)
+        await node._drain(node.limits.hand_back_ms, node.limits.drain_streams_ms)
         await self._server.stop(1.0)
         await node.tasks.cancel()
 

@@ -33,6 +33,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 CREATED_AT_ONCE = 16
 FEW_FAULTS = 3
 """So few may find no occurrence in a consumer's hands."""
+START_MS = 25_000
+"""For a broker to start again while schedules are made. On a busy machine that took 12 s."""
 MS_EACH = 60
 """For each schedule to make, before the first of their occurrences."""
 
@@ -65,7 +67,7 @@ class Recurring:
                     made = await client.create_schedule(said)
                 self.wanted.update(expected(said, made.state.created_ms))
 
-            begin_ms = self.made.faults.clock.now_ms() + 5_000 + MS_EACH * self.schedules
+            begin_ms = self.made.faults.clock.now_ms() + START_MS + MS_EACH * self.schedules
             for said in crowd_of(self.schedules, self.occurrences, begin_ms):
                 group.create_task(create(said))
 

@@ -121,8 +121,9 @@ class Limits:
     """How often a healthy store is asked for its settings, and whether it is still the one that was opened."""
     hand_back_ms: int = 2_000
     """How long a broker that leases no more waits for unpushed leases to be released, before consumers must leave."""
-    drain_streams_ms: int = 2_000
-    """How long a draining broker goes on reading settles from streams that were asked to leave."""
+    drain_streams_ms: int = 10_000
+    """How long a draining broker waits for streams that were asked to leave, and reads settles from them. What a
+    consumer has not read by then is delivered again."""
 
     def heartbeat_of(self, streams: int) -> int:
         """Return the heartbeat, in ms, of a consumer that joins as the last of `streams`."""

@@ -178,17 +178,18 @@ class Node:
         self.readiness.say(DRAINING)
         finish = True
         try:
-            await asyncio.wait_for(self._drain(min(self.limits.hand_back_ms, grace_ms / 4)), grace_ms / 1000.0)
+            shares = min(self.limits.hand_back_ms, grace_ms / 4), min(self.limits.drain_streams_ms, grace_ms / 2)
+            await asyncio.wait_for(self._drain(*shares), grace_ms / 1000.0)
         except TimeoutError:
             log.warning("did not drain within %d ms: closing all the same", grace_ms)
             finish = False
         await self.stop(finish=finish)
 
-    async def _drain(self, hand_back_ms: float) -> None:
+    async def _drain(self, hand_back_ms: float, streams_ms: float) -> None:
         self._stand_back(LateCause.PAUSED)
         await self._dismiss(LeavingReason.DRAINING, DRAINING, hand_back_ms)
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + self.limits.drain_streams_ms / 1000.0
+        until_s = loop.time() + streams_ms / 1000.0
         while len(self.service.streams) and loop.time() < until_s:
             await self.service.streams.ended(until_s - loop.time())
         await self.service.idle()

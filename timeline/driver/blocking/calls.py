@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from concurrent.futures import CancelledError, Future
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
-from timeline import tracing
 from timeline.driver.delivery import Delivered, Deliveries, Delivery, DeliveryBatch
 from timeline.driver.tasks import PARTING_S
 from timeline.driver.transport.channel import CLIENT_CLOSED
@@ -51,7 +50,7 @@ class Background:
             except BaseException:
                 asked.close()
                 raise
-            return asyncio.run_coroutine_threadsafe(tracing.following(asked), loop)
+            return asyncio.run_coroutine_threadsafe(asked, loop)  # in this thread's context: its trace goes along
 
     @staticmethod
     def wait(future: Future[T]) -> T:
