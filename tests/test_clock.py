@@ -161,6 +161,7 @@ moves = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(moves, st.floats(-0.001, 0.001))
 def test_while_no_step_is_followed_it_never_runs_back_nor_faster_than_allowed(
     moves: list[tuple[float, float, bool]], drift: float
@@ -182,6 +183,7 @@ def test_while_no_step_is_followed_it_never_runs_back_nor_faster_than_allowed(
             last_ms, last_mono_ms = now_ms, machine.mono_ms
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(0, 120_000), st.floats(-2 * HOUR_MS, 2 * HOUR_MS)), max_size=6))
 def test_it_is_never_ahead_of_every_wall_that_was_shown(steps: list[tuple[float, float]]) -> None:
     """What it says is at most 500 ms past what the wall said, or would say had it not been stepped: nothing is early

@@ -57,6 +57,7 @@ def test_a_column_reads_as_its_list(told: tuple[Ragged, list[bytes]]) -> None:
     assert repr(column) == f"Ragged({len(listed)} items, {column.nbytes} bytes)"
 
 
+@pytest.mark.slow
 @given(columns(), st.one_of(st.none(), st.integers(-14, 14)), st.one_of(st.none(), st.integers(-14, 14)))
 def test_slices(told: tuple[Ragged, list[bytes]], low: int | None, high: int | None) -> None:
     column, listed = told
@@ -66,6 +67,7 @@ def test_slices(told: tuple[Ragged, list[bytes]], low: int | None, high: int | N
     assert [bytes(part.view(index)) for index in range(len(part))] == listed[low:high]
 
 
+@pytest.mark.slow
 @given(columns(), st.data())
 def test_take(told: tuple[Ragged, list[bytes]], data: st.DataObject) -> None:
     column, listed = told
@@ -89,6 +91,7 @@ def test_compact_is_cut_loose(told: tuple[Ragged, list[bytes]]) -> None:
     assert packed.compact() is packed
 
 
+@pytest.mark.slow
 @given(st.lists(columns(), max_size=4))
 def test_concat(told: list[tuple[Ragged, list[bytes]]]) -> None:
     joined = Ragged.concat([column for column, _ in told])

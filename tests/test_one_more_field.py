@@ -179,11 +179,13 @@ def run(folder: Path, code: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_field_of_a_put_is_declared_in_few_modules(changed: Path) -> None:
     assert run(changed, JOURNEY, "memory://").startswith(str(changed))
     assert len(CHANGES) <= MOST_MODULES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("earlier", [False, True])
 @pytest.mark.parametrize("name", ["sqlite", *(pytest.param(one, marks=pytest.mark.servers) for one in SERVERS)])
 async def test_a_sql_store_delivers_it(
@@ -202,6 +204,7 @@ async def test_a_sql_store_delivers_it(
     assert run(changed, JOURNEY, url).startswith(str(changed))
 
 
+@pytest.mark.slow
 def test_redis_and_cassandra_pack_a_later_field_without_a_change(changed: Path) -> None:
     """What they packed before has it as 0. The version before keeps what it does not know."""
     puts = Puts.blank(1)

@@ -78,6 +78,7 @@ def told(story: Callable[[Town, Any], Awaitable[None]], credit: int = 100, credi
         made.run(all_of_it(made))
 
 
+@pytest.mark.slow
 def test_messages_on_their_way_to_a_run_that_ends_are_not_left_leased() -> None:
     """The program ends right after it, without closing its consumer. It is told to end at many moments."""
     with town() as made:
@@ -142,6 +143,7 @@ def test_a_backlog_is_leased_in_steps(credit: int, credit_bytes: int, most: int)
     told(story, credit, credit_bytes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("credit", [1, 2, 7])
 def test_little_credit_comes_back_at_once(credit: int) -> None:
     async def story(made: Town, consumer: Any) -> None:

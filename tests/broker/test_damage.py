@@ -7,6 +7,7 @@ import sqlite3
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.broker.link import Link, Pipe, broker, statuses
 from timeline.columns import Ragged
@@ -41,6 +42,7 @@ async def test_what_is_gone_or_cut_short_is_buried_and_its_neighbours_are_delive
         assert await _dead(link) == {b"cut": b"payload damaged", b"gone": b"payload gone"}
 
 
+@pytest.mark.slow
 async def test_a_payload_file_that_is_gone_is_an_error_of_its_message_alone(tmp_path: Path):
     """And a broker that was not told where payloads lie says so; once it is, they are revived whole."""
     plain, folder = f"sqlite:///{tmp_path}/a.db", tmp_path / "payloads"

@@ -112,6 +112,7 @@ def test_the_best_of_a_window_holds_the_truth_and_is_no_worse_than_the_newest(
     assert offset.sure_ms <= abs(true_ms) + 0.01
 
 
+@pytest.mark.slow
 @given(aways, exchanges, st.floats(60.0, HOUR_MS), st.booleans())
 def test_a_clock_that_was_set_is_noticed_at_the_next_exchange(
     away_ms: float, made: list[tuple[float, float, float]], step_ms: float, back: bool
@@ -159,6 +160,7 @@ worlds = st.integers(0, 6).flatmap(
 )
 
 
+@pytest.mark.slow
 @given(worlds)
 def test_the_median_lies_within_its_range_and_nothing_is_sure_that_is_not_true(
     world: tuple[list[float], list[float], list[float]],
@@ -175,6 +177,7 @@ def test_the_median_lies_within_its_range_and_nothing_is_sure_that_is_not_true(
     assert compared.outvoted_ms <= compared.median.sure_ms
 
 
+@pytest.mark.slow
 @given(worlds)
 @example(([-CRITICAL_MS, CRITICAL_MS], [0.0, 0.0], [0.0, 0.0]))
 def test_nobody_is_outvoted_who_is_with_half_of_all(world: tuple[list[float], list[float], list[float]]) -> None:

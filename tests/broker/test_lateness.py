@@ -15,6 +15,7 @@ from timeline.metrics import Metrics
 from timeline.model import Topic, TopicSettings
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(

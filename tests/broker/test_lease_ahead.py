@@ -65,6 +65,7 @@ def test_a_round_takes_along_what_comes_due_soon_after_but_no_more_than_was_aske
     assert [ahead.window_ms(TopicSettings(lease_ahead_ms=asked), 7.1) for asked in (0, 3, 60_000)] == [0, 3, 60_000]
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from([0.5, 1.0, 1.5, 7.0, 90.0]), st.integers(0, 400)), min_size=1, max_size=400))
 def test_the_p99_of_leases_is_that_of_the_last_ones_as_messages_meet_them(leases):
     times, mono_ms, taken = LeaseTimes(), 0.0, []

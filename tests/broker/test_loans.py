@@ -115,6 +115,7 @@ async def test_frames_one_after_the_other_keep_their_order() -> None:
         assert len(seen) == BACKLOG
 
 
+@pytest.mark.slow
 async def test_on_sqlite_a_settle_and_the_lease_that_follows_share_a_transaction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -286,6 +286,7 @@ class Worked(MemoryStore):
         return await super().settle(topic, now_ms, settles)
 
 
+@pytest.mark.slow
 async def test_what_is_due_waits_for_some_pieces_of_a_flood_of_settles_not_for_all_of_it():
     """The store never waits, so that nothing but turns gives others a chance: from the put's frame to the delivery on
     its way only a few of the flood's calls go between."""

@@ -307,6 +307,7 @@ def test_topics_are_counted_one_by_one_if_the_look_at_all_says_nothing(fails: bo
 # ── at rest ──
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
 def test_an_idle_minute_costs_the_same_however_many_topics_there_are(shared: bool) -> None:
     calls = []
@@ -353,6 +354,7 @@ def test_topics_without_a_consumer_have_no_task_and_wake_nobody() -> None:
     assert timers <= few_timers + 3 * EMPTY_COUNTED, "one for each empty topic that is looked at, no more"
 
 
+@pytest.mark.slow
 async def test_an_empty_topic_takes_little_memory() -> None:
     async with broker() as link:
         for at in range(MANY):  # what is made once
@@ -428,6 +430,7 @@ def test_a_message_of_an_idle_topic_that_another_broker_put_is_delivered(when: s
     in_virtual_time(scene)
 
 
+@pytest.mark.slow
 def test_the_first_message_of_an_idle_topic_is_as_punctual_as_any() -> None:
     async def scene() -> None:
         async with crowded(Counted(), MANY) as link:

@@ -35,6 +35,7 @@ async def ask(address: str, path: str = "/readyz") -> bytes:
     return await asyncio.to_thread(get)
 
 
+@pytest.mark.slow
 async def test_metrics_are_served_on_ipv6():
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()

@@ -236,6 +236,7 @@ async def test_a_lease_that_no_take_waits_for_gives_way_to_another_one() -> None
         assert len((await take(link, 1, lease_ms=900)).ids) == 1, "as a client's repeat finds it"
 
 
+@pytest.mark.slow
 async def test_takes_with_the_topics_lease_are_served_whatever_leases_others_ask_for() -> None:
     async with broker() as link:
         for lease_ms in range(1_000, 1_016):
@@ -339,6 +340,7 @@ async def test_the_lateness_of_a_take_is_counted() -> None:
         assert (await stands(link)).topics.delivered.tolist() == [1]
 
 
+@pytest.mark.slow
 async def test_a_take_is_leased_one_message_ahead_and_no_more() -> None:
     async with broker() as link:
         await link.topic(TopicAction.UPDATE, lease_ahead_ms=500)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from timeline.broker.runtime import Tasks
 
 
@@ -39,6 +41,7 @@ async def test_what_a_cancelled_task_still_asks_of_others_is_done() -> None:
     assert done == ["settling", "settling again"]
 
 
+@pytest.mark.slow
 async def test_a_task_that_waits_for_what_never_comes_holds_up_no_stop() -> None:
     """Both are cancelled before the second one has begun, so nobody answers the first one."""
     tasks, ended = Tasks(crashed), list[str]()

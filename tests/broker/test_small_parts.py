@@ -117,6 +117,7 @@ def test_held_gives_out_at_the_due_and_never_before():
     assert held.everything() == []
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 1), st.lists(st.integers(0, 50), min_size=1, max_size=8)), max_size=8))
 def test_held_loses_nothing_and_doubles_nothing(adds):
     held, consumers = LeaseAheadBuffer(), [make_consumer("a"), make_consumer("b")]
@@ -241,6 +242,7 @@ def test_late_deliveries_that_are_forgotten_while_they_are_read_are_left_out():
     assert next(parts, None) is None
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 700_000), min_size=1, max_size=12), st.integers(1, 5))
 def test_a_parcel_is_cut_into_frames_of_bounded_size(sizes, most):
     batch = make_leased([0] * len(sizes), [b"x" * size for size in sizes])

@@ -131,6 +131,7 @@ def test_an_interrupted_cancel_counts_what_it_cannot_tell(served: _Served) -> No
             assert "UNKNOWN: these are gone, and an answer was lost" in unknown
 
 
+@pytest.mark.slow
 def test_the_token_is_for_the_same_call_alone(tell: Call, topic: str, address: str) -> None:
     tell("produce", topic, "x", "--in", "1h", "--tag", "spring")
     seen: list[str] = []
@@ -146,6 +147,7 @@ def test_the_token_is_for_the_same_call_alone(tell: Call, topic: str, address: s
     assert (done["changed"], done["finished"], done["resume"]) == (1, True, None)
 
 
+@pytest.mark.slow
 def test_what_is_refused_is_not_counted_as_moved(tell: Call, topic: str) -> None:
     for group in ("a", "b"):
         tell("produce", topic, "x", "--in", "1h", "--tag", "spring", "--group", group)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
+import pytest
+
 from tests.cli.conftest import Call
 from timeline.cli.look.cluster import DEALT_SAID, TOPICS_SHOWN, ClusterLook, picture, put_together
 from timeline.cli.output import Screen
@@ -96,6 +98,7 @@ def test_as_json() -> None:
     assert told["unreachable"] == {"b4:9000": "nobody listens"}
 
 
+@pytest.mark.slow
 def test_a_broker_alone_is_a_cluster_of_one(tell: Call, topic: str) -> None:
     done = tell("cluster", "--json")
     (told,) = done.json

@@ -35,6 +35,7 @@ def test_a_free_port_is_advertised_once_it_is_known() -> None:
     assert load({"listen": "[::1]:0"}, {}).bound(4711).listen == "[::1]:4711"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

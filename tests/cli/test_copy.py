@@ -80,6 +80,7 @@ MAKE: dict[str, Make] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MAKE)
 async def test_everything_goes_over(tmp_path: Path, kind: str) -> None:
     target = MAKE[kind](tmp_path)
@@ -274,6 +275,7 @@ async def _file_of(path: Path, count: int = 300) -> Topic:
     return topic
 
 
+@pytest.mark.slow
 async def test_the_command(tmp_path: Path, call: Call) -> None:
     topic = await _file_of(tmp_path / "a.db")
     source, target = f"sqlite:///{tmp_path}/a.db", f"sqlite:///{tmp_path}/b.db"

@@ -315,6 +315,7 @@ async def test_a_store_whose_url_spells_its_file_out_is_looked_at_where_serve_pu
     assert "opened and checked" in (await of_store(url))[0].found
 
 
+@pytest.mark.slow
 def test_doctor_goes_on_when_a_broker_goes_away_meanwhile(
     tell: Call, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.cli.conftest import TIMELINE, Call, plain_environment
 
 
+@pytest.mark.slow
 def test_output_that_nobody_reads_ends_quietly() -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -36,6 +37,7 @@ def test_what_nobody_reads_any_more_goes_back(tell: Call, topic: str, address: s
     assert tell("consume", topic, "--count", "1", "--json").json[0]["id"] == "unread"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("arguments", ["version", "--help", "", "check-store --list"])
 def test_output_that_cannot_be_written_is_told_once_and_is_no_refusal(arguments: str, unbuffered: str) -> None:

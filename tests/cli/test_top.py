@@ -167,6 +167,7 @@ def test_a_broker_whose_store_is_gone_is_shown_with_what_it_says(tmp_path: Path)
     assert "t.db cannot be found" in json.loads(told.stdout)["unknown"]
 
 
+@pytest.mark.slow
 def test_top_for_machines_and_once(tell: Call, topic: str) -> None:
     for due in ("0s", "5s", "1h"):
         tell("produce", topic, "x", "--in", due)

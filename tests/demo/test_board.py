@@ -69,6 +69,7 @@ def test_reading_on_gives_the_same_as_reading_once(plan: DayPlan, tmp_path: Path
     assert growing.lateness() == once.lateness()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(76, 20), (80, 24), (103, 30), (104, 30), (160, 50), (220, 70)])
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.8, 1.0])
 def test_the_board_fits_every_terminal(plan: DayPlan, tmp_path: Path, size: tuple[int, int], share: float) -> None:

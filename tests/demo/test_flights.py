@@ -136,6 +136,7 @@ def test_a_parquet_file_gives_the_same_day_as_the_sample(tmp_path: Path) -> None
     assert flights_of(DEFAULT_DAY, path) == flights_of(DEFAULT_DAY)
 
 
+@pytest.mark.slow
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path) -> None:
     path = tmp_path / "year.parquet"
     path.write_bytes(b"PAR1")

@@ -25,6 +25,7 @@ from timeline.demo.plan import (
 from timeline.errors import Invalid
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speed", [MIN_SPEED, 60.0, 600.0, 6_000.0, MAX_SPEED])
 @pytest.mark.parametrize("day", ["2013-03-08", "2013-03-10", "2013-11-03"])
 def test_everything_is_in_time_at_every_speed(day: str, speed: float) -> None:

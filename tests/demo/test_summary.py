@@ -151,6 +151,7 @@ def by_webhook(spoil: Callable[[list[Event]], None]) -> Callable[[list[Event]], 
     return spoiled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [

@@ -22,6 +22,7 @@ STORES = sorted(path.stem for path in (DEPLOY / "compose").glob("*.env"))
 CLUSTER = {"etcd-1", "etcd-2", "etcd-3", "broker-1", "broker-2", "gateway", "prometheus", "grafana"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slip", ["", "healthchek", "intervall"])
 def test_compose_is_what_its_specification_says(slip: str, require_service: Callable[[str], None]) -> None:
     require_service("compose_spec")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from scripts import dashboard
 from tests.deploy.files import CATALOG, DASHBOARD, DEPLOY, ROOT, panels, read_yaml, rules, unknown_in
 
@@ -12,6 +14,7 @@ def test_the_dashboard_is_what_its_script_writes() -> None:
     assert DASHBOARD.read_text(encoding="utf-8") == dashboard.text(), "run scripts/dashboard.py"
 
 
+@pytest.mark.slow
 def test_every_query_asks_for_what_brokers_and_gateways_export() -> None:
     assert not {f"{title}: {query}": unknown for title, query in panels() if (unknown := unknown_in(query))}
 

@@ -56,6 +56,7 @@ def test_a_manifest_that_is_not_valid_is_found() -> None:
         kubernetes_validate.validate(wrong, VERSION, strict=True)
 
 
+@pytest.mark.slow
 def test_everything_selects_the_brokers() -> None:
     labels = one("Deployment")["spec"]["template"]["metadata"]["labels"]
     assert one("Deployment")["spec"]["selector"]["matchLabels"] == labels
@@ -67,6 +68,7 @@ def test_everything_selects_the_brokers() -> None:
     assert (target["kind"], target["name"]) == ("Deployment", one("Deployment")["metadata"]["name"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["timeline", "timeline-gateway"])
 def test_the_monitor_scrapes_a_port_that_is_there(name: str) -> None:
     monitor, service = one("ServiceMonitor", name), one("Service", name)
@@ -89,6 +91,7 @@ def test_the_operator_gets_the_rules_that_ship() -> None:
     assert sorted(given) == sorted(rule.name for rule in rules())
 
 
+@pytest.mark.slow
 def test_the_container_is_told_what_serve_takes_and_probed_where_it_answers() -> None:
     told = {entry["name"]: entry.get("value", "") for entry in container()["env"]}
     known = {config.PREFIX + name.upper() for name in config.SETTINGS}
@@ -110,6 +113,7 @@ def test_the_container_is_told_what_serve_takes_and_probed_where_it_answers() ->
     assert pod["securityContext"]["runAsNonRoot"] and container()["securityContext"]["readOnlyRootFilesystem"]
 
 
+@pytest.mark.slow
 def test_the_gateway_is_selected_started_and_probed_where_it_answers() -> None:
     name = "timeline-gateway"
     deployment = one("Deployment", name)["spec"]

@@ -43,6 +43,7 @@ def test_every_alert_has_a_test_that_fires_and_one_that_keeps_silent() -> None:
     assert fires == alerts and silent == alerts
 
 
+@pytest.mark.slow
 def test_rules_ask_for_what_brokers_export() -> None:
     assert not {rule.name: unknown for rule in rules() if (unknown := unknown_in(rule.query))}
 

@@ -55,6 +55,7 @@ def test_one_of_a_plain_thread_whose_call_was_refused_ends_in_order(
     assert _complaints(caplog) == []
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_by_a_refusal_says_nothing_but_that(served: str) -> None:
     with timeline.connect_sync(served, timeout="10s") as tl:
         tl.create_topic("t")

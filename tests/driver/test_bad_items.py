@@ -97,6 +97,7 @@ async def test_a_payload_beyond_every_topic(tl: timeline.Timeline) -> None:
     assert len({receipt.id for receipt in receipts}) == 4
 
 
+@pytest.mark.slow
 async def test_many_across_frames(tl: timeline.Timeline) -> None:
     """Answers come back to where the messages stood."""
     ids: list[Any] = [f"m{n:05}" for n in range(25_000)]

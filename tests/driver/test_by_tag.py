@@ -69,6 +69,7 @@ async def dues(producer: timeline.Producer) -> list[int]:
         return sorted([m.due_ms async for m in tl.scan("t", tag="spring")])
 
 
+@pytest.mark.slow
 async def test_an_error_carries_its_progress_and_the_call_goes_on(walked: timeline.Producer) -> None:
     _Wire.dead_from = 4
     with pytest.raises(timeline.Unknown, match="broke off after 30 messages") as broke:
@@ -88,6 +89,7 @@ async def test_an_error_carries_its_progress_and_the_call_goes_on(walked: timeli
     assert await dues(walked) == [START_MS + HOUR_MS] * COUNT
 
 
+@pytest.mark.slow
 async def test_an_error_that_nobody_catches_shows_its_token(walked: timeline.Producer) -> None:
     """The program ends with a traceback. What it shows continues the call; the same call again would shift twice."""
     for dead_from, done in ((4, 30), (1, 0)):
@@ -212,6 +214,7 @@ async def test_a_forged_token_is_refused(walked: timeline.Producer) -> None:
             await walked.move_tag("spring", by="1h", resume=bad)
 
 
+@pytest.mark.slow
 async def test_a_token_that_unpacks_to_very_much_is_refused_at_once(walked: timeline.Producer) -> None:
     for bad in (packed(b" " * 64_000_000), "A" * 10_000_000):
         tracemalloc.start()
@@ -253,6 +256,7 @@ async def test_another_broker_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
         assert await dues(p) == [START_MS + HOUR_MS] * COUNT
 
 
+@pytest.mark.slow
 def test_without_await(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("timeline.broker.api.mutate.MAX_TAG_CHUNK", CHUNK)
     monkeypatch.setattr(_Wire, "changes", 0)
@@ -270,6 +274,7 @@ def test_without_await(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert {m.due_ms for m in tl.scan("t")} == {START_MS + HOUR_MS}
 
 
+@pytest.mark.slow
 async def test_nothing_happened_where_no_broker_is(broker: Broker, walked: timeline.Producer) -> None:
     await broker.stop()
     for call in (walked.move_tag("spring", by="1h"), walked.cancel_tag("spring")):
@@ -279,6 +284,7 @@ async def test_nothing_happened_where_no_broker_is(broker: Broker, walked: timel
         assert "resume" not in str(refused.value)
 
 
+@pytest.mark.slow
 async def test_what_is_asked_for_meanwhile_stays(walked: timeline.Producer) -> None:
     """A chunk's answer is lost; before it goes on, a consumer releases one of its messages, and another is moved."""
     _Wire.dead_from = 1

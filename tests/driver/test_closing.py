@@ -33,6 +33,7 @@ async def _after_a_refusal(store: SlowStore) -> None:
     store.refuse.clear()
 
 
+@pytest.mark.slow
 async def test_acks_that_rest_are_sent_again_before_the_consumer_leaves() -> None:
     """An awaited one is on its way when it closes; one that nobody waits for still gathers."""
     store = SlowStore()

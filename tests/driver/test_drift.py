@@ -15,6 +15,7 @@ START_MS = 1_700_000_000_000.0
 travels = st.floats(0.0, 3_000.0)
 
 
+@pytest.mark.slow
 @given(
     st.floats(-3_600_000.0, 3_600_000.0),
     st.floats(-3_600_000.0, 3_600_000.0),

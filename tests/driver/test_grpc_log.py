@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import asyncio, timeline, grpc.aio
 
@@ -30,6 +32,7 @@ def _told(**environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_grpc_is_silent_by_default_and_talks_when_asked() -> None:
     silent, asked = _told(), _told(GRPC_VERBOSITY="ERROR")
     assert (silent.stdout, silent.stderr) == ("refused\n", "")

@@ -492,6 +492,7 @@ async def test_sigterm_stops_every_run_of_the_process(tl: timeline.Timeline) -> 
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+@pytest.mark.slow
 async def test_a_consumer_that_is_closed_under_its_handlers_ends_their_run_without_noise(
     tl: timeline.Timeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import time
 from typing import Any
 
+import pytest
+
 from tests.driver.broker import Broker
 from timeline.broker.limits import Limits
 from timeline.driver.client import Timeline
@@ -33,6 +35,7 @@ class Watching(GrpcTransport):
         return stream
 
 
+@pytest.mark.slow
 async def test_an_idle_consumer_beats_once_a_heartbeat() -> None:
     broker = Broker(limits=Limits(heartbeat_ms=HEARTBEAT_MS))
     await broker.start()

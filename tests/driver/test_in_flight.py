@@ -344,7 +344,7 @@ class HandMachine(RuleBasedStateMachine):
 
 
 HandMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
-TestHand = HandMachine.TestCase
+TestHand = pytest.mark.slow(HandMachine.TestCase)
 
 
 def test_a_lease_is_placed_by_the_earliest_moment_that_it_can_mean() -> None:

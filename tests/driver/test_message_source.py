@@ -34,6 +34,7 @@ def mixed(count: int) -> Iterator[Any]:
     yield "no message"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [0, 100, 2_500])
 @pytest.mark.parametrize(
     ("source", "raised"), [(torn, Torn), (torn_slowly, Torn), (mixed, timeline.Invalid)], ids=lambda one: one.__name__
@@ -51,6 +52,7 @@ async def test_what_came_before_the_break_is_put_and_told(
     assert {m.id async for m in tl.scan("t")} == set(told)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "raised"), [(torn, Torn), (mixed, timeline.Invalid)], ids=lambda one: one.__name__)
 def test_the_same_without_await(served: str, source: Any, raised: type[Exception]) -> None:
     with timeline.connect_sync(served, timeout="10s") as tl:

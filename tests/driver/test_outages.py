@@ -61,6 +61,7 @@ async def _scanned(tl: Timeline) -> list[timeline.StoredMessage]:
     return [message async for message in tl.scan("t")]
 
 
+@pytest.mark.slow
 async def test_errors_of_all_calls_say_that_a_failure_lasts_and_what_was_found() -> None:
     async with Timeline("a:1", "50ms", transport_factory=_SpeaksTls) as tl:
         p = tl.producer("t")

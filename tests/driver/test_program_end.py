@@ -124,6 +124,7 @@ def test_acks_arrive_before_an_error_ends_the_program(served: str, how: str, cod
     assert _left(served) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["forks", "plain forks"])
 def test_a_forked_child_sends_nothing_of_its_parents(served: str, how: str) -> None:
     """The child ends in order. The parent of an event loop ends at once, before its acks have gone."""
@@ -162,6 +163,7 @@ sys.exit(0)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["async", "sync"])
 def test_a_forked_child_that_has_used_the_client_exits_in_order(served: str, how: str) -> None:
     """It does not close the client, and lets the interpreter end: what it keeps of its parent's gRPC stands no end in
@@ -173,6 +175,7 @@ def test_a_forked_child_that_has_used_the_client_exits_in_order(served: str, how
     assert _left(served) == 2
 
 
+@pytest.mark.slow
 def test_acks_that_cannot_be_sent_are_counted(served: str) -> None:
     done = _run(served, "closed loop")
     assert done.returncode == 0

@@ -77,6 +77,7 @@ def test_quick_handlers_get_credit_and_the_broker_knows_how_much() -> None:
     told(story)
 
 
+@pytest.mark.slow
 def test_handlers_that_become_slow_give_back_what_waits_and_others_get_it() -> None:
     async def story(made: Town, machine: Machine) -> None:
         slow = Run(made, "slow", work_s=0.001)
@@ -97,6 +98,7 @@ def test_handlers_that_become_slow_give_back_what_waits_and_others_get_it() -> N
     told(story, lease="1h")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("max_deliveries", "credit"), [(2, 2 * CONCURRENCY), (3, CREDIT_MESSAGES), (0, CREDIT_MESSAGES)]
 )
@@ -129,6 +131,7 @@ def test_the_credit_of_quick_handlers_shrinks_when_such_messages_come(concurrenc
     told(story, max_deliveries=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [{"credit": 5}, {"credit": 40}])
 def test_credit_that_the_caller_chose_stays(asked: dict[str, int]) -> None:
     async def story(made: Town, machine: Machine) -> None:

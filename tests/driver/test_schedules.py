@@ -143,6 +143,7 @@ async def test_the_next_times_begin_with_the_start_and_end_with_the_count(tl: ti
     assert (over.next(3), over.next_ms) == ([], 0)
 
 
+@pytest.mark.slow
 async def test_a_rule_without_a_time_holds_up_nobody(tl: timeline.Timeline) -> None:
     """All that it says is excluded. A list of schedules names it all the same, soon."""
     s = await tl.schedule("t", "never", cron="* * * * * *", exclude="cron:* * * * * *")

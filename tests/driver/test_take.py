@@ -59,6 +59,7 @@ async def test_a_take_of_nothing_is_an_empty_list_after_its_wait(tl: timeline.Ti
         assert await c.take(10, wait=0) == []
 
 
+@pytest.mark.slow
 async def test_a_take_leaves_the_rest_to_an_iteration(tl: timeline.Timeline) -> None:
     async with tl.producer("t") as p, tl.consumer("t", id="w1", credit=4) as c:
         await p.produce_many(Batch([b""] * 200, in_=0))

@@ -139,6 +139,7 @@ async def test_a_batch_sent_again_is_the_same_messages_in_whatever_trace(tl: tim
         assert [receipt.status for receipt in second] == ["DUPLICATE", "DUPLICATE"]
 
 
+@pytest.mark.slow
 async def test_what_ended_unknown_is_put_again_by_its_id_in_whatever_trace(
     broker: Broker, tl: timeline.Timeline, told: Told
 ) -> None:
@@ -235,6 +236,7 @@ async def test_where_nobody_traces_nothing_is_added(tl: timeline.Timeline) -> No
             await d.ack()
 
 
+@pytest.mark.slow
 def test_opentelemetry_is_not_imported_on_our_account() -> None:
     program = (
         "import asyncio, sys, timeline, timeline.broker.node\n"

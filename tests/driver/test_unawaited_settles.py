@@ -61,6 +61,7 @@ async def _at_work(tl: timeline.Timeline, grace: str) -> AsyncIterator[tuple[tim
         await running
 
 
+@pytest.mark.slow
 async def test_what_a_handler_has_done_is_settled_though_the_broker_is_away_longer_than_calls_wait() -> None:
     async with Broker(SlowStore()) as broker:  # a store that outlasts it
         async with timeline.connect(broker.address, timeout="100ms") as tl:
@@ -74,6 +75,7 @@ async def test_what_a_handler_has_done_is_settled_though_the_broker_is_away_long
             assert await tl.get("t", "m") is None
 
 
+@pytest.mark.slow
 async def test_who_ends_while_the_broker_is_away_is_told_what_was_done_and_not_settled(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -88,6 +90,7 @@ async def test_who_ends_while_the_broker_is_away_is_told_what_was_done_and_not_s
     assert not [line for line in said if "did not finish" in line]
 
 
+@pytest.mark.slow
 async def test_acks_that_nobody_waits_for_are_tried_as_long_as_the_lease_lasts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -210,6 +210,7 @@ async def bite(seed: int, count: int) -> Counter[str]:
     return outcome
 
 
+@pytest.mark.slow
 async def test_each_bad_frame_gets_its_answer_and_harms_nobody() -> None:
     outcome = await bite(1, BITES)
     assert min(outcome["refused"], outcome["answered"]) > BITES // 20
@@ -248,6 +249,7 @@ async def test_a_frame_that_was_compressed_is_not_unfolded() -> None:
         assert await attack.ask("Produce", data) == "answered"
 
 
+@pytest.mark.slow
 async def test_credit_beyond_all_measure_is_still_told_to_people() -> None:
     async with attacked() as attack:
         streams = [await attack.way.stream("Consume", PATIENCE_S) for _ in range(2)]

@@ -148,6 +148,7 @@ def test_a_field_that_is_not_known_without_its_type() -> None:
     assert in_words("Object contains unknown field `x`", kind=Any) == "there is no field 'x'"
 
 
+@pytest.mark.slow
 def test_the_name_of_a_field_is_shown_in_part() -> None:
     asked = [kind for kind in vars(shapes).values() if isinstance(kind, type) and issubclass(kind, shapes.Asked)]
     assert len(asked) > 15

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.history.scene import Scene
 from timeline.history import story as stories
 
 
+@pytest.mark.slow
 def test_each_event_is_filed_under_one_id_and_looked_at_there() -> None:
     scene = Scene()
     for number in range(2_000):

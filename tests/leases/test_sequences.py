@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -272,7 +273,7 @@ class OneId(RuleBasedStateMachine):
             assert message.due_ms == life.asked_due_ms
 
 
-TestOneId = OneId.TestCase
+TestOneId = pytest.mark.slow(OneId.TestCase)
 TestOneId.settings = hypothesis_settings(max_examples=150, stateful_step_count=50, deadline=None)
 
 

@@ -151,6 +151,7 @@ async def test_an_async_session_adds_by_run_sync(postgresql_shop: Shop) -> None:
     assert postgresql_shop.left() == ["b"]
 
 
+@pytest.mark.slow
 def test_django_adds_within_its_own_transaction(sqlite_shop: Shop) -> None:
     """In a process of its own: Django is configured once for good."""
     program = f"""
@@ -221,6 +222,7 @@ def test_a_table_of_another_name(sqlite_shop: Shop) -> None:
         assert connection.scalar(sa.text("SELECT count(*) FROM mail")) == 1
 
 
+@pytest.mark.slow
 def test_adding_needs_no_package_but_the_drivers_own(tmp_path: Path) -> None:
     program = """
 import sys

@@ -79,6 +79,7 @@ async def test_what_was_committed_is_sent_as_it_was_added(shop: Shop, tl: timeli
     assert await pending(tl) == ["a"]
 
 
+@pytest.mark.slow
 async def test_messages_are_sent_in_the_order_of_adding(shop: Shop, tl: timeline.Timeline, broker: Broker) -> None:
     assert broker.store is not None
     sent: list[bytes] = []
@@ -220,6 +221,7 @@ async def test_a_topic_that_is_not_there_and_named_in_bytes_holds_up_nobody(
     assert sqlite_shop.left() == ["waits"] and await pending(tl) == ["sent"]
 
 
+@pytest.mark.slow
 async def test_messages_of_a_topic_that_is_not_there_wait_for_it_and_hold_up_no_other(
     shop: Shop, tl: timeline.Timeline
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 FREE = """
 import sys
 
@@ -17,12 +19,14 @@ sys.meta_path.insert(0, Blocked())
 """
 
 
+@pytest.mark.slow
 def test_the_package_its_command_line_and_its_broker_need_no_spark() -> None:
     words = "import timeline, timeline.cli.data.pipeline, timeline.pipeline"
     words += "\nimport timeline.broker.server.service, timeline.broker.journal.files"
     subprocess.run([sys.executable, "-c", FREE + words + "\ntimeline.connect, timeline.Batch"], check=True)
 
 
+@pytest.mark.slow
 def test_without_spark_the_command_says_what_to_install() -> None:
     words = "from timeline.cli.app import run; sys.exit(run(['pipeline', 'compact', 'file:///nowhere']))"
     done = subprocess.run([sys.executable, "-c", FREE + words], capture_output=True, text=True)
@@ -30,6 +34,7 @@ def test_without_spark_the_command_says_what_to_install() -> None:
     assert "pipelines need pyspark, which is not installed: pip install 'timeline-scheduler[spark]'" in done.stderr
 
 
+@pytest.mark.slow
 def test_workers_are_forked_from_a_process_without_grpc() -> None:
     """gRPC does not go through a fork: a worker that had it from its parent could not reach a broker."""
     done = subprocess.run(

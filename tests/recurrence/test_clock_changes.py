@@ -102,6 +102,7 @@ def test_cron_names_what_a_minute_by_minute_look_at_the_wall_finds(name: str) ->
     assert sum(check(name, *window) for window in windows(name, every=8)) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "at"), HISTORY)
 def test_clocks_that_were_set_by_more_than_an_hour(name: str, at: datetime) -> None:
     assert (

@@ -76,6 +76,7 @@ def test_rules_of_rfc_5545(rrule: str, times: list[str]) -> None:
     assert shown(2, rrule=[rrule]) == times
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("freq", ["SECONDLY", "MINUTELY", "HOURLY", "DAILY", "WEEKLY", "MONTHLY", "YEARLY"])
 def test_a_rule_gives_the_same_times_however_long_after_its_start_it_is_asked(freq: str) -> None:
     start = datetime(2026, 1, 29, 8, 7, 5, tzinfo=UTC)
@@ -124,6 +125,7 @@ def test_start_end_and_count_bound_it() -> None:
     assert shown(9, rrule=["FREQ=DAILY;COUNT=3"], start_ms=start_ms) == days
 
 
+@pytest.mark.slow
 def test_what_never_comes_ends() -> None:
     assert shown(cron=["0 0 * * *"], exclude=["cron:0 0 * * *"]) == []
     day_ms, last = 86_400_000, ["Thu 9998-12-31 00:00:00"]
@@ -250,6 +252,7 @@ def test_words(asked: dict[str, Any], words: str) -> None:
     assert Recurrence(**asked).words() == words
 
 
+@pytest.mark.slow
 def test_days_that_are_excluded_in_a_row_end_nothing() -> None:
     holidays = [f"2026-12-{day:02}" for day in range(1, 32)]
     assert shown(1, datetime(2026, 12, 1, tzinfo=UTC), cron=["* * * * * *"], exclude=holidays) == [
@@ -261,6 +264,7 @@ def test_days_that_are_excluded_in_a_row_end_nothing() -> None:
     assert shown(2, since, **around) == ["Sat 2026-10-31 03:50:00", "Sun 2026-11-01 04:00:00"]
 
 
+@pytest.mark.slow
 def test_a_walk_says_how_far_it_has_come_and_can_go_on_there() -> None:
     asked = Recurrence(cron=["* * * * * *"], exclude=["cron:* 0-58 * * * *"])
     whole = [one.at_ms for one in islice(asked.occurrences(ms(FROM)), 200)]

@@ -81,6 +81,7 @@ def test_an_outage_right_after_an_edit_misses_nothing_that_was_delivered(fields:
     assert record.produced == len(delivered) + len(here.topic)
 
 
+@pytest.mark.slow
 def test_a_pause_is_no_part_of_a_queue() -> None:
     here = world(work_ms=60 * MINUTE, overlap="queue")
     here.update(paused=True, keep=True)
@@ -198,6 +199,7 @@ def test_a_queue_goes_on_after_an_edit_and_ends_with_a_pause() -> None:
     assert newest(here).queue == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", ["allow", "skip"])
 def test_a_queue_that_was_kept_is_produced_under_another_overlap(overlap: str) -> None:
     here = world(work_ms=60 * MINUTE, overlap="queue")
@@ -280,6 +282,7 @@ def test_a_clock_that_was_set_back_does_not_let_an_edit_repeat_hours() -> None:
     assert resumed.position_ms >= record.last_ms - 4 * MINUTE
 
 
+@pytest.mark.slow
 def test_edits_without_looks_have_bounds() -> None:
     record = created(spec(cron="* * * * * *"), BEGIN_MS).record
     record = dataclasses.replace(record, position_ms=BEGIN_MS + 120_000, sequence=120)
@@ -326,6 +329,7 @@ def test_backfill_knows_names_and_counts() -> None:
     assert [one.id for one in found] == [occurrence_id("each", minute(11), str(number))]
 
 
+@pytest.mark.slow
 def test_backfill_refuses_too_many_and_nothing() -> None:
     record = created(spec(cron="* * * * * *", expires_ms=5_000), BEGIN_MS).record
     with pytest.raises(Invalid, match="more than 10000 occurrences lie in this range: backfill it in parts"):

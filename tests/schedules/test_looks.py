@@ -120,6 +120,7 @@ def test_an_occurrence_that_has_expired_is_missed() -> None:
     assert times(here)[-5:] == [35, 36, 37, 38, 39]
 
 
+@pytest.mark.slow
 def test_walks_of_a_long_outage_are_bounded_and_miss_nothing() -> None:
     here = world(cron="* * * * * *", catch_up="latest")
     here.run_until(BEGIN_MS + MINUTE)
@@ -162,6 +163,7 @@ def test_a_queue_catches_up_quickly() -> None:
     assert times(here) == list(range(11))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("catch_up", "missed"), [("none", 30), ("latest", 29), ("all", 0)])
 def test_what_waits_in_a_queue_is_not_missed_but_what_an_outage_hid_is(catch_up: str, missed: int) -> None:
     here = world(work_ms=3 * HOUR, overlap="queue", catch_up=catch_up)
@@ -178,6 +180,7 @@ def test_what_waits_in_a_queue_is_not_missed_but_what_an_outage_hid_is(catch_up:
     assert not set(range(10)) - set(at)
 
 
+@pytest.mark.slow
 def test_overlap_looks_a_second_before_or_a_tenth_of_the_period() -> None:
     for cron, lead in (("* * * * *", 1_000), ("*/5 * * * * *", 500), ("* * * * * *", 100)):
         here = world(cron=cron, overlap="skip")
@@ -196,6 +199,7 @@ def test_count_ends_it() -> None:
     assert min(held.due_ms for held in here.records.values()) > here.now_ms + YEAR_MS - 2 * HOUR
 
 
+@pytest.mark.slow
 def test_excluded_times_in_a_row_end_nothing() -> None:
     here = world(cron="* * * * * *", exclude=["cron:* * 12-23 * * *"], start_ms=0, zone="UTC")
     here.run_until(BEGIN_MS + HOUR)
@@ -208,6 +212,7 @@ def test_excluded_times_in_a_row_end_nothing() -> None:
     assert set(late(here)[1:]) == {0}
 
 
+@pytest.mark.slow
 def test_a_schedule_whose_every_time_is_excluded_rests_and_never_ends() -> None:
     here = world(cron="* * * * * *", exclude=["cron:* * * * * *"])
     here.run_until(BEGIN_MS + DAY_MS)
@@ -221,6 +226,7 @@ def test_a_rule_that_is_never_met_ends_it() -> None:
     assert newest(here).ended
 
 
+@pytest.mark.slow
 def test_a_rare_occurrence_is_looked_for_each_day_without_a_new_record() -> None:
     here = world(cron="0 0 29 2 *")
     here.run_until(BEGIN_MS + 10 * DAY_MS)

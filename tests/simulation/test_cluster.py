@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
 
+import pytest
+
 import timeline
 from tests.simulation.world import World
 from timeline.broker.node import Node
@@ -156,6 +158,7 @@ def test_with_hints_cut_the_slow_poll_suffices() -> None:
     assert SOON_MS < max(late) <= made.world.limits.sweep_every_ms + SOON_MS
 
 
+@pytest.mark.slow
 def test_what_is_assigned_to_a_broker_that_is_not_there_is_swept_and_the_cause_is_known() -> None:
     async def scene(self: Scene) -> list[float]:
         async with self.client("p", 1) as one, self.client("c", 2) as two:
@@ -219,6 +222,7 @@ def test_a_topic_made_or_changed_at_one_broker_is_known_to_another() -> None:
     assert made.loop.time() - started_s < 3.0  # the next reading of all records comes every 15 s
 
 
+@pytest.mark.slow
 def test_deliveries_are_even_over_consumers_wherever_they_are_connected() -> None:
     async def scene(self: Scene) -> Counter[str]:
         got: Counter[str] = Counter()
@@ -270,6 +274,7 @@ def test_a_consumer_learns_of_the_others_and_goes_there_when_its_broker_dies() -
     assert (first.id, first.deliveries, second.id, second.deliveries) == ("before", 1, "after", 1)
 
 
+@pytest.mark.slow
 def test_a_broker_that_drains_sends_its_consumers_on_with_what_they_have_in_hand() -> None:
     async def scene(self: Scene) -> Counter[str]:
         seen: Counter[str] = Counter()

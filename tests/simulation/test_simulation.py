@@ -27,6 +27,7 @@ def test_some_seeds_hold() -> None:
     assert report.least_operations >= LEAST_OPERATIONS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_seed_is_the_same_every_time(seed: int) -> None:
     first, second = World(seed, size=SMALL), World(seed, size=SMALL)

@@ -156,6 +156,7 @@ async def test_a_put_that_takes_an_expired_message_for_a_living_one_is_caught(
     assert result.outcome is Outcome.FAILED, f"{check} passed"
 
 
+@pytest.mark.slow
 async def test_the_whole_table_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     make = _by(table.decide, monkeypatch)
     for check in sorted({*CAUGHT_BY.values(), *REPEATS.values()}):

@@ -43,6 +43,7 @@ class Unsure(MemoryStore):
         return troubled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remember_ms", [0, 1_000_000_000])
 @pytest.mark.parametrize("every", [2, 3, 7])
 async def test_repeats_settle_what_was_unknown(every: int, remember_ms: int) -> None:
@@ -71,6 +72,7 @@ class Loses(MemoryStore):
         return answers
 
 
+@pytest.mark.slow
 async def test_a_lost_message_is_seen() -> None:
     async with Trial(Loses) as trial:
         crowd = Crowd(trial, await trial.topic(buckets=4, max_deliveries=0), [trial.store] * 3)

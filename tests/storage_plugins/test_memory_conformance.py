@@ -10,6 +10,7 @@ from timeline.storage_plugins.conformance.trial import Trial
 from timeline.storage_plugins.memory import MemoryStore
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKS)
 async def test_columns(name: str) -> None:
     (await run_check(name, MemoryStore)).raise_failed()

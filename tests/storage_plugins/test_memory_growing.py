@@ -37,6 +37,7 @@ _STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(_STEPS)
 def test_index_is_a_dictionary(steps: list[tuple[str, list[int]]]) -> None:
     index, model, next_slot = Index(), dict[bytes, int](), 0
@@ -129,6 +130,7 @@ def test_objects_keep_what_they_hold() -> None:
     assert len(column) == 5_000 and column[:2].tolist() == [b"a", b"b"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "check", ["rules_on_a_topic_that_remembers", "racing_everything", "large_batches", "id_twice_in_a_put", "fencing"]
 )

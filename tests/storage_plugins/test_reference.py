@@ -17,6 +17,7 @@ from timeline.storage_plugins.reference import ReferenceStore
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKS)
 async def test_conformance(name: str) -> None:
     (await run_check(name, ReferenceStore)).raise_failed()

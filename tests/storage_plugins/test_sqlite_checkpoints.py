@@ -54,6 +54,7 @@ def table(tmp_path: Path) -> Iterator[_Table]:
 FEW, MANY = 10, 1_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("meanwhile", "checkpoints", "asked"),
     [

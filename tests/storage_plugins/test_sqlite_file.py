@@ -155,6 +155,7 @@ asyncio.run(hold())
 """
 
 
+@pytest.mark.slow
 async def test_lock_of_another_process_dies_with_it(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
     with subprocess.Popen([sys.executable, "-c", _HOLD, url], stdout=subprocess.PIPE, text=True) as holder:

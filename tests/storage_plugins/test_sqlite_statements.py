@@ -163,6 +163,7 @@ async def test_content_is_only_for_put_and_delivery(tmp_path: Path, traced: list
     connection.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 1023, 1024, 1025, 9_000])
 async def test_batches_of_any_size(tmp_path: Path, count: int) -> None:
     made = topic()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +35,7 @@ def moved(before: Assignment, after: Assignment, among: set[str]) -> int:
     )
 
 
+@pytest.mark.slow
 @given(topics, st.integers(1, 300), clusters)
 def test_every_bucket_is_dealt_by_one_who_has_consumers(topic: int, buckets: int, weights: dict[str, int]) -> None:
     dealt = assign(topic, buckets, weights)
@@ -45,6 +47,7 @@ def test_every_bucket_is_dealt_by_one_who_has_consumers(topic: int, buckets: int
     assert sorted(of) == (list(range(buckets)) if living else [])
 
 
+@pytest.mark.slow
 @given(topics, st.integers(1, 300), clusters, st.randoms(use_true_random=False))
 def test_the_answer_does_not_depend_on_who_asks(topic: int, buckets: int, weights: dict[str, int], random) -> None:  # type: ignore[no-untyped-def]
     shuffled = list(weights.items())
@@ -69,6 +72,7 @@ def test_the_answer_is_the_same_in_every_process() -> None:
     assert "".join(map(str, owners)) == "0202022022021222102000102012000002021100200020200012011200000021"
 
 
+@pytest.mark.slow
 @given(topics, st.integers(64, 100), hosts)
 def test_buckets_follow_consumers(topic: int, buckets_a_consumer: int, weights: dict[str, int]) -> None:
     """Within 10 % of a broker's share at 64 buckets for each consumer and more."""
@@ -88,6 +92,7 @@ def test_few_buckets_are_dealt_as_evenly_as_whole_ones_can_be(
         )
 
 
+@pytest.mark.slow
 @given(topics, st.integers(64, 80), hosts, names, st.integers(1, 4))
 def test_who_joins_takes_buckets_and_hardly_any_move_between_others(
     topic: int, each: int, weights: dict[str, int], name: str, weight: int
@@ -103,6 +108,7 @@ def test_who_joins_takes_buckets_and_hardly_any_move_between_others(
     assert kept >= buckets - len(after.of(name)) - EXTRA_MOVES * buckets
 
 
+@pytest.mark.slow
 @given(topics, hosts)
 def test_a_consumer_more_moves_what_it_has_to(topic: int, weights: dict[str, int]) -> None:
     buckets, name = 64 * (sum(weights.values()) + 1), min(weights)

@@ -85,6 +85,7 @@ def test_tls_trusts_the_systems_certificates_unless_told_otherwise(tmp_path: Pat
         Tls(str(tmp_path / "missing.pem")).check()
 
 
+@pytest.mark.slow
 def test_what_is_not_installed_is_named_with_the_extra_that_brings_it() -> None:
     code = "import sys; sys.modules['google.protobuf'] = None; import timeline.sync as sync; sync.make_membership('etcd://h1')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -35,6 +35,7 @@ def fuzz(seed: int, count: int) -> collections.Counter[str]:
     return outcome
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", FAST_SEEDS)
 def test_mutants_are_refused_or_in_range(seed: int) -> None:
     outcome = fuzz(seed, CASES)
@@ -106,6 +107,7 @@ def test_work_is_bounded_by_the_frame() -> None:
         assert steps < 600 + len(data), name
 
 
+@pytest.mark.slow
 def test_a_vector_of_claimed_length_is_not_allocated() -> None:
     """Lengths of gigabytes in a frame of some hundred bytes."""
     for data in good_frames():

@@ -40,6 +40,7 @@ def test_every_frame_has_a_strategy() -> None:
     assert set(FRAMES) == set(typing.get_args(frames.Frame))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FRAMES, ids=lambda kind: kind.__name__)
 def test_frames_come_back_as_they_were(kind: type) -> None:
     @given(FRAMES[kind])

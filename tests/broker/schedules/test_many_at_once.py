@@ -16,6 +16,7 @@ from timeline.wire import Fault, ScheduleAction, ScheduleAnswer, TransportError
 EDITS = 40
 
 
+@pytest.mark.slow
 async def test_edits_at_the_same_time_are_all_made_one_after_the_other() -> None:
     async with broker("memory://", limits=Limits(edit_wait_ms=600_000)) as link:
         await create(link, every_ms=3_600_000)
@@ -47,6 +48,7 @@ async def test_a_list_names_schedules_that_change_meanwhile() -> None:
             assert sorted(one["name"] for one in json.loads(answer.body)) == [f"s{n}" for n in range(number + 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [1, 3])
 async def test_a_list_names_each_schedule_once_while_all_change(limit: int, tmp_path: Path) -> None:
     async with broker(f"sqlite:///{tmp_path / 'store.db'}") as link:

@@ -158,6 +158,7 @@ async def test_an_address_that_never_answers_does_not_use_up_the_time_of_the_nex
             one.close()
 
 
+@pytest.mark.slow
 async def test_a_connection_that_never_came_is_told_from_an_answer_that_never_came() -> None:
     """The first concerns all topics of the host, the second one receiver alone."""
 
@@ -207,6 +208,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("host", "known", "said"),
     [("hook.test", True, "204"), ("other.test", True, "certificate"), ("hook.test", False, "certificate")],

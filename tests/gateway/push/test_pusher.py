@@ -97,6 +97,7 @@ async def test_a_message_takes_its_trace_along(tl: timeline.Timeline, receiver: 
     assert {name: request.headers[name] for name in traced} == traced
 
 
+@pytest.mark.slow
 async def test_a_topics_rate_is_kept(tl: timeline.Timeline, receiver: Receiver) -> None:
     """A second's worth may go at once. Then each waits for its turn."""
     rate, count = 20, 40
@@ -238,6 +239,7 @@ async def test_several_takes_wait_while_messages_come_and_one_when_none_does(
         assert topic_pusher._asked <= topic_pusher.topic.settings.push_concurrency // pusher_module.TAKES
 
 
+@pytest.mark.slow
 async def test_a_dead_receiver_costs_few_deliveries_and_gets_all_when_it_is_back(
     tl: timeline.Timeline, receiver: Receiver
 ) -> None:
@@ -271,6 +273,7 @@ async def opened(pusher: Pusher) -> Circuit:
     return host.circuit
 
 
+@pytest.mark.slow
 async def test_what_a_take_from_before_gets_while_the_circuit_is_open_goes_back_unseen(
     tl: timeline.Timeline, receiver: Receiver
 ) -> None:
@@ -293,6 +296,7 @@ async def test_what_a_take_from_before_gets_while_the_circuit_is_open_goes_back_
             pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", [always(500), hang_up], ids=["5xx", "no answer"])
 async def test_errors_of_one_topic_hold_up_no_other_of_its_host(
     tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, fails: Answering
@@ -339,6 +343,7 @@ async def test_a_changed_setting_waits_for_no_request_under_way(
         await state_of(tl, "slow", "gone")
 
 
+@pytest.mark.slow
 async def test_a_topic_goes_on_after_the_probe_of_another_one_of_its_host(
     tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -413,6 +418,7 @@ async def test_an_endless_answer_is_cut_off(tl: timeline.Timeline, receiver: Rec
         await state_of(tl, "a", "gone")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("status", "becomes"), [(200, "gone"), (410, "dead")])
 async def test_a_status_decides_though_the_body_never_ends(
     tl: timeline.Timeline, receiver: Receiver, status: int, becomes: str
@@ -489,6 +495,7 @@ async def test_a_fault_of_ours_leaves_no_webhook_waiting_for_its_ack(
         assert [*map(type, ended)] == [MemoryError] * 3
 
 
+@pytest.mark.slow
 async def test_payloads_under_way_have_a_bound_and_no_topic_takes_all_of_it(
     tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

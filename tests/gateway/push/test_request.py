@@ -86,6 +86,7 @@ def test_without_a_secret_nothing_is_sent() -> None:
 ANY_TEXT = st.text(st.characters(codec="utf-8"), max_size=40)
 
 
+@pytest.mark.slow
 @given(id=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=60), topic=ANY_TEXT,
        headers=st.dictionaries(ANY_TEXT.filter(bool), ANY_TEXT, max_size=4))  # fmt: skip
 def test_no_text_of_a_message_can_end_a_header(id: str, topic: str, headers: dict[str, str]) -> None:
