@@ -57,7 +57,7 @@ UNSAYABLE = [re.compile(each) for each in (
     "^say which (settings|fields) to change", "^payload takes [0-9]+ bytes; topic",
     "^the topic takes payloads of up to [0-9]+ bytes",
     "^end must be after start", "^every must be at least", "^a schedule has at most",
-    "^to must be after from", "^at is the time in the message's id", "^more than 10000 occurrences lie in",
+    "^to must be after from", "^at must be within a day of now", "^more than 10000 occurrences lie in",
     "^(jitter|window) must be 0 to",
     # Of a change: compared with the other fields of the schedule.
     "^count needs a start", "^a schedule needs a rule",
