@@ -40,6 +40,7 @@ def columns(draw: st.DrawFn) -> tuple[Ragged, list[bytes]]:
     return column, listed
 
 
+@pytest.mark.slow
 @given(columns())
 def test_a_column_reads_as_its_list(told: tuple[Ragged, list[bytes]]) -> None:
     column, listed = told
@@ -80,6 +81,7 @@ def test_take(told: tuple[Ragged, list[bytes]], data: st.DataObject) -> None:
     ]
 
 
+@pytest.mark.slow
 @given(columns())
 @example((Ragged(memoryview(b"__abc"), np.array([2, 3, 5])), [b"a", b"bc"]))
 def test_compact_is_cut_loose(told: tuple[Ragged, list[bytes]]) -> None:
@@ -191,6 +193,7 @@ def test_a_batch_knows_its_fields() -> None:
     assert [each.limit for each in Outer.columns if each.limit] == [Range(1, 9), Text("a word", 0, 9)]
 
 
+@pytest.mark.slow
 @given(st.integers(0, 7), st.booleans(), st.data())
 def test_a_batch_taken_and_cut(count: int, whole: bool, data: st.DataObject) -> None:
     batch = _outer(count, whole)

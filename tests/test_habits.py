@@ -122,7 +122,6 @@ def _matches(pattern: str, texts: list[tuple[str, str]]) -> list[str]:
     ]
 
 
-@pytest.mark.slow
 def test_modules_stay_small() -> None:
     modules = _modules(PACKAGE) + _modules(TESTS)
     assert modules
@@ -141,7 +140,6 @@ def test_the_shell_is_there() -> None:
     assert not [name for name in SHELL if not (PACKAGE / name).is_file()]
 
 
-@pytest.mark.slow
 def test_core_reads_no_clock_no_randomness_and_no_driver() -> None:
     modules = _core_modules()
     assert modules
@@ -172,7 +170,6 @@ def test_what_a_class_leaves_to_others_is_abstract() -> None:
     assert not [_name(path) for path in _modules(PACKAGE) if raising.search(path.read_text(encoding="utf-8"))]
 
 
-@pytest.mark.slow
 def test_tests_do_not_sleep() -> None:
     tests = [path for path in _modules(TESTS) if "sleep" in path.read_text(encoding="utf-8")]
     assert not [f"{_name(path)}:{line}" for path in tests for line in sleeping_calls(_parsed(path))]
@@ -203,13 +200,11 @@ def test_the_import_guard_sees_imports_inside_functions() -> None:
     assert [name for _, name in imported_names(tree)] == ["time", "sqlalchemy.engine"]
 
 
-@pytest.mark.slow
 def test_no_path_of_one_machine_is_in_the_repository() -> None:
     folders = "|".join(["work", "root", "home"])
     assert not _matches(rf"(?<![\w./-])/({folders})/", _tracked_texts())
 
 
-@pytest.mark.slow
 def test_no_address_of_a_registry_is_in_the_repository() -> None:
     hosts = [r"pypi\.", r"files\.python", r"registry\.npm", r"repo\.maven", r"proxy\.golang", r"deb\.debian"]
     assert not _matches("|".join(host + r"\w*\.?(org|js|apache|hosted)" for host in hosts), _tracked_texts())
@@ -220,7 +215,6 @@ def test_no_address_of_a_registry_is_in_the_repository() -> None:
     assert not _matches(r"https?:(?=/)|(index|find)-(url|links)|trusted[-]host", texts)
 
 
-@pytest.mark.slow
 def test_nothing_tells_to_install_what_is_somebody_elses() -> None:
     """`timeline` on PyPI is another project. The import and the command are called so, the distribution is not."""
     texts = [(name, text) for name, text in _tracked_texts() if name != "CHANGELOG.md"]
@@ -274,7 +268,6 @@ def _python_without(modules: tuple[str, ...], statements: str) -> subprocess.Com
     )
 
 
-@pytest.mark.slow
 def test_the_package_imports_without_any_extra() -> None:
     asked = "import timeline, timeline.__main__; timeline.connect, timeline.connect_sync; assert timeline.__version__"
     done = _python_without(EXTRAS_ONLY, asked)

@@ -92,6 +92,7 @@ def test_the_bucket_of_an_id(id: bytes, crc: int, buckets: int) -> None:
     assert bucket_of(id, buckets) == crc % buckets
 
 
+@pytest.mark.slow
 @given(st.lists(st.binary(max_size=9), max_size=9), st.integers(1, 4096))
 def test_buckets_of_a_column(ids: list[bytes], buckets: int) -> None:
     told = buckets_of(Ragged.of(ids), buckets)
@@ -106,6 +107,7 @@ def test_the_checksum_has_the_payload_below_and_the_headers_above() -> None:
     assert payload_sum(b"") == payload_sum(b"", b"") == 0
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.binary(max_size=9), st.binary(max_size=9)), max_size=9))
 def test_checksums_of_columns(content: list[tuple[bytes, bytes]]) -> None:
     payloads, headers = Ragged.of([one for one, _ in content]), Ragged.of([other for _, other in content])
@@ -118,6 +120,7 @@ def test_checksums_of_columns(content: list[tuple[bytes, bytes]]) -> None:
 texts = st.text(st.characters(codec="utf-8"), max_size=6)
 
 
+@pytest.mark.slow
 @given(st.dictionaries(texts, texts, max_size=5))
 @example({"": ""})
 def test_headers_come_back(headers: dict[str, str]) -> None:
@@ -206,6 +209,7 @@ def _told(rows: Rows) -> list[dict[str, Any]]:
     return [{name: values[at] for name, values in lists.items()} for at in range(len(rows))]
 
 
+@pytest.mark.slow
 @given(st.integers(0, 5), st.booleans(), st.data())
 def test_rows_taken(count: int, payload: bool, data: st.DataObject) -> None:
     rows = _rows(0, count, payload)

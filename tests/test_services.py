@@ -40,6 +40,7 @@ def test_requiring_one_service_leaves_the_others_optional(monkeypatch: pytest.Mo
         services.require_service("flatc")
 
 
+@pytest.mark.slow
 def test_mistyped_services_are_refused() -> None:
     known = (
         "atheris, beanstalkd, cassandra, chromium, cockroachdb, compose_spec, etcd, etcd_cluster, faketime, flatc, "

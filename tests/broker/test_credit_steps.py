@@ -158,6 +158,7 @@ def test_little_credit_comes_back_at_once(credit: int) -> None:
     told(story, credit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("credit", "credit_bytes"), [(100, 1 << 20), (1_000, 100)])
 def test_a_consumer_that_runs_dry_is_served_at_once(credit: int, credit_bytes: int) -> None:
     """All its credit is with its code, which gives back one and waits for the next."""
@@ -179,6 +180,7 @@ def test_a_consumer_that_runs_dry_is_served_at_once(credit: int, credit_bytes: i
     told(story, credit, credit_bytes)
 
 
+@pytest.mark.slow
 def test_what_is_due_goes_out_on_little_credit() -> None:
     async def story(made: Town, consumer: Any) -> None:
         await made.put([-1.0] * 90)

@@ -15,6 +15,7 @@ from timeline.model import Operation, State, Status, payload_sums
 from timeline.wire import Deliver, Scan, ScanPage, decode_as, encode
 
 
+@pytest.mark.slow
 async def test_what_is_gone_or_cut_short_is_buried_and_its_neighbours_are_delivered(tmp_path: Path):
     path = tmp_path / "a.db"
     async with broker(f"sqlite:///{path}") as link:

@@ -190,6 +190,7 @@ async def test_consumers_of_a_topic_are_not_kept_by_what_another_has_to_hand_bac
         await draining
 
 
+@pytest.mark.slow
 async def test_a_grace_that_is_short_leaves_time_to_tell_consumers() -> None:
     store = SlowStore()
     async with broker(store, PATIENT) as link:

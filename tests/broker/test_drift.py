@@ -91,6 +91,7 @@ exchanges = st.lists(st.tuples(st.floats(0.0, 9_000.0), travels, travels), min_s
 paces = st.floats(-WANDER * 0.99, WANDER * 0.99)
 
 
+@pytest.mark.slow
 @given(aways, paces, exchanges, st.floats(0.0, FRESH_MS - 1))
 def test_the_best_of_a_window_holds_the_truth_and_is_no_worse_than_the_newest(
     away_ms: float, pace: float, made: list[tuple[float, float, float]], later_ms: float
@@ -192,6 +193,7 @@ def test_nobody_is_outvoted_who_is_with_half_of_all(world: tuple[list[float], li
         assert finding is ClockFinding.ALONE
 
 
+@pytest.mark.slow
 @given(
     st.integers(2, 6),
     st.floats(CRITICAL_MS, HOUR_MS),
@@ -257,6 +259,7 @@ def test_every_state_is_reached_and_left_and_the_table_says_nothing_that_means_n
 findings = st.lists(st.tuples(st.sampled_from(ClockFinding), st.floats(1.0, 3_000.0)), max_size=60)
 
 
+@pytest.mark.slow
 @given(findings)
 def test_quarantine_begins_at_once_and_ends_only_after_a_calm_of_some_seconds(
     met: list[tuple[ClockFinding, float]],
@@ -323,6 +326,7 @@ def test_what_others_say_of_a_step(store: Witness | None, peers: list[Witness], 
     assert judge_step(STEP, store, peers) is verdict
 
 
+@pytest.mark.slow
 @given(
     st.floats(STEP_MS + 1, HOUR_MS),
     st.booleans(),

@@ -97,6 +97,7 @@ def test_a_url_that_cannot_be_meant_is_refused(url: str) -> None:
         split_url(url)
 
 
+@pytest.mark.slow
 def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
     with pytest.raises(Invalid, match="credentials are not taken from a URL") as refused:
         Folder("s3://key:hunter2@bucket/journal")

@@ -142,6 +142,7 @@ async def test_who_goes_away_while_it_waits_takes_nobodys_turn():
     assert gone.cancelled()
 
 
+@pytest.mark.slow
 async def test_what_goes_ahead_does_not_slow_down_those_in_line():
     """Small frames wait, and consumers acknowledge all the while: as many of the line have a turn as without those."""
     hours = Hours()

@@ -118,6 +118,7 @@ async def put_elsewhere(store: Store, topic: Topic, id: bytes, due_ms: int) -> N
 # ── a change ──
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
 async def test_a_change_of_a_topic_asks_the_store_for_that_topic_alone(shared: bool) -> None:
     store = Counted(shared)
@@ -159,6 +160,7 @@ def test_a_topic_that_another_broker_has_just_created_is_found_by_one_that_knows
     in_virtual_time(scene)
 
 
+@pytest.mark.slow
 def test_unknown_names_take_a_bounded_share_of_the_time() -> None:
     async def scene() -> None:
         store = Counted(shared=True)
@@ -241,6 +243,7 @@ class Surveyed(Counted):
         return found
 
 
+@pytest.mark.slow
 def test_a_restarted_broker_learns_in_one_call_which_topics_are_empty() -> None:
     async def scene() -> None:
         store = Surveyed(shared=True)
@@ -286,6 +289,7 @@ def test_a_put_during_the_look_at_all_topics_is_not_taken_for_none() -> None:
     in_virtual_time(scene)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
 def test_topics_are_counted_one_by_one_if_the_look_at_all_says_nothing(fails: bool) -> None:
     class Mute(Surveyed):
@@ -395,6 +399,7 @@ def test_what_is_put_to_an_idle_topic_is_counted_and_swept_again() -> None:
     in_virtual_time(scene)
 
 
+@pytest.mark.slow
 def test_what_another_broker_put_to_an_idle_topic_is_counted_in_its_turn() -> None:
     async def scene() -> None:
         store = Counted(shared=True)

@@ -213,6 +213,7 @@ async def test_a_take_has_the_lease_that_it_asks_for() -> None:
             await take(link, lease_ms=365 * 86_400_000)
 
 
+@pytest.mark.slow
 async def test_there_are_not_many_different_leases() -> None:
     async with broker() as link:
         for lease_ms in range(1_000, 1_016):
@@ -223,6 +224,7 @@ async def test_there_are_not_many_different_leases() -> None:
         assert len((await take(link, lease_ms=1_003)).ids) == 0
 
 
+@pytest.mark.slow
 async def test_a_lease_that_no_take_waits_for_gives_way_to_another_one() -> None:
     async with broker() as link:
         await put(link, ["a"])
@@ -354,6 +356,7 @@ async def test_a_take_is_leased_one_message_ahead_and_no_more() -> None:
         assert (got.ids.tolist(), got.version.tolist(), got.deliveries.tolist()) == ([b"b"], [2], [1])
 
 
+@pytest.mark.slow
 async def test_consumers_and_takes_share_what_is_leased_ahead() -> None:
     async with broker() as link:
         await link.topic(TopicAction.UPDATE, lease_ahead_ms=500)

@@ -170,6 +170,7 @@ async def test_however_many_ask_for_the_records_again_wait_for_one_reading_more(
         assert "new" in [topic.name for topic in link.node.catalog.all()]
 
 
+@pytest.mark.slow
 async def test_settings_that_change_while_a_round_is_under_way_are_looked_at():
     store = SlowStore()
     async with broker(store, PATIENT) as link:
@@ -189,6 +190,7 @@ async def test_settings_that_change_while_a_round_is_under_way_are_looked_at():
         assert sorted(got) == [b"a", b"b"]
 
 
+@pytest.mark.slow
 async def test_a_lease_that_nears_its_end_is_waited_for_not_asked_for_again_and_again():
     store = SlowStore()
     async with broker(store, PATIENT) as link:
@@ -325,6 +327,7 @@ async def test_a_full_disk_stays_not_ready_though_reads_and_settles_go_on():
         assert link.node.not_ready == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 async def test_a_session_that_holds_many_gets_each_again_once(kind, tmp_path):
     count = 1_200  # more than a page of what is held

@@ -48,6 +48,7 @@ async def _answer(channel: grpc.aio.Channel, method: str) -> grpc.StatusCode | N
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["Mutate", "Ping", "Scan", "Produce", "Consume"])
 @pytest.mark.usefixtures("uncollected")
 async def test_a_frame_that_is_refused_does_not_stay(method: str) -> None:

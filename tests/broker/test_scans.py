@@ -91,6 +91,7 @@ async def _put_expiring(link: Link, id: str) -> None:
     assert statuses(await link.put([id], expires_ms=np.array([10 * MINUTE_MS]), flags=flags)) == [Status.OK]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["memory", "sqlite"])
 async def test_no_read_returns_a_message_that_has_expired_and_is_not_swept_yet(scheme: str, tmp_path: Path):
     store = "memory://" if scheme == "memory" else f"sqlite:///{tmp_path / 's.db'}"

@@ -86,6 +86,7 @@ async def test_the_payloads_of_a_producer_that_does_not_read_are_not_kept(monkey
         assert [statuses(await pipe.down()) for _ in range(20)] == [[Status.TOO_LARGE]] * 20
 
 
+@pytest.mark.slow
 async def test_what_waits_for_a_slow_reader_is_late_and_its_cause_is_known():
     async with broker(limits=Limits(late_ms=5)) as link:
         consumer = await link.consume()

@@ -74,6 +74,7 @@ async def test_a_new_name_fits_into_a_url_and_a_shell(name: str) -> None:
         assert "letters, digits, '.', '_' and '-'" in refused.detail
 
 
+@pytest.mark.slow
 async def test_a_topic_with_a_name_of_older_rules_stays_usable(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/t.db"
     async with broker(url):
@@ -169,6 +170,7 @@ async def test_an_update_that_changes_nothing_here_still_undoes_what_another_bro
         assert stored.settings.lease_ms == 5_000
 
 
+@pytest.mark.slow
 async def test_a_setting_that_only_a_newer_broker_knows_is_told_once_and_kept_through_a_change(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):

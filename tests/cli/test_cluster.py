@@ -62,6 +62,7 @@ def test_a_line_a_broker_a_line_a_topic_and_who_is_connected_where() -> None:
     assert ["b2-1", "departures", "b2", "healthy", "7", "93", "1.0"] in lines
 
 
+@pytest.mark.slow
 def test_of_many_topics_those_with_consumers_are_shown() -> None:
     idle = [TopicLoad(f"idle-{at}", 0, 0, 0, NOW_MS, 0, 0, 0, 0, 0, 64, 64) for at in range(5_000)]
     busy = TopicLoad("used", 0, 0, 0, NOW_MS, 2, 0, 0, 0, 0, 64, 64)

@@ -128,6 +128,7 @@ class Breaks(MemoryStore):
         return await super().settle(*arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 2, 3, 4, 5])
 async def test_what_broke_off_goes_on(after: int) -> None:
     target = Breaks()
@@ -241,6 +242,7 @@ async def test_a_source_that_is_not_told_where_payloads_lie_is_told_apart() -> N
             assert (await again.run()).copied == 1 and (await again.compare()).same
 
 
+@pytest.mark.slow
 async def test_two_stores_with_one_place_for_payloads_are_not_in_each_others_way(tmp_path: Path) -> None:
     """Neither the source's sweep nor its drop takes a payload from the target."""
 
@@ -301,6 +303,7 @@ async def test_the_command(tmp_path: Path, call: Call) -> None:
     assert not list(tmp_path.glob("ab.db*"))
 
 
+@pytest.mark.slow
 async def test_several_topics_are_run_again_and_one_that_is_refused_keeps_none_from_it(
     tmp_path: Path, call: Call
 ) -> None:
@@ -339,6 +342,7 @@ async def test_what_brokers_may_be_serving_is_refused_unless_it_is_paused_or_sai
         assert (await copying.run()).copied == 3
 
 
+@pytest.mark.slow
 async def test_the_command_names_what_failed(tmp_path: Path, call: Call) -> None:
     topic = await _file_of(tmp_path / "a.db", 3)
     source, target = f"sqlite:///{tmp_path}/a.db", f"sqlite:///{tmp_path}/b.db"

@@ -165,6 +165,7 @@ async def test_a_schedule_that_changes_while_it_is_read_is_found(changes: int) -
             await newest_records(trial.store, topic.name, T0)
 
 
+@pytest.mark.slow
 async def test_the_command_copies_schedules_and_no_internal_topic(tmp_path: Path, call: Call) -> None:
     source, target = f"sqlite:///{tmp_path}/a.db", f"sqlite:///{tmp_path}/b.db"
     store = await open_store(source)

@@ -12,6 +12,7 @@ from tests.storage_plugins.test_versions import NEXT
 from timeline.storage_plugins import sql
 
 
+@pytest.mark.slow
 def test_migrating(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
     known, now = sql.MIGRATIONS, 1 + len(sql.MIGRATIONS)

@@ -293,6 +293,7 @@ def test_somebody_there_who_is_no_broker(call: Call) -> None:
     assert len(done.err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_name_that_nobody_knows(call: Call) -> None:
     done = call("topic", "list", "--address", "no.such.name.invalid:9000", "--timeout", "300ms")
     assert done.code == 3 and "this host name is not known" in done.err

@@ -44,6 +44,7 @@ def test_a_whole_day(plan: DayPlan, tmp_path: Path) -> None:
     assert {one.stage for one in picture.departures.values()} == {FlightStage.DEPARTED, FlightStage.CANCELLED}
 
 
+@pytest.mark.slow
 def test_reading_on_gives_the_same_as_reading_once(plan: DayPlan, tmp_path: Path) -> None:
     early, late = tmp_path / "early", tmp_path / "late"
     early.mkdir(), late.mkdir()
@@ -98,6 +99,7 @@ def test_the_board_shows_what_happens(plan: DayPlan, tmp_path: Path) -> None:
     assert f" {plan.clock.text(plan.clock.day(until_ms))} " in text
 
 
+@pytest.mark.slow
 def test_the_board_shows_the_schedule(plan: DayPlan, tmp_path: Path) -> None:
     assert plan.inspections is not None
     for share, text in ((0.0, " next "), (0.5, " inspected "), (1.0, " inspected ")):

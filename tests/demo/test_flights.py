@@ -120,6 +120,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         flights_of(DEFAULT_DAY, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_parquet_file_gives_the_same_day_as_the_sample(tmp_path: Path) -> None:
     flights = flights_of(DEFAULT_DAY) + flights_of(dt.date(2013, 7, 23))
     columns = {

@@ -80,6 +80,7 @@ def test_a_plan_reads_back_as_it_was(plan: DayPlan, tmp_path: Path) -> None:
     assert read_plan(tmp_path / "plan.json") == plan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("speed", "hours"), [(1.0, 1), (600.0, 1), (3_600.0, 1), (3_601.0, 2), (20_000.0, 6)])
 def test_the_runway_is_inspected_at_full_hours_of_the_day(flights: list[Flight], speed: float, hours: int) -> None:
     plan = make_plan(flights, DEFAULT_DAY, NOW_MS, "a:1", speed)

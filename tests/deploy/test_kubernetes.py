@@ -82,6 +82,7 @@ def test_the_monitor_scrapes_a_port_that_is_there(name: str) -> None:
     assert labels[monitor["spec"]["jobLabel"]] == "timeline", "rules and dashboard tell clusters apart by the job"
 
 
+@pytest.mark.slow
 def test_the_operator_gets_the_rules_that_ship() -> None:
     written = (FOLDER / "rules.yaml").read_text(encoding="utf-8")
     assert written == prometheus_rule.text(), "run scripts/prometheus_rule.py"
@@ -134,6 +135,7 @@ def test_the_gateway_is_selected_started_and_probed_where_it_answers() -> None:
     assert pod["securityContext"]["runAsNonRoot"] and container(name)["securityContext"]["readOnlyRootFilesystem"]
 
 
+@pytest.mark.slow
 def test_autoscalers_ask_for_the_load_that_brokers_expect() -> None:
     rules = yaml.safe_load(one_config()["config.yaml"])["externalRules"]
     (rule,) = rules

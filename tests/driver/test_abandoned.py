@@ -124,6 +124,7 @@ async def test_closing_the_client_waits_for_an_abandoned_consumer(broker: Broker
         assert [m.id async for m in tl.scan("t")] == []
 
 
+@pytest.mark.slow
 async def test_a_delivery_in_hand_keeps_its_consumer(tl: timeline.Timeline) -> None:
     async with tl.producer("t") as p:
         await p.produce(b"", in_=0, id="m")

@@ -116,6 +116,7 @@ async def test_the_token_of_the_start_is_as_good(walked: timeline.Producer) -> N
     assert await dues(walked) == [START_MS, *[START_MS + HOUR_MS] * COUNT]
 
 
+@pytest.mark.slow
 async def test_a_relative_due_stays_what_it_was(walked: timeline.Producer) -> None:
     _Wire.dead_from = 3
     with pytest.raises(timeline.Unknown) as broke:
@@ -125,6 +126,7 @@ async def test_a_relative_due_stays_what_it_was(walked: timeline.Producer) -> No
     assert await dues(walked) == [broke.value.progress.at_ms] * COUNT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["by itself", "resumed"])
 async def test_what_a_lost_answer_cancelled_is_unknown(walked: timeline.Producer, how: str) -> None:
     seen: list[timeline.TagProgress] = []
@@ -241,6 +243,7 @@ async def test_a_topic_made_anew_is_another(walked: timeline.Producer) -> None:
     assert await dues(walked) == [START_MS]
 
 
+@pytest.mark.slow
 async def test_another_broker_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the same store, at another address."""
     monkeypatch.setattr("timeline.broker.api.mutate.MAX_TAG_CHUNK", CHUNK)

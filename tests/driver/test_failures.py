@@ -17,6 +17,7 @@ class _Mute(Exception):
         raise RuntimeError("no words")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("raised", "said"),
     [

@@ -184,6 +184,7 @@ async def test_a_lost_lease_cancels_the_handler(tl: timeline.Timeline) -> None:
         await asked
 
 
+@pytest.mark.slow
 async def test_sigterm_lets_handlers_finish(tl: timeline.Timeline) -> None:
     finished: list[str] = []
     going = asyncio.Event()
@@ -294,6 +295,7 @@ async def test_a_handler_whose_own_work_was_cancelled_has_failed_and_the_run_goe
     assert [m async for m in tl.scan("t")] == []
 
 
+@pytest.mark.slow
 async def test_a_settle_on_its_way_is_not_broken_off_when_the_lease_ends(
     broker: Broker, tl: timeline.Timeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ async def test_a_scan_of_some_buckets_has_just_these(tl: timeline.Timeline) -> N
     assert sum(map(len, parts)) == 3_000 and all(parts)
 
 
+@pytest.mark.slow
 async def test_a_holder_takes_in_bulk_and_settles_what_it_is_found_to_hold(tl: timeline.Timeline) -> None:
     async with tl.producer("t") as p:
         (await p.produce_many(timeline.Batch([b"x"] * 500, in_=0))).raise_failed()

@@ -10,6 +10,7 @@ HORIZON = "3600000ms"
 BEYOND = "3600001ms"
 
 
+@pytest.mark.slow
 async def test_exactly_the_horizon_is_allowed_and_more_is_not(tl: timeline.Timeline) -> None:
     await tl.create_topic("h", horizon=HORIZON)
     async with tl.producer("h") as p, tl.consumer("h") as c:

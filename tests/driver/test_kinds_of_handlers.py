@@ -75,6 +75,7 @@ def _yields(d: timeline.SyncDelivery) -> Generator[str]:
     yield d.id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("handler", "kind"),
     [(lambda d: _works(d), "coroutine"), (_decorated(_works), "coroutine"), (_yields, "generator")],

@@ -75,6 +75,7 @@ async def test_errors_of_all_calls_say_that_a_failure_lasts_and_what_was_found()
             assert told.value.lasting and told.value.found == ("TLS",), told.value
 
 
+@pytest.mark.slow
 async def test_a_change_that_was_never_sent_is_unavailable() -> None:
     async with Timeline("a:1", "50ms", transport_factory=_Nowhere) as tl:
         p = tl.producer("t")
@@ -97,6 +98,7 @@ class _NoPing(GrpcTransport):
         raise TransportError(Fault.BROKEN, "reset")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hangs", [False, True])
 async def test_a_put_is_not_sent_before_it_is_known_that_the_broker_can_replace(
     broker: Broker, hangs: bool, monkeypatch: pytest.MonkeyPatch
@@ -152,6 +154,7 @@ async def test_a_change_whose_caller_was_cancelled_is_not_sent_later() -> None:
         assert _OpensLate.sent == [[b"wanted"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", [_Nowhere, _Nobody])
 async def test_who_cannot_be_reached_is_named_once_with_what_to_do(transport: type[GrpcTransport]) -> None:
     async with Timeline("a:1,b:2", "50ms", transport_factory=transport) as tl:

@@ -56,6 +56,7 @@ async def test_a_call_outlives_a_broker_that_comes_back(lasting: tuple[Broker, t
     assert len([m async for m in tl.scan("t")]) == 101
 
 
+@pytest.mark.slow
 async def test_a_consumer_keeps_its_leases_across_a_broken_stream(lasting: tuple[Broker, timeline.Timeline]) -> None:
     broker, tl = lasting
     async with tl.producer("t") as p, tl.consumer("t", id="w") as c:
@@ -147,6 +148,7 @@ async def test_closing_flushes_what_is_on_its_way(broker: Broker) -> None:
             await call
 
 
+@pytest.mark.slow
 async def test_an_outage_is_told_of_once_and_its_end_once(
     lasting: tuple[Broker, timeline.Timeline], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

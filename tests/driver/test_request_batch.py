@@ -280,6 +280,7 @@ class _Hands:
         return self.now_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [Status.UNAVAILABLE, Status.THROTTLED])
 async def test_no_batch_goes_again_without_time_for_its_answer(status: Status) -> None:
     """The last attempt before the deadline made UNKNOWN of what had certainly not happened."""

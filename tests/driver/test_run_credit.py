@@ -64,6 +64,7 @@ def told(story: Callable[[Town, Machine], Awaitable[None]], **settings: Any) -> 
         made.run(all_of_it(made))
 
 
+@pytest.mark.slow
 def test_quick_handlers_get_credit_and_the_broker_knows_how_much() -> None:
     async def story(made: Town, machine: Machine) -> None:
         run = Run(made, "c")
@@ -114,6 +115,7 @@ def test_messages_with_few_deliveries_left_come_one_for_each_handler_ahead(max_d
     told(story, max_deliveries=max_deliveries)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("concurrency", [CONCURRENCY, 40])
 def test_the_credit_of_quick_handlers_shrinks_when_such_messages_come(concurrency: int) -> None:
     async def story(made: Town, _: Machine) -> None:
@@ -153,6 +155,7 @@ def test_slow_handlers_keep_the_credit_of_one_message_more_for_each() -> None:
     told(story)
 
 
+@pytest.mark.slow
 def test_credit_given_for_quick_handlers_outlives_its_broker() -> None:
     """A new broker is told of all of it in the first frame."""
 

@@ -48,6 +48,7 @@ class _Torn(MemoryStore):
         return await super().scan(*asked)
 
 
+@pytest.mark.slow
 async def test_a_scan_that_a_broker_ends_in_its_middle_is_never_taken_for_whole() -> None:
     store = _Torn()
     broker = Broker(store)

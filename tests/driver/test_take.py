@@ -79,6 +79,7 @@ async def test_a_take_leaves_the_rest_to_an_iteration(tl: timeline.Timeline) -> 
         iterating.cancel()
 
 
+@pytest.mark.slow
 async def test_one_at_a_time_goes_on_past_the_credit(tl: timeline.Timeline) -> None:
     async with tl.producer("t") as p, tl.consumer("t", id="w1", credit=4) as c:
         await p.produce_many(Batch([b""] * 50, in_=0))

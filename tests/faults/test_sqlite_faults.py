@@ -127,6 +127,7 @@ def _no_file_grows_beyond(limit_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit_bytes", [4_096, 100_000, 400_000, 1_000_000])
 async def test_broken_disk(tmp_path: Path, limit_bytes: int) -> None:
     made = topic()

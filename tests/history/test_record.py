@@ -77,6 +77,7 @@ def test_damage_in_the_middle_is_refused_with_its_place() -> None:
         list(read_lines(['{"call":9,"outcome":"ok","returned":1}']))
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_each_call_it_started(tmp_path: Path) -> None:
     code = f"""
 import os, signal

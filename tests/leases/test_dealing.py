@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -50,6 +51,7 @@ hands_at_a_table = st.lists(
 message_sizes = st.lists(st.integers(0, 20), max_size=24)
 
 
+@pytest.mark.slow
 @given(hands_at_a_table, message_sizes)
 @example([Hand(3, 10, alone=True), Hand(3, 5)], [30, 0, 0, 0, 0])
 @example([Hand(2, 10), Hand(2, 10)], [10, 11, 1])
@@ -59,6 +61,7 @@ def test_it_deals_as_one_would_by_hand(hands: list[Hand], sizes: list[int]) -> N
     assert dealt(hands, sizes) == one_by_one(hands, sizes)
 
 
+@pytest.mark.slow
 @given(hands_at_a_table, message_sizes)
 def test_nobody_gets_more_than_was_granted(hands: list[Hand], sizes: list[int]) -> None:
     turns = dealt(hands, sizes)
@@ -79,6 +82,7 @@ def test_counts_differ_by_at_most_one_among_those_with_credit(counts: list[int],
     assert all(max(got) - has <= 1 for has in unspent)
 
 
+@pytest.mark.slow
 @given(hands_at_a_table, message_sizes, st.integers(0, 24))
 def test_what_is_dealt_of_fewer_messages_is_the_beginning_of_what_is_dealt_of_more(
     hands: list[Hand], sizes: list[int], fewer: int

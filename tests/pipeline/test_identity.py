@@ -53,6 +53,7 @@ def test_a_connection_shows_the_token_of_its_process(
         assert connection.topic("departures").name == "departures"
 
 
+@pytest.mark.slow
 def test_whether_rows_may_be_put_is_known_before_any_is(
     broker: Guarded, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +78,7 @@ def test_whether_rows_may_be_put_is_known_before_any_is(
         connection.check_put("departures", "default")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert not identity().tls
     monkeypatch.setenv("TIMELINE_TLS", "1")

@@ -56,6 +56,7 @@ def test_each_occurrence_is_put_before_its_time_and_delivered_at_it() -> None:
     assert here.delivered[2].id == "each@2026-11-18T11:09:00Z"
 
 
+@pytest.mark.slow
 def test_an_outage_of_a_minute_makes_nothing_late() -> None:
     for seconds in range(0, 120, 7):
         here = world()
@@ -142,6 +143,7 @@ def test_overlap_skips_while_the_previous_one_is_unfinished() -> None:
     assert set(late(here)) == {0}
 
 
+@pytest.mark.slow
 def test_overlap_queues_and_loses_nothing() -> None:
     here = world(work_ms=90_000, overlap="queue", catch_up="none")
     here.run_until(BEGIN_MS + 20 * MINUTE)

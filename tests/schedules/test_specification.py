@@ -126,6 +126,7 @@ def test_its_words_are_those_of_its_rules() -> None:
     assert spec(zone="Europe/Berlin").words() == "At 06:00 on the first day of every month, in Europe/Berlin"
 
 
+@pytest.mark.slow
 def test_without_the_packages_that_read_rules_the_broker_checks_them() -> None:
     script = """
 import sys

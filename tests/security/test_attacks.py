@@ -70,6 +70,7 @@ async def test_without_a_good_token_nothing_can_be_asked(guarded: Guarded, admin
             assert not refused.value.retryable
 
 
+@pytest.mark.slow
 async def test_a_flood_without_tokens_costs_no_frame_no_stream_and_no_store_call(
     guarded: Guarded, admin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,7 @@ async def test_a_broker_and_its_drivers_speak_tls(start: Start, papers: Papers) 
             await delivery.ack()
 
 
+@pytest.mark.slow
 async def test_mutual_tls_lets_in_whom_its_authorities_signed(start: Start, papers: Papers) -> None:
     broker = await start(papers.broker, papers.ours.ca)
     mine = {"ca": papers.ours.ca, "cert": papers.client.cert, "key": papers.client.key}
@@ -83,6 +84,7 @@ async def test_mutual_tls_lets_in_whom_its_authorities_signed(start: Start, pape
     assert "does not take our certificate" in await trouble(broker.address, ca=papers.ours.ca, **late)
 
 
+@pytest.mark.slow
 async def test_what_is_wrong_with_a_broker_s_certificate_is_said(start: Start, papers: Papers) -> None:
     good = await start(papers.broker)
     assert "none of the authorities in ca=" in await trouble(good.address, ca=papers.theirs.ca)
@@ -103,6 +105,7 @@ async def test_one_side_with_tls_and_the_other_without(start: Start, papers: Pap
     assert "nobody listens at localhost:1" in await trouble("localhost:1")
 
 
+@pytest.mark.slow
 async def test_a_renewed_certificate_is_served_and_what_stands_goes_on(
     start: Start, papers: Papers, tmp_path: Path
 ) -> None:

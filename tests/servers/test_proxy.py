@@ -80,6 +80,7 @@ async def test_cuts_every_third_until_told_otherwise() -> None:
         assert len(await asked(proxy, *[b"x\n"] * 7)) == 7
 
 
+@pytest.mark.slow
 async def test_cuts_about_every_third_never_at_equal_distances() -> None:
     passed = []
     for _ in range(2):

@@ -83,6 +83,7 @@ class Scene:
         return self.world.true_clock.now() - delivery.due_ms
 
 
+@pytest.mark.slow
 def test_what_is_put_through_one_broker_is_dealt_by_another_at_once() -> None:
     async def scene(self: Scene) -> list[float]:
         async with self.client("p", 1) as one, self.client("c", 2) as two:
@@ -133,6 +134,7 @@ def test_what_is_moved_through_one_broker_is_dealt_by_another_at_once() -> None:
     assert Scene().play(scene) < SOON_MS
 
 
+@pytest.mark.slow
 def test_with_hints_cut_the_slow_poll_suffices() -> None:
     async def scene(self: Scene) -> list[float]:
         self.world.network.deaf = 1.0
@@ -180,6 +182,7 @@ def test_what_is_assigned_to_a_broker_that_is_not_there_is_swept_and_the_cause_i
     assert limits.stranded_after_ms < max(late) <= limits.stranded_after_ms + limits.sweep_every_ms + 1_000
 
 
+@pytest.mark.slow
 def test_what_waited_for_a_killed_broker_has_its_cause() -> None:
     """Its consumers go to another broker at once, which deals its buckets when its membership ends."""
 

@@ -55,6 +55,7 @@ def test_what_was_never_met_is_named_once_there_were_seeds_enough() -> None:
     assert {f"{operation} {status}" for operation, status in everything} >= RARE
 
 
+@pytest.mark.slow
 def test_what_others_are_wrongly_said_to_deal_is_swept_as_fast_as_credit_allows() -> None:
     world = World(1, brokers=1)
     world.store.trouble.slowest_s = 0.0
@@ -126,6 +127,7 @@ def test_a_paused_process_goes_on_and_a_killed_one_never_does() -> None:
     loop.finish()
 
 
+@pytest.mark.slow
 def test_what_waits_on_its_way_out_is_closed_with_its_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = _loop()
     timer, said, seen = Timer(loop), [], []

@@ -104,6 +104,7 @@ def _by(decide: Decide, monkeypatch: pytest.MonkeyPatch) -> Callable[[], MemoryS
     return lambda: MemoryStore(fast=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("guard", "check"), CAUGHT_BY.items())
 async def test_a_missing_guard_is_caught(
     guard: tuple[Operation, str], check: str, monkeypatch: pytest.MonkeyPatch

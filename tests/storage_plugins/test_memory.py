@@ -96,6 +96,7 @@ def test_agenda_does_what_a_sorted_list_does(seed: int, small: bool) -> None:
         assert diary.agenda.first() is None
 
 
+@pytest.mark.slow
 def test_agenda_drops_stale_entries_where_they_dominate() -> None:
     diary = Diary(1_000)
     rng = random.Random(1)
@@ -172,6 +173,7 @@ async def test_what_is_fixed_of_a_topic_cannot_be_updated() -> None:
             await trial.store.update_topic(other)
 
 
+@pytest.mark.slow
 async def test_order_holds_over_all_buckets_and_many_runs() -> None:
     """30,000 messages put, moved and leased in parts come by (due, id) over all buckets."""
     rng = random.Random(3)

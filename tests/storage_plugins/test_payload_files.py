@@ -99,6 +99,7 @@ async def test_a_place_that_is_not_mounted_has_not_lost_its_payloads(tmp_path: P
     await place.close()
 
 
+@pytest.mark.slow
 async def test_a_folder_that_is_not_mounted_buries_nothing(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/a.db?payloads=file://{tmp_path}/p&payload_offload_bytes=1024"
     folder, away = tmp_path / "p", tmp_path / "disk"

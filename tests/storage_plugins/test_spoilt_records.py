@@ -27,6 +27,7 @@ SPOILT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("settings", "said"), SPOILT)
 async def test_settings_in_sqlite(tmp_path: Path, settings: str, said: str) -> None:
     url = f"sqlite:///{tmp_path}/timeline.db"

@@ -83,6 +83,7 @@ def test_a_checkpoint_that_cannot_be_made_changes_nothing(table: _Table) -> None
     assert (table.asked, table._enough) == (0, enough)
 
 
+@pytest.mark.slow
 def test_pages_of_a_log_that_started_anew_are_counted_whole(table: _Table) -> None:
     """SQLite counts from the log's start: what it says next is no less only because the log was longer before."""
     table.write(MANY)

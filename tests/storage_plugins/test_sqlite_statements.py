@@ -196,6 +196,7 @@ async def test_overdue_leases_take_only_what_is_late(tmp_path: Path) -> None:
     await store.close()
 
 
+@pytest.mark.slow
 async def test_any_bytes_come_back_as_they_were(tmp_path: Path) -> None:
     every = [b"", b"\0", b"\0\0x\0", bytes(range(256)), "größe €".encode(), b"\xff\xfe\xf0", b"x" * 3_000_000]
     payloads, headers = Ragged.of(every), Ragged.of(every[::-1])

@@ -65,6 +65,7 @@ async def test_others_go_between_the_works_of_a_sweep(tmp_path: Path, removed: l
     await store.close()
 
 
+@pytest.mark.slow
 async def test_what_is_forgotten_and_what_was_dropped_goes_in_small_works_too(
     tmp_path: Path, removed: list[int]
 ) -> None:

@@ -80,6 +80,7 @@ def noted(path: Path) -> set[str]:
     return names
 
 
+@pytest.mark.slow
 async def test_what_waits_is_committed_together(opened: Opened) -> None:
     held, go = opened.hold()
     waiting = [opened.writer.submit(note(f"n{at}"), LATER, 1) for at in range(50)]

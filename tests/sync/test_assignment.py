@@ -56,6 +56,7 @@ def test_the_answer_does_not_depend_on_who_asks(topic: int, buckets: int, weight
     assert first.brokers == second.brokers and np.array_equal(first.owners, second.owners)
 
 
+@pytest.mark.slow
 def test_the_answer_is_the_same_in_every_process() -> None:
     weights = {"b1": 3, "b2": 1, "Ω": 2}
     code = f"from timeline.sync.view import assign; print(assign(77, 64, {weights!r}).owners.tolist())"
@@ -81,6 +82,7 @@ def test_buckets_follow_consumers(topic: int, buckets_a_consumer: int, weights: 
         assert abs(count / (buckets_a_consumer * weights[name]) - 1) <= 0.1
 
 
+@pytest.mark.slow
 @given(topics, st.integers(1, 200), clusters)
 def test_few_buckets_are_dealt_as_evenly_as_whole_ones_can_be(
     topic: int, buckets: int, weights: dict[str, int]

@@ -82,6 +82,7 @@ def _stays_within(data: bytes, bytes_allowed: int) -> bool:
     return any(_peak_bytes(data) < bytes_allowed for _ in range(3))
 
 
+@pytest.mark.slow
 def test_memory_stays_within_a_few_frames() -> None:
     judged(good_frames()[0])
     for name, data in mutants(7, 1_500):

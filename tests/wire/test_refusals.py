@@ -254,6 +254,7 @@ def test_a_frame_above_the_cap_is_refused_unread() -> None:
         decode(encode(Ping(1.0)) + bytes(MAX_FRAME_BYTES))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frame", SAMPLES, ids=lambda frame: type(frame).__name__)
 def test_every_truncation_is_refused_or_still_sound(frame: Frame) -> None:
     """Only bytes that nothing refers to, the padding at the end, may be missing."""

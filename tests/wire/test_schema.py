@@ -23,6 +23,7 @@ SCHEMA = (ROOT / "schemas" / "fbs" / "timeline.fbs").read_text(encoding="utf-8")
 GENERATED = ("timeline/wire/generated", "tests/wire/generated")
 
 
+@pytest.mark.slow
 def test_generated_code_is_current(require_service: Callable[[str], None], tmp_path: Path) -> None:
     require_service("flatc")
     environment = os.environ | {"PYTHON": sys.executable}

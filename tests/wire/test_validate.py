@@ -54,6 +54,7 @@ pieces = st.sampled_from([b"", b"a", b"\0", "é".encode(), "é".encode()[:1], "�
 items = st.lists(st.lists(pieces, max_size=4).map(b"".join), max_size=70)
 
 
+@pytest.mark.slow
 @given(items, st.integers(0, 2), st.integers(2, 12), st.booleans())
 @example(["é".encode()[:1], "é".encode()[1:]], 0, 9, True)
 @example(["é".encode()] * 40 + [b"\xc3", b"\xa9"], 0, 9, True)
@@ -64,6 +65,7 @@ def test_columns_are_judged_as_their_items_are(listed: list[bytes], least: int, 
         assert validate_texts(column, Text("an item", least, most, nul)).keys() == naive(listed, least, most, nul)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(-5, 5), max_size=40))
 def test_within_says_what_min_and_max_say(values: list[int]) -> None:
     assert within(np.array(values, np.int64), -2, 2) == all(-2 <= value <= 2 for value in values)

@@ -132,6 +132,7 @@ async def test_the_template_is_shown_to_those_who_may_read_payloads() -> None:
         assert (await ask(link, ScheduleAction.LIST, "", "", caller=bearer(Right.CONSUME, topics=("x",)))).body == "[]"
 
 
+@pytest.mark.slow
 async def test_schedules_are_listed_page_by_page() -> None:
     async with broker() as link:
         await link.topic(TopicAction.CREATE, "u")

@@ -39,6 +39,7 @@ async def test_edits_that_wait_too_long_for_others_are_refused_before_they_begin
         assert shown(await ask(link, ScheduleAction.GET))["revision"] == len(made) + 1
 
 
+@pytest.mark.slow
 async def test_a_list_names_schedules_that_change_meanwhile() -> None:
     async with broker("memory://") as link:
         for number in range(5):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.broker.machines import TOPIC, Machine, Town, town
 from tests.broker.schedules.villages import START_MS, change, schedule
 
@@ -20,6 +22,7 @@ def states(there: Town, machine: Machine) -> dict[str, float | None]:
     return {name: there.gauge(machine, "timeline_schedules", topic=TOPIC, state=name) for name in names}
 
 
+@pytest.mark.slow
 def test_metrics_say_what_was_produced_and_which_schedules_there_are() -> None:
     with town() as there:
 

@@ -128,6 +128,7 @@ async def test_the_connection_goes_to_the_address_that_was_judged() -> None:
     assert {request.headers["Host"] for request, _ in receiver.requests} == {f"hook.invalid:{receiver.port}"}
 
 
+@pytest.mark.slow
 async def test_an_address_that_never_answers_does_not_use_up_the_time_of_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -65,6 +65,7 @@ def holding(gate: asyncio.Event, id: str = "") -> Answering:
     return held
 
 
+@pytest.mark.slow
 async def test_a_message_is_sent_signed_and_acknowledged(tl: timeline.Timeline, receiver: Receiver) -> None:
     await tl.create_topic("t", push_url=receiver.url)
     (secret,) = await tl.topic_secrets("t")
@@ -88,6 +89,7 @@ async def test_a_message_is_sent_signed_and_acknowledged(tl: timeline.Timeline, 
     )
 
 
+@pytest.mark.slow
 async def test_a_message_takes_its_trace_along(tl: timeline.Timeline, receiver: Receiver) -> None:
     traced = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=b"}
     await tl.create_topic("t", push_url=receiver.url)
@@ -117,6 +119,7 @@ async def test_a_topics_rate_is_kept(tl: timeline.Timeline, receiver: Receiver) 
     assert not early, came_s
 
 
+@pytest.mark.slow
 async def test_both_secrets_sign_during_a_rotation(tl: timeline.Timeline, receiver: Receiver) -> None:
     await tl.create_topic("t", push_url=receiver.url)
     (old,) = await tl.topic_secrets("t")
@@ -128,6 +131,7 @@ async def test_both_secrets_sign_during_a_rotation(tl: timeline.Timeline, receiv
         Webhook(secret).verify(body, dict(request.headers))
 
 
+@pytest.mark.slow
 async def test_failures_are_released_with_the_topics_backoff_and_buried_at_last(
     tl: timeline.Timeline, receiver: Receiver
 ) -> None:
@@ -141,6 +145,7 @@ async def test_failures_are_released_with_the_topics_backoff_and_buried_at_last(
     assert len({request.headers["webhook-id"] for request, _ in receiver.requests}) == 1
 
 
+@pytest.mark.slow
 async def test_retry_after_and_410(tl: timeline.Timeline, receiver: Receiver) -> None:
     receiver.answer = always(429, "slower", Retry_After="7200")
     await tl.create_topic("t", push_url=receiver.url)
@@ -156,6 +161,7 @@ async def test_retry_after_and_410(tl: timeline.Timeline, receiver: Receiver) ->
         assert (await state_of(tl, "a", "dead")).dead == "410: gone for good"
 
 
+@pytest.mark.slow
 async def test_a_receiver_may_keep_the_lease_and_settle_later(tl: timeline.Timeline, receiver: Receiver) -> None:
     receiver.answer = always(202, Timeline_Lease="2h")
     await tl.create_topic("t", push_url=receiver.url)
@@ -169,6 +175,7 @@ async def test_a_receiver_may_keep_the_lease_and_settle_later(tl: timeline.Timel
     assert await tl.get("t", "a") is None
 
 
+@pytest.mark.slow
 async def test_redirects_are_not_followed(tl: timeline.Timeline, receiver: Receiver) -> None:
     other = Receiver(always(204))
     await other.start()
@@ -181,6 +188,7 @@ async def test_redirects_are_not_followed(tl: timeline.Timeline, receiver: Recei
     await other.stop()
 
 
+@pytest.mark.slow
 async def test_a_private_address_gets_nothing_unless_it_is_allowed(tl: timeline.Timeline, receiver: Receiver) -> None:
     await tl.create_topic("t", push_url=receiver.url.replace("127.0.0.1", "0x7f.1"), max_deliveries=1)
     async with pushing(tl, AddressGuard()):
@@ -189,6 +197,7 @@ async def test_a_private_address_gets_nothing_unless_it_is_allowed(tl: timeline.
     assert "127.0.0.1 is loopback" in dead.dead and receiver.requests == []
 
 
+@pytest.mark.slow
 async def test_a_proxy_from_the_environment_is_not_used(
     tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +214,7 @@ async def test_a_proxy_from_the_environment_is_not_used(
     await proxy.stop()
 
 
+@pytest.mark.slow
 async def test_no_more_requests_at_a_time_than_the_topic_says(tl: timeline.Timeline, receiver: Receiver) -> None:
     gate = asyncio.Event()
 
@@ -221,6 +231,7 @@ async def test_no_more_requests_at_a_time_than_the_topic_says(tl: timeline.Timel
     assert receiver.most_at_once == 3
 
 
+@pytest.mark.slow
 async def test_several_takes_wait_while_messages_come_and_one_when_none_does(
     tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,6 +334,7 @@ async def test_errors_of_one_topic_hold_up_no_other_of_its_host(
             await asyncio.sleep(0)
 
 
+@pytest.mark.slow
 async def test_a_changed_setting_waits_for_no_request_under_way(
     tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -385,6 +397,7 @@ def hanging(status: int = 0) -> Answering:
     return hang
 
 
+@pytest.mark.slow
 async def test_a_receiver_that_hangs_is_given_up_in_time(tl: timeline.Timeline, receiver: Receiver) -> None:
     receiver.answer = hanging()
     await tl.create_topic("t", push_url=receiver.url, push_timeout="20ms", max_deliveries=1)
@@ -393,6 +406,7 @@ async def test_a_receiver_that_hangs_is_given_up_in_time(tl: timeline.Timeline, 
         assert (await state_of(tl, "a", "dead")).dead == "max_deliveries: no answer within 20ms"
 
 
+@pytest.mark.slow
 async def test_a_receiver_that_is_not_there_is_named(tl: timeline.Timeline) -> None:
     (port,) = free_ports(1)
     await tl.create_topic("t", push_url=f"http://127.0.0.1:{port}/", max_deliveries=1)
@@ -402,6 +416,7 @@ async def test_a_receiver_that_is_not_there_is_named(tl: timeline.Timeline) -> N
         assert (await state_of(tl, "a", "dead")).dead == dead
 
 
+@pytest.mark.slow
 async def test_an_endless_answer_is_cut_off(tl: timeline.Timeline, receiver: Receiver) -> None:
     async def endless(request: web.Request, body: bytes) -> web.StreamResponse:
         response = web.StreamResponse(status=200)
@@ -431,6 +446,7 @@ async def test_a_status_decides_though_the_body_never_ends(
     assert len(receiver.requests) == 1
 
 
+@pytest.mark.slow
 async def test_an_answer_that_cannot_be_recorded_at_once_is_recorded_later(
     tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -457,6 +473,7 @@ async def test_an_answer_that_cannot_be_recorded_at_once_is_recorded_later(
     assert 'effect="ack",topic="t"} 1.0' in exposed and 'effect="unsettled"' not in exposed
 
 
+@pytest.mark.slow
 async def test_a_release_whose_answer_was_lost_counts_as_done(
     tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -571,6 +588,7 @@ async def test_an_end_without_grace_cancels_what_is_under_way(tl: timeline.Timel
     assert not topic_pusher._under_way and topic_pusher._sender._session.closed
 
 
+@pytest.mark.slow
 async def test_a_drain_waits_for_the_requests_under_way(tl: timeline.Timeline, receiver: Receiver) -> None:
     gate = asyncio.Event()
 
@@ -583,6 +601,7 @@ async def test_a_drain_waits_for_the_requests_under_way(tl: timeline.Timeline, r
     assert await tl.get("t", "a") is None
 
 
+@pytest.mark.slow
 async def test_a_topic_with_a_slow_receiver_holds_up_no_look_at_the_others(
     tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -608,6 +627,7 @@ async def test_a_topic_with_a_slow_receiver_holds_up_no_look_at_the_others(
         await state_of(tl, "after", "gone")
 
 
+@pytest.mark.slow
 async def test_a_new_url_waits_for_no_receiver_that_hangs(
     tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -636,6 +656,7 @@ async def test_a_new_url_waits_for_no_receiver_that_hangs(
         await well.stop()
 
 
+@pytest.mark.slow
 async def test_a_url_of_older_rules_stops_no_other_topic(
     tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -652,6 +673,7 @@ async def test_a_url_of_older_rules_stops_no_other_topic(
         await state_of(tl, "a", "gone")
 
 
+@pytest.mark.slow
 async def test_a_mistake_of_ours_in_one_look_ends_no_webhooks(
     tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
