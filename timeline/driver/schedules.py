@@ -96,10 +96,12 @@ _ARGUMENTS = tuple(name.removesuffix("_ms") for name in FIELDS if name not in ("
 class ScheduleState:
     """How far a schedule has come, in times of ms UTC (0: none) and counts of occurrences.
 
-    `position_ms`: the first time that is not decided yet. `sequence`: how many occurrences were decided before it.
-    `produced`: in time; `caught_up`: after an outage, and not in `produced`; `missed`: not produced for an outage;
-    `skipped`: the message before was unfinished; `failed`: the topic refused it. `last_ms`, `last_id`: what was put
-    last, at `last_put_ms`. `waiting`: occurrences wait for the end of the message before. `ended`: none follows.
+    - `position_ms`: the first time that is not decided yet. `sequence`: how many occurrences were decided before it.
+    - `produced`: in time. `caught_up`: after an outage. These are not in `produced`.
+    - `missed`: not produced, because of an outage. `skipped`: the message before was unfinished.
+    - `failed`: the topic refused it.
+    - `last_ms`, `last_id`: what was put last, at `last_put_ms`.
+    - `waiting`: occurrences wait for the end of the message before. `ended`: none follows.
     """
 
     position_ms: int = 0
