@@ -164,6 +164,21 @@ def _end_of_gap(one: Occurrence, zone: ZoneInfo) -> datetime | None:
             "2026-10-31T00:00-04:00",
             ["2026-10-31T05:30Z", "2026-11-01T05:30Z first", "2026-11-02T06:30Z"],
         ),
+        (  # the same rule, with its second
+            Recurrence(cron=["0 30 1 * * *"], zone="America/New_York"),
+            "2026-10-31T00:00-04:00",
+            ["2026-10-31T05:30Z", "2026-11-01T05:30Z first", "2026-11-02T06:30Z"],
+        ),
+        (
+            Recurrence(cron=["0 30 2 * * *"], zone="America/New_York"),
+            "2026-03-07T00:00-05:00",
+            ["2026-03-07T07:30Z", "2026-03-08T07:30Z skipped", "2026-03-09T06:30Z"],
+        ),
+        (
+            Recurrence(cron=["0 */30 1 * * *"], zone="America/New_York"),
+            "2026-11-01T00:00-04:00",
+            ["2026-11-01T05:00Z first", "2026-11-01T05:30Z first", "2026-11-01T06:00Z second"],
+        ),
         (
             Recurrence(cron=["30 1 * * *"], zone="America/New_York", fold=FoldPolicy.SECOND),
             "2026-10-31T00:00-04:00",

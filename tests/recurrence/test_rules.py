@@ -304,3 +304,50 @@ def test_a_rule_is_the_same_however_far_it_is_moved(rrule: str) -> None:
         for one in islice(asked.occurrences(ms(start)), 20)
     ][:20]
     assert found == list(islice(rrulestr(rrule, dtstart=start.replace(tzinfo=None)), 20))
+
+
+HOURS, SIXTY = ",".join(map(str, range(24))), ",".join(map(str, range(60)))
+EACH_SECOND = f"BYHOUR={HOURS};BYMINUTE={SIXTY};BYSECOND={SIXTY}"
+
+
+@pytest.mark.parametrize("freq", ["DAILY", "WEEKLY", "MONTHLY;BYMONTHDAY=26,27", "YEARLY;BYDAY=MO,TU,WE,TH,FR,SA,SU"])
+def test_no_rule_walks_through_the_seconds_of_years(freq: str) -> None:
+    """It would take a quarter of an hour, at each look."""
+    assert shown(2, FROM.replace(second=7), rrule=[f"FREQ={freq};{EACH_SECOND}"]) == [
+        "Thu 2026-11-26 12:00:07",
+        "Thu 2026-11-26 12:00:08",
+    ]
+
+
+def test_times_of_day_that_are_chosen_by_place_have_a_bound() -> None:
+    with pytest.raises(Invalid, match="with BYSETPOS, a day has at most 1440 times, not 86400"):
+        Recurrence(rrule=[f"FREQ=MONTHLY;BYMONTHDAY=1;BYSETPOS=5;{EACH_SECOND}"])
+
+
+@pytest.mark.parametrize("interval", [1, 2, 3, 7, 12])
+@pytest.mark.parametrize("freq", ["MONTHLY", "YEARLY"])
+def test_a_start_that_is_moved_keeps_day_and_phase(freq: str, interval: int) -> None:
+    rule = f"FREQ={freq};INTERVAL={interval}"
+    for start in (datetime(1972, 2, 29, 8, 15), datetime(1999, 12, 31, 23, 59, 59), datetime(2001, 5, 30)):
+        from_start = islice((one for one in rrulestr(rule, dtstart=start) if one >= FROM.replace(tzinfo=None)), 3)
+        moved = shown(rrule=[rule], start_ms=ms(start.replace(tzinfo=UTC)))
+        assert moved == [f"{one:%a %Y-%m-%d %H:%M:%S}" for one in from_start]
+
+
+@pytest.mark.slow
+def test_what_many_rules_exclude_is_bounded_in_all() -> None:
+    """Each of a hundred rules is walked between two times. Those steps count, as excluded times do."""
+    rules = ["cron:1-59/4 * * * * *"] * 98
+    asked = Recurrence(cron=["* * * * *"], exclude=[*rules, "cron:* * * * *"])
+    first = next(asked.walk(ms(FROM)))
+    assert isinstance(first, int) and ms(FROM) < first <= ms(FROM) + 120_000
+    assert list(asked.occurrences(ms(FROM))) == []
+    some = Recurrence(cron=["* * * * *"], exclude=[*rules, "cron:1-59 * * * *"])
+    assert 0 < len(list(islice(some.occurrences(ms(FROM)), 1_000))) < 1_000
+
+
+@pytest.mark.slow
+def test_rules_that_give_the_same_times_count_as_steps() -> None:
+    asked = Recurrence(cron=["* * * * *"] * 100)
+    walked = list(islice(asked.walk(ms(FROM)), 50))
+    assert sum(isinstance(one, int) for one in walked) >= 4

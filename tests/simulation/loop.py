@@ -93,6 +93,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._now
 
+    def delay(self, seconds: float) -> None:
+        """Let time pass while a callback runs."""
+        self._now += seconds
+
     def ready_again(self, handles: deque[Handle]) -> None:
         """Makes callbacks of a process that goes on ready, in their order."""
         self._ready.extend(handles)  # type: ignore[attr-defined]

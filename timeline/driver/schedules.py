@@ -19,6 +19,7 @@ from timeline.driver.transport.channel import AttemptState, ClientContext
 from timeline.errors import Exists, Fenced, Forbidden, Invalid, NotFound, Unavailable
 from timeline.model import DEFAULT_GROUP, Status, check_topic_name
 from timeline.recurrence import FoldPolicy, GapPolicy, Occurrence, rules_are_readable
+from timeline.recurrence.recurrence import occurrences_of
 from timeline.schedules import CatchUp, Overlap, Specification
 from timeline.schedules.edits import MOST_AHEAD_MS, SHOWN_SLICES
 from timeline.schedules.record import TRIGGER, schedule_of
@@ -210,11 +211,12 @@ class ScheduleView:
         recurrence = self.specification.recurrence
         if position_ms > now_ms and not self.specification.paused:
             # Decided already, `count` or not: these lie on the timeline.
-            decided = _walked(recurrence.walk(now_ms, None), now_ms)
+            decided = occurrences_of(recurrence.walk(now_ms, None), SHOWN_SLICES, now_ms + MOST_AHEAD_MS)
             yield from takewhile(lambda one: one.at_ms < position_ms, decided)
             now_ms = position_ms
         since_ms = max(now_ms, position_ms) if not recurrence.count else position_ms or recurrence.start_ms
-        found = _walked(recurrence.walk(since_ms, self.state.sequence), since_ms)
+        walk = recurrence.walk(since_ms, self.state.sequence)
+        found = occurrences_of(walk, SHOWN_SLICES, since_ms + MOST_AHEAD_MS)
         yield from (one for one in found if one.at_ms >= now_ms)
 
     def __repr__(self) -> str:
@@ -224,17 +226,6 @@ class ScheduleView:
         if self.state.missed:
             told.append(f"{self.state.missed} missed")
         return f"{type(self).__name__}({', '.join(told)})"
-
-
-def _walked(found: Iterator[Occurrence | int], from_ms: int) -> Iterator[Occurrence]:
-    """Yield the occurrences of a walk from a time until too many times in a row were excluded."""
-    slices = 0
-    for one in found:
-        if isinstance(one, Occurrence):
-            slices = 0
-            yield one
-        elif (slices := slices + 1) >= SHOWN_SLICES or one - from_ms > MOST_AHEAD_MS:
-            return
 
 
 class Schedule(ScheduleView):

@@ -28,9 +28,10 @@ _MOST_CHANGE = timedelta(hours=26)
 _HORIZON_MS = 50 * 366 * 86_400_000
 """A recurrence that gives nothing for this long is over."""
 SLICE = 1_000
-"""A walk says how far it has come after this many times in a row that are excluded."""
-_MOST_SLICES = 200
-"""Who only wants the next occurrences gives up after this many slices without one."""
+"""A walk says how far it has come after this many steps: times that are excluded, or that other rules give as well, and
+times of the rules that exclude."""
+_MOST_SLICES, _MOST_IN_ALL = 200, 400
+"""Who only wants the next occurrences gives up after so many slices without one, or so many in all."""
 MOST_RULES = 100
 _END_YEAR, _END_MS = 9999, 253_370_764_800_000
 """The start of the year 9999. No zone's clock leaves the calendar before it."""
@@ -119,14 +120,9 @@ class Recurrence:
 
     def occurrences(self, from_ms: int, before: int = 0) -> Iterator[Occurrence]:
         """Yield occurrences at or after `from_ms`, in order. `before`: how many of `count` lie before it; they are not
-        counted again here. It gives up after some 200,000 excluded times in a row; `walk` would go on."""
-        slices = 0
-        for one in self.walk(from_ms, before):
-            if isinstance(one, Occurrence):
-                slices = 0
-                yield one
-            elif (slices := slices + 1) >= _MOST_SLICES and one > self.start_ms:
-                return
+        counted again here. It gives up after some 200,000 excluded times in a row, or 400,000 in all; `walk` would go
+        on."""
+        return occurrences_of(self.walk(from_ms, before), _MOST_SLICES)
 
     def following(self, from_ms: int, limit: int) -> list[Occurrence]:
         """Return at most `limit` occurrences at or after `from_ms`. `count` counts from the start on; without it there
@@ -135,14 +131,28 @@ class Recurrence:
         return list(islice((one for one in found if one.at_ms >= from_ms), limit))
 
     def walk(self, from_ms: int, before: int | None = 0) -> Iterator[Occurrence | int]:
-        """Yield occurrences as `occurrences` does. After each `SLICE` excluded times in a row, yield how far it has
-        come: a time at which a later walk may begin. It ends only when no occurrence comes for 50 years from its begin.
-        `before`: None for no count."""
+        """Yield occurrences as `occurrences` does. After each `SLICE` of steps, yield how far it has come: a time at
+        which a later walk may begin. It ends only when no occurrence comes for 50 years from its begin. `before`: None
+        for no count."""
         yield from self._compiled.walk(max(from_ms, self.start_ms), before)
 
     def words(self) -> str:
         """Return the rules in English."""
         return self._compiled.words()
+
+
+def occurrences_of(walk: Iterator[Occurrence | int], most_slices: int, before_ms: int = 0) -> Iterator[Occurrence]:
+    """Yield the occurrences of a walk. It gives up after `most_slices` without one, or 400 in all, or once it has come
+    to `before_ms` (0: no bound) without one."""
+    in_row = slices = 0
+    for one in walk:
+        if isinstance(one, Occurrence):
+            in_row = 0
+            yield one
+            continue
+        in_row, slices = in_row + 1, slices + 1
+        if in_row >= most_slices or slices >= _MOST_IN_ALL or 0 < before_ms < one:
+            return
 
 
 class _Compiled:
@@ -201,24 +211,25 @@ class _Compiled:
         asked = self._asked
         end_ms = asked.end_ms or _END_MS
         count = asked.count if before is not None else 0
-        begin_ms, last_ms, given, excluded = from_ms, from_ms - 1, before or 0, 0
+        begin_ms, last_ms, given, steps = from_ms, from_ms - 1, before or 0, 0
         while 0 <= begin_ms < end_ms and not (count and given >= count):
             coming, excluding = self._coming(begin_ms)
-            begin_ms = -1
+            begin_ms, walked = -1, 0
             for one in coming:
                 if one.at_ms - max(last_ms, from_ms) > _HORIZON_MS or one.at_ms >= end_ms:
                     return
-                if one.at_ms == last_ms:
-                    continue
-                if self._is_excluded(one) or any(rule.has(one.at_ms) for rule in excluding):
-                    excluded += 1
-                    if excluded % SLICE == 0:
-                        yield one.at_ms
-                        if one.wall.date() in self._dates and (begin_ms := self._next_day(one)) > one.at_ms:
-                            break  # and begin again there
-                        begin_ms = -1
-                else:
-                    last_ms, excluded, given = one.at_ms, 0, given + 1
+                again = one.at_ms == last_ms
+                excluded = not again and (self._is_excluded(one) or any(rule.has(one.at_ms) for rule in excluding))
+                before_it, walked = walked, sum(rule.steps for rule in excluding)
+                steps += max(again or excluded, walked - before_it)
+                if steps >= SLICE and max(last_ms, from_ms) < one.at_ms:
+                    steps = 0
+                    yield one.at_ms
+                    if excluded and one.wall.date() in self._dates and (begin_ms := self._next_day(one)) > one.at_ms:
+                        break  # and begin again there
+                    begin_ms = -1
+                if not (again or excluded):
+                    last_ms, given = one.at_ms, given + 1
                     yield one
                     if count and given >= count:
                         return
@@ -288,6 +299,8 @@ class _Excluding:
         self._occurrences = occurrences
         self._coming = occurrences(0)
         self._next_ms = -1
+        self.steps = 0
+        """How many of its times were walked past."""
 
     def has(self, at_ms: int) -> bool:
         """Return whether it gives this time. After a few of its own times it begins again at this one: a rule for each
@@ -301,6 +314,7 @@ class _Excluding:
         return self._next_ms == at_ms
 
     def _walk(self) -> None:
+        self.steps += 1
         following = next(self._coming, None)
         self._next_ms = _END_MS if following is None else following.at_ms
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import calendar
 import heapq
+import math
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
-from itertools import islice
+from datetime import UTC, datetime, time, timedelta
+from itertools import islice, product
 from zoneinfo import ZoneInfo
 
 from timeline.errors import Invalid
@@ -75,7 +76,7 @@ class CronRule:
     def __init__(self, text: str) -> None:
         self.text = text
         fields = _ALIASES.get(text.strip().lower(), text).split()
-        self.of_clock = len(fields) == 6 or any(field.startswith(_ANY) for field in fields[:2])
+        self.of_clock = any(field.startswith(_ANY) for field in fields[-5:-3])
         """Whether it goes with the clock's time, like `*/15 * * * *`, rather than with hours of the day."""
         if len(fields) == 5:
             fields.insert(0, "0")
@@ -205,6 +206,8 @@ _STEPS = {
 }
 """Each FREQ, and the length of its periods on a wall clock, if they are all as long."""
 _OF_CLOCK = ("SECONDLY", "MINUTELY", "HOURLY")
+_MONTHS = {"MONTHLY": 1, "YEARLY": 12}
+_MOST_TIMES = 1_440
 MOST_COUNT = 100_000
 _NUMBERS = {
     "INTERVAL": (1, 1_000_000, False),
@@ -259,8 +262,9 @@ class RecurrenceRule:
         self._check(parts)
         if start is None and ("COUNT" in parts or parts.get("INTERVAL", "1") != "1"):
             raise self._wrong("COUNT and INTERVAL count from a start: give one")
-        self._step = _STEPS[parts["FREQ"]]
-        self.of_clock = parts["FREQ"] in _OF_CLOCK
+        self._freq = parts["FREQ"]
+        self._step = _STEPS[self._freq]
+        self.of_clock = self._freq in _OF_CLOCK
         """As of a `CronRule`."""
         self._quiet: tuple[datetime, datetime] | None = None
         """From when to before when it gives nothing, as a walk found; to the end of all time if it is over."""
@@ -269,6 +273,8 @@ class RecurrenceRule:
         self._count = int(parts.pop("COUNT", "0"))
         until = parts.pop("UNTIL", None)
         self._until = datetime.max if until is None else self._until_of(until, zone)
+        self._times = self._times_of_day(parts)
+        """The hours, minutes and seconds of each day; empty: the library lists the times."""
         self._said = ";".join(f"{name}={value}" for name, value in parts.items())
         self._rule(self._start, self._start)
 
@@ -307,11 +313,52 @@ class RecurrenceRule:
 
     def _between(self, begin: datetime, until: datetime) -> Iterator[datetime]:
         """Yield wall times from `begin` to `until`."""
+        if not self._times:
+            yield from self._listed(self._near(begin), begin, until)
+            return
+        begin = max(begin, self._start.replace(microsecond=0))
+        last = min(until, self._until)
+        first = datetime.combine(begin, time())
+        for day in self._listed(datetime.combine(self._near(begin), time()), first, until):
+            for hour, minute, second in product(*self._times):
+                wall = day.replace(hour=hour, minute=minute, second=second)
+                if begin <= wall <= last:
+                    yield wall
+
+    def _times_of_day(self, parts: dict[str, str]) -> list[list[int]]:
+        """Return the times of day of a rule about days, and leave it their midnights. Else the library would walk
+        through each second of a year."""
+        if self.of_clock:
+            return []
+        found = []
+        for name in ("hour", "minute", "second"):
+            said = parts.get(f"BY{name.upper()}")
+            found.append(sorted({int(one) for one in said.split(",")} if said else {getattr(self._start, name)}))
+        if "BYSETPOS" in parts:
+            if (most := math.prod(map(len, found))) > _MOST_TIMES:
+                raise self._wrong(f"with BYSETPOS, a day has at most {_MOST_TIMES} times, not {most}")
+            return []
+        parts |= {"BYHOUR": "0", "BYMINUTE": "0", "BYSECOND": "0"}
+        return found
+
+    def _near(self, begin: datetime) -> datetime:
+        """Return a start that gives the same times from `begin` on, without the years before it to walk through."""
         start = self._start
-        if self._step is not None and begin > start:
-            # A start nearer to `begin` gives the same times from there on, and no years of seconds to walk through.
+        if begin <= start:
+            return start
+        if self._step is not None:
             period = self._step * self._interval
-            start += max(0, (begin - start) // period - 1) * period
+            return start + max(0, (begin - start) // period - 1) * period
+        period_months = self._interval * _MONTHS[self._freq]
+        passed = ((begin.year - start.year) * 12 + begin.month - start.month) // period_months
+        for periods in range(passed - 1, 0, -1):
+            years, month = divmod(start.month - 1 + periods * period_months, 12)
+            with suppress(ValueError):  # no such day in that month: an earlier one has it
+                return start.replace(year=start.year + years, month=month + 1)
+        return start
+
+    def _listed(self, start: datetime, begin: datetime, until: datetime) -> Iterator[datetime]:
+        """Yield what the library gives from `begin` to `until`: wall times, or days at midnight."""
         away = (datetime.max.year - until.year) // _CYCLE_YEARS * _CYCLE
         try:
             for wall in self._rule(start + away, min(until, self._until) + away).xafter(begin + away, inc=True):

@@ -47,6 +47,9 @@ LEAST_WAIT_MS, MOST_WAIT_MS = 50, 5_000
 waited."""
 REMEMBER_MARGIN_MS = 600_000
 """A topic remembers ids for the catch-up window and this, so that nothing is put again after it was settled."""
+NAMED_MS = 35 * DAY_MS
+"""New names of cancelled occurrences are kept for so long at least: a backfill needs them while the topic remembers the
+old ones, and it may remember for longer than the schedule asks for."""
 UNSURE = (Status.THROTTLED, Status.UNAVAILABLE, Status.UNKNOWN)
 _AGAIN = (*UNSURE, Status.NOT_FOUND)
 """NOT_FOUND: the topic was dropped, and this broker has not read so yet."""
@@ -156,7 +159,7 @@ def plan(record: ScheduleRecord, now_ms: int, unfinished: bool = False) -> Look:
 
 def _follow(record: ScheduleRecord, now_ms: int, **changes: Any) -> ScheduleRecord:
     """Return the next record, without the names that nobody can ask for any more."""
-    oldest_ms = now_ms - record.specification.window_ms - REMEMBER_MARGIN_MS
+    oldest_ms = now_ms - max(NAMED_MS, record.specification.window_ms + REMEMBER_MARGIN_MS)
     renamed = tuple(span for span in record.renamed if span.until_ms > oldest_ms)
     done: dict[str, Any] = {"decided": (), "cancelling": ()}
     return dataclasses.replace(record, number=record.number + 1, renamed=renamed, **done | changes)

@@ -8,7 +8,10 @@ import pytest
 
 from tests.broker.machines import Town, town
 from tests.broker.schedules.villages import START_MS, get, late_ms, schedule, times
+from timeline.broker.schedules import runner
 from timeline.clock import CRITICAL_MS, SLEW
+from timeline.schedules.looks import Look
+from timeline.schedules.record import ScheduleRecord
 
 pytestmark = pytest.mark.slow
 
@@ -64,6 +67,49 @@ def test_another_broker_takes_over(fault: str) -> None:
         there.run(story())
         for number in range(20):
             each_once(there, 7, 9, 600, f"s{number}")
+
+
+def test_a_message_that_has_expired_holds_up_no_occurrence() -> None:
+    """Nobody consumes. Each message expires just before the look that asks about it, and is removed later."""
+    with town() as there:
+
+        async def story() -> None:
+            await there.broker("b1")
+            await there.create_topic()
+            await schedule(there, every="1m", overlap="skip", expires="58950ms")
+            await there.timer.wait(600)
+            state = (await get(there)).state
+            assert (state.produced, state.skipped) == (10, 0)
+
+        there.run(story())
+
+
+def test_a_schedule_that_takes_long_to_plan_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan takes 20 s here, and the leases of the whole batch end after 30."""
+    with town() as there:
+        plan, begun = runner.plan, []
+
+        def slow(record: ScheduleRecord, now_ms: int, unfinished: bool = False) -> Look:
+            if begun and record.specification.name.startswith("slow"):
+                there.loop.delay(20.0)
+            return plan(record, now_ms, unfinished)
+
+        monkeypatch.setattr(runner, "plan", slow)
+
+        async def story() -> None:
+            await there.broker("b1")
+            await there.create_topic()
+            there.consume("c")
+            for number in range(5):
+                await schedule(there, f"slow{number}", every="1h")
+            for number in range(5):
+                await schedule(there, f"s{number}", every="1h")
+            begun.append(True)
+            await there.timer.wait(3 * 3600)
+
+        there.run(story())
+        for number in range(5):
+            assert len(times(there, f"s{number}")) == 3 == len(times(there, f"slow{number}"))
 
 
 def test_a_broker_in_quarantine_looks_at_nothing_and_goes_on_afterwards() -> None:

@@ -140,11 +140,16 @@ class ScheduleStore:
         return page.rows, page.cursor or b""
 
     async def there(self, topic: Topic, ids: Collection[str], states: Collection[State] = ()) -> set[str]:
-        """Return which of the messages with these ids are there, in one of `states` (empty: in any)."""
+        """Return which of the messages with these ids are there, in one of `states` (empty: in any that lives). Expired
+        ones are not, whether or not they are removed yet."""
         if not ids:
             return set()
         where = ScanFilter(frozenset(states), ids=ragged(ids))
-        return {id.decode() async for rows in self._pages(topic, where, payload=False) for id in rows.ids.tolist()}
+        found: set[str] = set()
+        async for rows in self._pages(topic, where, payload=False):
+            living = rows.take(~rows.expired(self._clock.now_ms()))
+            found.update(id.decode() for id in living.ids.tolist())
+        return found
 
     async def _pages(self, topic: Topic, where: ScanFilter, payload: bool) -> AsyncIterator[Rows]:
         cursor: bytes = b""

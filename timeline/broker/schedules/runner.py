@@ -43,6 +43,8 @@ MISSING_MS = 60_000
 """How long a look waits whose topic is not there, or whose record cannot be read."""
 OUTCOMES = ("produced", "caught_up", "missed", "skipped", "failed")
 LIVING = (State.WAITING, State.AVAILABLE, State.LEASED)
+LONG_MS = 100
+"""A plan that takes longer comes after the others of its batch."""
 TRIES, FIRST_WAIT_S = 5, 0.02
 MOST_TOLD = 10_000
 
@@ -97,6 +99,8 @@ class ScheduleRunner:
         self._looks = Underway()
         self._retry_ms: dict[str, int] = {}
         """By record's tag, how long a look waited that the store had no time for."""
+        self._took_ms: dict[str, float] = {}
+        """By record's tag, how long its last plan took, if that was long."""
         self._told: dict[tuple[str, str], None] = {}
         """What was logged and is not over: of which schedule, and about what."""
 
@@ -220,21 +224,29 @@ class ScheduleRunner:
         if not ready:
             return following
         unfinished = await self._unfinished(ready)
-        now_ms = self._clock.now_ms()
-
-        def planned() -> list[Look | None]:
-            return [_planned(one.known, now_ms, one.known.tag in unfinished) for one in ready]
-
-        for one, look in zip(ready, await self._off_loop(planned), strict=True):
-            one.look = look
-            if look is None:
-                one.release(now_ms + MISSING_MS)
+        await self._off_loop(lambda: self._plan(ready, unfinished, until_ms))
         planned_ones = [one for one in ready if one.look is not None]
         await self._cancel(planned_ones)
         await self._put_occurrences(planned_ones, until_ms)
         await self._put_successors(planned_ones, until_ms)
         self._told.pop(("", "store"), None)
         return following
+
+    def _plan(self, ready: Sequence[_Held], unfinished: set[str], until_ms: float) -> None:
+        """Plan the looks, in a thread, for at most half of what is left of the leases. Those that took long before come
+        last: they must not take the time of others. What is not reached is released to soon, as all are at first."""
+        now_ms, began_ms = self._clock.now_ms(), self._clock.monotonic_ms()
+        end_ms = (began_ms + until_ms) / 2
+        for one in sorted(ready, key=lambda one: self._took_ms.get(one.known.tag, 0)):
+            if began_ms >= end_ms:
+                return
+            one.look = _planned(one.known, now_ms, one.known.tag in unfinished)
+            if one.look is None:
+                one.release(now_ms + MISSING_MS)
+            before_ms, began_ms = began_ms, self._clock.monotonic_ms()
+            self._took_ms.pop(one.known.tag, None)
+            if began_ms - before_ms > LONG_MS and len(self._took_ms) < MOST_TOLD:
+                self._took_ms[one.known.tag] = began_ms - before_ms
 
     async def _sort_out(self, internal: Topic, held: list[_Held]) -> tuple[list[_Held], list[_Held]]:
         """Return the records that are to be looked at: those with no record before them, and none after them. And those
