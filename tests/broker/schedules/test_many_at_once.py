@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 from tests.broker.link import broker
 from tests.broker.schedules.calls import FAR_MS, ask, create, shown
 from timeline.broker.limits import Limits
-from timeline.wire import Fault, ScheduleAction, ScheduleAnswer, TransportError
+from timeline.model import Status
+from timeline.wire import Fault, ScheduleAction, ScheduleAnswer, TopicAction, TransportError
 
 EDITS = 40
 
@@ -67,3 +69,40 @@ async def test_a_list_names_each_schedule_once_while_all_change(limit: int, tmp_
                 tag = f"{turn}-{len(found)}"
                 await asyncio.gather(*(ask(link, ScheduleAction.UPDATE, name, body={"tag": tag}) for name in names))
             assert sorted(found) == sorted(names)
+
+
+@pytest.mark.slow
+async def test_a_list_of_large_schedules_comes_in_pages_that_fit() -> None:
+    payload = base64.b64encode(bytes(1024 * 1024)).decode()
+    async with broker() as link:
+        for number in range(12):
+            await create(link, f"s{number}", every_ms=3_600_000, start_ms=FAR_MS, payload=payload)
+        names: list[str] = []
+        cursor, pages = b"", 0
+        while cursor or not pages:
+            answer = await ask(link, ScheduleAction.LIST, "", "", cursor=cursor, limit=500)
+            names += [one["name"] for one in json.loads(answer.body)]
+            cursor, pages = answer.cursor, pages + 1
+            assert len(answer.body) < 8 * 1024 * 1024
+        assert sorted(names) == sorted(f"s{number}" for number in range(12)) and pages > 1
+
+
+async def test_a_refusal_is_not_repeated_once_its_cause_is_gone() -> None:
+    async with broker() as link:
+        await create(link, every_ms=3_600_000, start_ms=FAR_MS, payload="A" * 40)
+        await link.topic(TopicAction.UPDATE, max_payload_bytes=1)
+        refused = await ask(link, ScheduleAction.TRIGGER, op=5)
+        assert refused.status == Status.TOO_LARGE.code
+        await link.topic(TopicAction.UPDATE, max_payload_bytes=1_000)
+        done = await ask(link, ScheduleAction.TRIGGER, op=5)
+        assert done.status == Status.OK.code
+        assert await ask(link, ScheduleAction.TRIGGER, op=5) == done
+
+
+async def test_what_is_asked_is_looked_up_again() -> None:
+    async with broker() as link:
+        await create(link, every_ms=3_600_000, start_ms=FAR_MS)
+        before = shown(await ask(link, ScheduleAction.GET, op=7))
+        await ask(link, ScheduleAction.PAUSE)
+        after = shown(await ask(link, ScheduleAction.GET, op=7))
+        assert (before["paused"], after["paused"]) == (False, True)

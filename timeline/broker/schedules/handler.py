@@ -32,12 +32,14 @@ TRIES = 8
 NUMBERS = 1_000_000
 """A schedule's first record has a number for each second. Until numbers are forgotten, an earlier schedule of its name
 may have used those of other seconds. No schedule changes so often that it comes to them."""
-MOST_ANSWERED = 1_000
+MOST_ANSWERED, MOST_ANSWERED_BYTES = 1_000, 16 * 1024 * 1024
 """Answers that are kept for calls that are repeated."""
+_READING = (ScheduleAction.GET, ScheduleAction.LIST)
+_DONE = (Status.OK, Status.DUPLICATE)
 MOST_TRIGGER_SKEW_MS = 86_400_000
 PART_MESSAGES = 2_000
-WALKED_ROWS = 5_000
-"""Records that one LIST looks through, about."""
+WALKED_ROWS, LISTED_BYTES = 5_000, 4 * 1024 * 1024
+"""Records that one LIST looks through, and their payloads, about."""
 
 
 class _Refused(Exception):
@@ -68,6 +70,7 @@ class ScheduleHandler:
         self._topics, self._store = topics, store
         self._sendings, self._edits = Sendings(), Sendings()
         self._answered: OrderedDict[tuple[int, str], ScheduleAnswer] = OrderedDict()
+        self._answered_bytes = 0
 
     async def answer(self, call: ScheduleCall, caller: Principal, pending: PendingCall) -> ScheduleAnswer:
         """Answer a call by a status. A repeat of a call that this broker answered gets the same answer. Raise
@@ -77,10 +80,12 @@ class ScheduleHandler:
             if (known := self._answered.get(key)) is not None:
                 return known
             answer = await self._definite(call, caller, pending)
-            if call.op:
+            # A refusal changed nothing, and its cause may be gone when the call is repeated.
+            if call.op and call.action not in _READING and Status.of(answer.status) in _DONE:
                 self._answered[key] = answer
-                if len(self._answered) > MOST_ANSWERED:
-                    self._answered.popitem(last=False)
+                self._answered_bytes += len(answer.body)
+                while len(self._answered) > MOST_ANSWERED or self._answered_bytes > MOST_ANSWERED_BYTES:
+                    self._answered_bytes -= len(self._answered.popitem(last=False)[1].body)
             return answer
 
     async def _definite(self, call: ScheduleCall, caller: Principal, pending: PendingCall) -> ScheduleAnswer:
@@ -152,10 +157,11 @@ class ScheduleHandler:
         # A cursor begins with the schedule that was listed last. Its records that came meanwhile lie behind the cursor.
         last, _, cursor = opened(internal, Walk.SCAN, call.cursor).partition(b"\0")
         found: dict[str, ScheduleRecord] = {}
-        walked = 0
-        while len(found) < call.limit and walked < WALKED_ROWS:
+        walked = size = 0
+        while len(found) < call.limit and walked < WALKED_ROWS and size < LISTED_BYTES:
             records, cursor = await self._store.page(internal, cursor, max(1, call.limit - len(found)))
             walked += max(1, len(records))
+            size += sum(len(one.specification.payload) for one in records)
             for one in records:
                 key = one.specification.key
                 other = key in found and one.number // NUMBERS != found[key].number // NUMBERS
