@@ -13,7 +13,9 @@ from tests.storage_plugins.sqlite_calls import NOW_MS, dump, grant, ids, puts, t
 from timeline.columns import Ragged
 from timeline.model import Operation, Status
 from timeline.storage_plugins import open_store
+from timeline.storage_plugins.asks import cursor_at
 from timeline.storage_plugins.contract import Mutations, Puts, StoreUnavailable, StoreUnknown, TagMutation
+from timeline.storage_plugins.sql.rows import FoundColumns
 from timeline.storage_plugins.sql.statements import Plan
 from timeline.storage_plugins.sqlite import bulk
 from timeline.storage_plugins.sqlite import store as sqlite_store
@@ -80,6 +82,21 @@ async def test_only_plain_messages_are_done_without_the_rules(tmp_path: Path) ->
         moved = {id for id, version in zip(rows.ids, rows.version.tolist(), strict=True) if version == 2}
         assert moved - set(ids(10, b"leased")) == (set() if dry_run else set(ids(10, b"plain")))
     await store.close()
+
+
+def found(rows: list[int]) -> FoundColumns:
+    return FoundColumns({"row": rows}, {}, len(rows))
+
+
+def test_a_chunk_whose_last_message_goes_meanwhile_is_read_again() -> None:
+    """The search has no transaction: an ack may come between its two statements."""
+    search = bulk.search_tag(1, b"spring", b"", 2)
+    told: list[Any] = [found([7, 8]), [], found([7, 9]), [(3, b"x")]]
+    next(search)
+    with pytest.raises(StopIteration) as done:
+        for one in told:
+            search.send(one)
+    assert done.value.value == ([7, 9], cursor_at(3, b"x"))
 
 
 async def test_others_go_between_the_works_of_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

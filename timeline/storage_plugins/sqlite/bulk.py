@@ -35,12 +35,15 @@ _CHUNK = (
 
 def search_tag(key: int, tag: bytes, cursor: bytes, limit: int) -> Plan[tuple[list[int], bytes | None]]:
     """Return the rows of the next messages of the walk over (bucket, id), and its cursor (None: it is done)."""
-    found = yield _ROWS.reading(_CHUNK, (key, tag, *place_of(cursor), limit))
-    rows: list[int] = found.numbers["row"]
-    if len(rows) < limit:
-        return rows, None
-    last = yield Statement("SELECT bucket, id FROM message WHERE row = ?", (rows[-1],), list)
-    return rows, cursor_at(*last[0])
+    while True:
+        found = yield _ROWS.reading(_CHUNK, (key, tag, *place_of(cursor), limit))
+        rows: list[int] = found.numbers["row"]
+        if len(rows) < limit:
+            return rows, None
+        last = yield Statement("SELECT bucket, id FROM message WHERE row = ?", (rows[-1],), list)
+        if last:
+            return rows, cursor_at(*last[0])
+        # The writer has removed the last one since: look again.
 
 
 _PLAIN = (
