@@ -162,6 +162,23 @@ async def test_retry_after_and_410(tl: timeline.Timeline, receiver: Receiver) ->
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("retry_after", [{"Retry_After": "7200"}, {}])
+async def test_no_wait_goes_beyond_the_topics_horizon(
+    tl: timeline.Timeline, receiver: Receiver, retry_after: dict[str, str]
+) -> None:
+    """Or the release would be refused, and the message sent again as soon as its lease ends."""
+    receiver.answer = always(503, "later", **retry_after)
+    waits = {"retry_first": "50m", "retry_cap": "1h", "retry_jitter": 0.5}
+    await tl.create_topic("t", push_url=receiver.url, horizon="10m", **waits)
+    async with pushing(tl):
+        async with tl.producer("t") as p:
+            put = await p.produce(b"", id="a", in_=0)
+        await receiver.received(1)
+        waiting = await state_of(tl, "a", "waiting")
+    assert put.due is not None and 150 < (waiting.due - put.due).total_seconds() < 700
+
+
+@pytest.mark.slow
 async def test_a_receiver_may_keep_the_lease_and_settle_later(tl: timeline.Timeline, receiver: Receiver) -> None:
     receiver.answer = always(202, Timeline_Lease="2h")
     await tl.create_topic("t", push_url=receiver.url)

@@ -314,9 +314,14 @@ def deliver(batch: LeasedBatch, pushed_ms: int, settings: TopicSettings) -> Deli
         max_deliveries=settings.max_deliveries,
         retry_first_ms=settings.retry_first_ms,
         retry_factor_percent=settings.retry_factor_percent,
-        retry_cap_ms=settings.retry_cap_ms,
+        retry_cap_ms=_retry_cap_ms(settings),
         retry_jitter_percent=settings.retry_jitter_percent,
     )
+
+
+def _retry_cap_ms(settings: TopicSettings) -> int:
+    """Return the longest wait after a failure that the topic's horizon allows, its jitter included."""
+    return min(settings.retry_cap_ms, settings.horizon_ms * 100 // (100 + settings.retry_jitter_percent))
 
 
 def note_settles(metrics: Metrics, topic: str, frame: Settle, answers: Answers) -> None:

@@ -22,7 +22,7 @@ import timeline
 from timeline.clock import Clock
 from timeline.credentials import BadCredentials, Credentials
 from timeline.driver.consume.pull import PulledDelivery
-from timeline.errors import Forbidden, Invalid, NotFound, Throttled, TimelineError, Unavailable, Unknown
+from timeline.errors import Expired, Forbidden, Invalid, NotFound, Throttled, TimelineError, Unavailable, Unknown
 from timeline.gateway.metrics import GatewayMetrics
 from timeline.gateway.push.addresses import AddressGuard, host_of
 from timeline.gateway.push.circuit import Circuit, Host, Receiver
@@ -278,7 +278,7 @@ class TopicPusher:
             try:
                 await self._settle(delivery, outcome, operation_ids)
                 return True
-            except NotFound:  # it is settled: by the receiver, or by a call whose answer was lost
+            except (NotFound, Expired):  # it is gone: the receiver or a call whose answer was lost has settled it
                 return True
             except TimelineError as error:
                 lasts = delivery.lease_left_ms > PAUSE_MS
@@ -336,7 +336,9 @@ class TopicPusher:
         elif outcome.verb is Verb.BURY:
             receipts = await settle("bury", reason=outcome.reason)
         else:
-            wait = delivery.retry_in if outcome.wait_ms is None else outcome.wait_ms / 1000.0
+            asked_ms = outcome.wait_ms
+            latest_ms = self.topic.settings.horizon_ms
+            wait = delivery.retry_in if asked_ms is None else min(asked_ms, latest_ms) / 1000.0
             receipts = await settle("release", in_=wait, reason=outcome.reason, operation_ids=operation_ids)
         receipts.raise_failed()
 
