@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -21,8 +22,10 @@ import timeline
 from tests.gateway.connections import Connection, posted
 from tests.gateway.processes import JSON, broker, gateway
 from tests.services import VARIABLE, required
+from timeline.clock import Clock
+from timeline.driver.consume.pull import PulledDelivery
 from timeline.errors import Throttled
-from timeline.gateway import protocol, requests
+from timeline.gateway import protocol, requests, streams
 from timeline.gateway.protocol import UNREAD_BYTES, Connections
 from timeline.gateway.requests import (
     BODIES_BYTES,
@@ -420,6 +423,43 @@ def test_a_handshake_too_many_closes_an_idle_connection_and_many_end_one_another
     assert [one.aborted for one in idle[2:] + greeted] == [False, False, True, True, False, False]
 
 
+def test_a_body_that_never_ends_gives_way_to_a_new_connection() -> None:
+    """Strangers may send bodies before anybody asks for a token."""
+    connections, each = Connections(3), [_Counted() for _ in range(3)]
+    for one in each:
+        connections.opened(one)  # type: ignore[arg-type]
+        connections.busy(one)  # type: ignore[arg-type]
+    for one in each[1:]:
+        connections.sending(one)  # type: ignore[arg-type]
+    connections.sent(each[1])  # type: ignore[arg-type]
+    secured, plain, last = _Counted(), _Counted(), _Counted()
+    connections.greeted(secured)
+    assert [one.aborted for one in each] == [False, False, True]
+    connections.closed(each[2])  # type: ignore[arg-type]
+    connections.secured(secured)
+    connections.opened(plain)  # type: ignore[arg-type]
+    connections.busy(plain)  # type: ignore[arg-type]
+    connections.opened(last)  # type: ignore[arg-type]
+    assert [one.aborted for one in (*each[:2], plain, last)] == [False, False, False, True]  # their calls go on
+
+
+async def test_a_slow_body_is_slow_whatever_its_contents_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = BodyBudget(100 * MIB)
+    slow, call = BodyRoom(budget), BodyRoom(budget)
+    monkeypatch.setattr(requests, "WINDOW_S", 1e-9)
+    monkeypatch.setattr(requests, "SLOW_BYTES_PER_S", 1e18)
+    async with asyncio.timeout(60) as timer:
+        slow.timer = timer
+        for _ in range(2):
+            slow.take(3 * MIB, 16)
+        assert slow.slow
+        call.take(60_000, 16)  # a small one, by its own bytes
+        assert not slow.lost and budget.left == (100 - 96) * MIB - 960_000
+        call.take(4 * MIB)
+        assert slow.lost
+        timer.reschedule(None)
+
+
 def test_answers_that_nobody_reads_give_way_to_those_that_somebody_does() -> None:
     connections, each = Connections(100), [_Counted() for _ in range(4)]
     each[1].reads = True
@@ -440,3 +480,12 @@ async def test_those_that_read_slowly_are_looked_at_again(monkeypatch: pytest.Mo
     while not each[0].aborted:
         await asyncio.sleep(0)
     assert not each[1].aborted
+
+
+async def test_an_extension_that_is_shorter_than_the_lease_frees_no_credit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lease lasts as long as before."""
+    monkeypatch.setattr(streams, "ALIVE_S", 0.0)
+    stream, now_ms = streams.EventStream(1), Clock().monotonic_ms()
+    stream.given(cast(PulledDelivery, SimpleNamespace(receipt="r", lease_left_ms=3_600_000)))
+    stream.extended({"r"}, now_ms - 1.0)
+    assert await stream.room() == 0

@@ -44,14 +44,16 @@ class Abortable(Protocol):
 
 
 class Connections:
-    """All connections of a process. `most`: how many there may be. One more closes the one that is idle longest. Where
-    half of all are handshakes of TLS, or none is idle, it closes the handshake that lasts longest. `refused`: called
-    with the status and the peer of what is no request."""
+    """All connections of a process. `most`: how many there may be. One more closes the one that is idle longest. If
+    none is idle, it closes the one whose body has been coming for longest. Where half of all are handshakes of TLS, or
+    none sends a body, it closes the handshake that lasts longest. `refused`: called with the status and the peer of
+    what is no request."""
 
     def __init__(self, most: int, refused: Callable[[int, str], None] = lambda status, peer: None) -> None:
         self._most, self._open, self._heads_bytes = most, 0, 0
         self.refused = refused
         self._idle: dict[BoundedHttp, None] = {}
+        self._sending: dict[BoundedHttp, None] = {}
         self._unread: dict[BoundedHttp, None] = {}
         self._handshakes: dict[Abortable, None] = {}
         self._next_look: asyncio.TimerHandle | None = None
@@ -61,11 +63,7 @@ class Connections:
         self._handshakes[one] = None
         if self._open + len(self._handshakes) <= self._most:
             return
-        if self._idle and len(self._handshakes) <= self._most // 2:
-            idle = next(iter(self._idle))
-            self.busy(idle)
-            idle.abort()
-        else:
+        if len(self._handshakes) > self._most // 2 or not self._gives_way():
             longest = next(iter(self._handshakes))
             self.secured(longest)
             longest.abort()
@@ -77,17 +75,26 @@ class Connections:
     def opened(self, one: BoundedHttp) -> None:
         """Count a connection, which is idle."""
         self._open += 1
+        if self._open > self._most and not self._gives_way():
+            one.abort()
+            return
         self._idle[one] = None
-        if self._open > self._most:
-            longest = next(iter(self._idle))
-            self.busy(longest)  # its end comes later, and the next one more takes another
-            longest.abort()
+
+    def _gives_way(self) -> bool:
+        """Disconnect one that waits for its caller. Return whether there was one."""
+        longest = next(iter(self._idle or self._sending), None)
+        if longest is None:
+            return False
+        self.busy(longest)  # its end comes later, and the next one more takes another
+        self.sent(longest)
+        longest.abort()
+        return True
 
     def closed(self, one: BoundedHttp) -> None:
         """Forget a connection."""
         self._open -= 1
-        self._idle.pop(one, None)
-        self._unread.pop(one, None)
+        for those in (self._idle, self._sending, self._unread):
+            those.pop(one, None)
 
     def idle(self, one: BoundedHttp) -> None:
         """Note that a connection has no request."""
@@ -96,6 +103,14 @@ class Connections:
     def busy(self, one: BoundedHttp) -> None:
         """Note that a connection has one."""
         self._idle.pop(one, None)
+
+    def sending(self, one: BoundedHttp) -> None:
+        """Note that a body comes on a connection."""
+        self._sending[one] = None
+
+    def sent(self, one: BoundedHttp) -> None:
+        """Note that a body is there."""
+        self._sending.pop(one, None)
 
     def hold(self, count: int) -> bool:
         """Count bytes of heads without an end; a negative count frees them. Return whether there is room."""
@@ -296,6 +311,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._last = not self.cycle.keep_alive
         self.cycle.keep_alive = True
         self._all.busy(self)
+        self._all.sending(self)
 
     def on_body(self, body: bytes) -> None:
         """Take a part of a body."""
@@ -307,6 +323,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self.parser.asked and self.framing():
             return
         self._wait_no_more()
+        self._all.sent(self)
         self._in_body, self._loose_bytes = False, 0
         self.cycle.keep_alive = not self._last
         if self._last and self.cycle.response_complete:

@@ -87,12 +87,13 @@ class BodyRoom:
         self._recent_bytes = 0
         self._was_slow = False
 
-    def take(self, count: int) -> None:
-        """Reserve bytes. Raise Throttled if they are not free."""
-        least = -SMALL_ROOM_BYTES if self.held_bytes + count <= SMALL_BYTES else 0
-        if self._budget.left - count < least:
-            self._budget.free_slow(count + least)
-        if self.lost or self._budget.left - count < least:
+    def take(self, count: int, weight: int = 1) -> None:
+        """Reserve room for `count` bytes that came, each with a weight. Raise Throttled if there is none."""
+        size = count * weight
+        least = -SMALL_ROOM_BYTES if self.held_bytes + size <= SMALL_BYTES * weight else 0
+        if self._budget.left - size < least:
+            self._budget.free_slow(size + least)
+        if self.lost or self._budget.left - size < least:
             raise Throttled("the gateway holds as many bodies as it may", retry_after_ms=1_000)
         now_s = asyncio.get_running_loop().time()
         if now_s >= self._since_s + WINDOW_S:
@@ -100,8 +101,8 @@ class BodyRoom:
             self._since_s, self._recent_bytes = now_s, 0
         self._last_s = now_s
         self._recent_bytes += count
-        self._budget.left -= count
-        self.held_bytes += count
+        self._budget.left -= size
+        self.held_bytes += size
         self._budget.rooms[self] = None
 
     def give_back(self, count: int | None = None) -> None:
@@ -195,7 +196,7 @@ class ApiRequest(Request[Any, Any, Any]):
             if most_bytes is not None and seen > most_bytes:
                 raise _too_large(most_bytes)
             if part:
-                self.room.take(len(part) * weight)
+                self.room.take(len(part), weight)
                 yield part
             if not event.get("more_body", False):
                 break

@@ -46,9 +46,9 @@ class EventStream:
             self._freed.set()
 
     def extended(self, receipts: Set[str], until_ms: float) -> None:
-        """Note until when (monotonic) the leases of these receipts last, if they are of this stream."""
+        """Note that the leases of these receipts last until then (monotonic) at least, if they are of this stream."""
         for receipt in self._until_ms.keys() & receipts:
-            self._until_ms[receipt] = until_ms
+            self._until_ms[receipt] = max(self._until_ms[receipt], until_ms)
 
     def given(self, one: PulledDelivery) -> None:
         """Take credit for a delivery."""

@@ -431,10 +431,16 @@ async def test_letters_that_die_after_the_count_are_left_alone(console: Console,
     assert [letter.id async for letter in tl.dead(topic)] == ["later"]
 
 
+@pytest.mark.parametrize("closed", [b"", b"]" * 1_000])
 @pytest.mark.parametrize("depth", [1_000, 30_000])
-async def test_json_of_many_levels_is_shown_as_text(console: Console, tl: timeline.Timeline, depth: int) -> None:
+async def test_json_of_many_levels_is_shown_as_text(
+    console: Console, tl: timeline.Timeline, depth: int, closed: bytes
+) -> None:
+    """Whatever brackets stand in texts before it."""
+    id = f"deep-{depth}-{len(closed)}"
     async with tl.producer(TOPIC) as producer:
-        await producer.produce(b"[" * depth + b"]" * depth, id=f"deep-{depth}", in_="1h")
-    answer = await console.get("/message", topic=TOPIC, id=f"deep-{depth}")
+        nested = b"[" * depth + b"]" * depth
+        await producer.produce(b'["%s\\"", %s]' % (closed, nested) if closed else nested, id=id, in_="1h")
+    answer = await console.get("/message", topic=TOPIC, id=id)
     assert answer.status_code == 200 and len(answer.content) < 2_000_000
     assert "<summary>JSON</summary>" not in answer.text and "<summary>Text</summary>" in answer.text

@@ -28,7 +28,7 @@ HEX_BYTES = 4 * 1024
 PER_LINE = 16
 DEEPEST = 50
 """Levels of JSON that are shown with indents."""
-BRACKET = re.compile(r"[\[\]{}]")
+BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]')
 _LOADING = asyncio.Semaphore(4)
 PATH = ("waiting", "available", "leased")
 """The states of a message in the order in which it passes them."""
@@ -97,7 +97,7 @@ def _payload(message: StoredMessage) -> dict[str, Any]:
     if text and len(held) <= SHOWN_BYTES and (is_json(message.headers) or text[:1] in "{[") and _is_flat(text):
         try:
             pretty = msgspec.json.format(held, indent=2).decode()
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             pretty = None  # its header, or its first letter, is not true
     return {
         "bytes": len(held),
@@ -112,8 +112,8 @@ def _payload(message: StoredMessage) -> dict[str, Any]:
 def _is_flat(text: str) -> bool:
     """Return whether JSON is nested as people write it. Deeper, its indents would be very many times as long as it."""
     depth = deepest = 0
-    for bracket in BRACKET.findall(text):
-        depth += 1 if bracket in "[{" else -1
+    for found in BRACKET.findall(text):  # brackets, and strings, which may hold some
+        depth += (found in "[{") - (found in "]}")
         deepest = max(deepest, depth)
     return deepest <= DEEPEST
 

@@ -63,11 +63,13 @@ class RuleWalks:
         if self._walks >= MOST_WALKS:
             raise Throttled("as many rules as may be are being walked", retry_after_ms=1_000)
         self._walks += 1
-        walking = asyncio.get_running_loop().run_in_executor(self._thread, walk)
-        walking.add_done_callback(self._ended)
-        return await walking
+        loop = asyncio.get_running_loop()
+        walking = self._thread.submit(walk)
+        # Not when the caller goes: the thread walks on.
+        walking.add_done_callback(lambda _: loop.call_soon_threadsafe(self._ended))
+        return await asyncio.wrap_future(walking)
 
-    def _ended(self, _: object) -> None:
+    def _ended(self) -> None:
         self._walks -= 1
 
     def stop(self) -> None:
