@@ -76,6 +76,20 @@ async def test_a_batch_takes_few_exchanges(server: MysqlServer) -> None:
             assert len(heard.exchanges) <= most, [text[:80] for text in heard.exchanges]
 
 
+async def test_a_check_writes_another_value_each_time(server: MysqlServer) -> None:
+    """The value comes from here. MariaDB has no RANDOM_BYTES before 10.10."""
+    url = server.url
+    async with trial(url) as trying:
+        with listening(server, url) as heard:
+            await trying.store.check()
+            await trying.store.check()
+    written = [text for text in heard.statements if "'probe'" in text]
+    assert len(written) == len(set(written)) == 2
+    assert all(
+        re.fullmatch(r"REPLACE INTO meta .* VALUES \('probe', '[0-9a-f]{16}'\)", text.strip()) for text in written
+    )
+
+
 async def test_many_consumers_are_one_statement(server: MysqlServer) -> None:
     url = server.url
     async with trial(url) as trying:

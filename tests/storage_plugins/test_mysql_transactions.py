@@ -16,6 +16,7 @@ from timeline.model import Operation, Status
 from timeline.storage_plugins.conformance.trial import T0, Trial, expect_equal, named, statuses
 from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.mysql.connections import MysqlConnections, MysqlLocation, MysqlSession, _Call
+from timeline.storage_plugins.mysql.store import MysqlStore
 
 pytestmark = pytest.mark.servers
 
@@ -82,6 +83,29 @@ async def test_row_numbers_that_were_given_out_twice_harm_nobody(server: MysqlSe
         there = await before.everything(made)
         expect_equal(sorted(there), sorted([b"kept", b"new", *others]), "what stands")
         assert {row["payloads"] for row in there.values()} == {b"payload"}
+
+
+async def test_a_replace_stores_its_message_though_its_id_is_still_remembered(server: MysqlServer) -> None:
+    """Clocks of two brokers differ: one has forgotten the id, and stored a message. For the other it is remembered."""
+    async with trial(server.url) as trying:
+        made = await trying.topic(remember_ms=HOUR_MS)
+        await trying.stored(made, [b"a"])
+        await trying.settle(made, Operation.ACK, (await trying.lease(made)).rows)
+        await trying.stored(made, [b"a"], payload=b"second", now_ms=T0 + HOUR_MS)
+        before_ms = T0 + HOUR_MS - 1
+        await trying.stored(made, [b"a"], payload=b"third", replace=True, now_ms=before_ms)
+        assert (await trying.row(made, b"a"))["payloads"] == b"third"
+
+
+async def test_many_replaces_of_one_message_stay_within_their_row_numbers(server: MysqlServer) -> None:
+    async with trial(server.url) as trying:
+        made, store = await trying.topic(), trying.store
+        assert isinstance(store, MysqlStore)
+        await trying.stored(made, [b"a"], T0 + HOUR_MS)
+        before = store._next_row
+        await trying.stored(made, [b"a"] * 20, T0 + HOUR_MS, replace=True)
+        ((row,),) = await store._transact(lambda session: session.rows("SELECT `row` FROM message"))
+        assert before < row < store._next_row
 
 
 async def test_a_deadlock_is_tried_again(server: MysqlServer) -> None:

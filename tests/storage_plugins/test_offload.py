@@ -311,6 +311,16 @@ async def test_what_expires_soon_rests_no_longer_than_it_lives() -> None:
         assert dues == [T0 + READ_AGAIN_MS, T0 + 499, T0 + READ_AGAIN_MS - 1, T0 + READ_AGAIN_MS]
 
 
+async def test_a_lease_says_when_what_could_not_be_read_has_rested() -> None:
+    async with offloading() as (trial, place, _):
+        topic = await trial.topic(buckets=1)
+        await trial.stored(topic, named(2), payload=LARGE, expires_ms=[0, T0 + 2_000])
+        place.fails = {"read"}
+        await trial.lease(topic, wanted=0, next_due_ms=T0 + 1_999)
+        await trial.stored(topic, [b"sooner"], T0 + 1_000)
+        await trial.lease(topic, now_ms=T0 + 500, wanted=0, next_due_ms=T0 + 1_000)
+
+
 async def test_what_cannot_be_handed_back_keeps_nobody_waiting() -> None:
     class Deaf(MemoryStore):
         async def settle(self, *_: Any) -> Any:

@@ -19,6 +19,7 @@ from timeline.storage_plugins.offload import (
     Place,
     place_of_name,
 )
+from timeline.storage_plugins.offload import store as offload_store
 from timeline.storage_plugins.offload.files import PayloadFiles
 from timeline.storage_plugins.offload.store import READ_AGAIN_MS
 
@@ -118,6 +119,30 @@ async def test_a_folder_that_is_not_mounted_buries_nothing(tmp_path: Path) -> No
         await trial.reopen()
         rows = (await trial.lease(topic, now_ms=T0 + READ_AGAIN_MS)).rows
         assert rows.payloads is not None and rows.payloads.tolist() == [b"x" * 5_000] * 3
+
+
+@pytest.mark.slow
+async def test_a_folder_that_is_not_mounted_is_noticed_by_a_late_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the last of many messages has an offloaded payload."""
+    monkeypatch.setattr(offload_store, "LOOKED_UP_AT_ONCE", 50)
+    url = f"sqlite:///{tmp_path}/a.db?payloads=file://{tmp_path}/p&payload_offload_bytes=4096"
+    folder, away = tmp_path / "p", tmp_path / "disk"
+    async with Trial(lambda: make_store(url)) as trial:
+        topic = await trial.topic(buckets=1)
+        await trial.stored(topic, named(150), payload=[b"small", b"x" * 2_000, b""] * 50)
+        await trial.stored(topic, [b"z"], payload=b"x" * 5_000)
+        await trial.store.close()
+        folder.rename(away)
+        folder.mkdir()
+        with pytest.raises(StoreRefused, match="is it mounted"):
+            await trial.make().open()
+        shutil.rmtree(folder)
+        away.rename(folder)
+        (folder / "timeline-payloads").unlink()
+        await trial.reopen()
+        assert (await trial.row(topic, b"z"))["payloads"] == b"x" * 5_000
 
 
 async def test_folders_of_long_ids_go_with_their_files(tmp_path: Path) -> None:

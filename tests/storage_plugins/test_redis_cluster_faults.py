@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -108,6 +109,47 @@ async def test_tag_operation_that_is_done_in_part_is_unknown(servers: Running, n
         assert step.counts == {Status.OK.code: 300} and step.cursor is None
         moved = by_id(await trial.scan(topic)).values()
         assert {(row["due_ms"], row["version"]) for row in moved} == {(T0 + 5_000, 2)}
+
+
+@asynccontextmanager
+async def _read_only(nodes: Server, node: Address) -> AsyncIterator[None]:
+    """A master that answers reads and refuses writes: it wants a replica, and has none."""
+    assert await nodes.ask(node, "CONFIG", "SET", "min-replicas-to-write", 1) == b"OK"
+    try:
+        yield
+    finally:
+        assert await nodes.ask(node, "CONFIG", "SET", "min-replicas-to-write", 0) == b"OK"
+
+
+async def test_lease_tells_what_it_buried_and_removed_before_a_master_failed(servers: Running, nodes: Server) -> None:
+    async with Trial(lambda: make_store(servers.url(RedisClusterServer))) as trial:
+        topic = await trial.topic(max_deliveries=1)
+        ids = named(300)
+        await trial.stored(topic, ids)
+        leased = (await trial.lease(topic, wanted=300)).rows
+        await trial.settle(topic, Operation.RELEASE, leased, time_ms=T0, wanted=Status.OK)
+        await trial.stored(topic, named(300, "e"), expires_ms=T0 + 1)
+        async with _read_only(nodes, nodes.masters[0]):
+            part = await trial.lease(topic, now_ms=T0 + 1, wanted=0, next_due_ms=T0 + 1)
+            assert 0 < len(part.buried) < 300 and 0 < part.expired < 300
+            with pytest.raises(StoreUnavailable, match="NOREPLICAS"):
+                await trial.lease(topic, now_ms=T0 + 1)
+        rest = await trial.lease(topic, now_ms=T0 + 1, wanted=0)
+        assert sorted([*part.buried.ids, *rest.buried.ids]) == ids
+        assert part.expired + rest.expired == 300
+
+
+async def test_sweep_that_is_done_in_part_is_unknown(servers: Running, nodes: Server) -> None:
+    async with Trial(lambda: make_store(servers.url(RedisClusterServer))) as trial:
+        topic = await trial.topic()
+        await trial.stored(topic, named(300), T0, expires_ms=T0 + 1)
+        async with _read_only(nodes, nodes.masters[0]):
+            with pytest.raises(StoreUnknown, match="a part of it was done"):
+                await trial.store.sweep(topic, T0 + 1, 1_000)
+            with pytest.raises(StoreUnavailable, match="NOREPLICAS"):
+                await trial.store.sweep(topic, T0 + 1, 1_000)
+        assert 0 < (await trial.store.sweep(topic, T0 + 1, 1_000)).expired < 300
+        assert not await trial.everything(topic)
 
 
 async def test_a_cluster_whose_record_is_gone_has_no_uuid(servers: Running, nodes: Server) -> None:

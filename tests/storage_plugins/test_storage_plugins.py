@@ -9,8 +9,9 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from timeline import storage_plugins
-from timeline.model import Topic, TopicSettings
+from timeline.model import Answers, Displaced, Topic, TopicSettings
 from timeline.storage_plugins import make_store, open_store, plugins, records, shown
+from timeline.storage_plugins.asks import fail
 from timeline.storage_plugins.contract import Opened, Store, StoreRefused, StoreUnavailable
 from timeline.storage_plugins.memory import MemoryStore
 from timeline.storage_plugins.records import read_settings
@@ -135,6 +136,13 @@ async def test_open_store_opens() -> None:
     await store.close()
     with pytest.raises(StoreUnavailable, match="not open"):
         await store.check()
+
+
+def test_a_message_that_failed_displaced_nothing() -> None:
+    answers = Answers.blank(3)
+    answers.displaced = {at: Displaced(birth=at, version=1, expired=False) for at in range(3)}
+    fail(answers, [0, 2], StoreUnavailable("not now"))
+    assert answers.displaced.keys() == {1}
 
 
 def test_records_of_topics_keep_settings_that_they_do_not_know() -> None:

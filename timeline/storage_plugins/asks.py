@@ -80,6 +80,8 @@ def fail(answers: Answers, places: list[int], error: StoreError) -> None:
     answers.version[places] = answers.due_ms[places] = 0
     answers.settled[places] = answers.late[places] = answers.repeat[places] = 0
     answers.details.update(dict.fromkeys(places, error.reason))
+    for at in places:
+        answers.displaced.pop(at, None)
 
 
 def removal(ask: Ask, decision: Decision) -> tuple[int, bool] | None:

@@ -335,7 +335,7 @@ def _insert(
         there = {row for row, birth in found if birth == births[row - first]}
         if len(there) < len(found):
             raise NumbersTaken("Row numbers were given out twice. This server had missed a reservation.")
-    if changes.topic.settings.remember_ms:
+    if changes.topic.settings.remember_ms and not in_place:
         there -= yield from _take_back(changes, [row for row in rows if row[0] in there])
     yield from _mark(changes.key, [row for row in rows if row[0] in there])
     kept = [at for at, row in enumerate(numbers) if row in there]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -98,9 +99,8 @@ class MysqlStore(ServerStore):
             await asyncio.to_thread(connections.close)
 
     async def check(self) -> None:
-        await self._transact(
-            lambda session: session.execute("REPLACE INTO meta (name, value) VALUES ('probe', HEX(RANDOM_BYTES(8)))")
-        )
+        text = "REPLACE INTO meta (name, value) VALUES ('probe', %s)"
+        await self._transact(lambda session: session.execute(text, (secrets.token_hex(8),)))
 
     async def migrate(self, contract: bool) -> Versions:
         return await self._transact(lambda session: schema.contracted(session, contract))
@@ -168,9 +168,9 @@ class MysqlStore(ServerStore):
         return key
 
     async def _rows(self, count: int) -> int:
-        """Return the first of the row numbers that a put of `count` may take, each id twice. A transaction of its own
-        reserves them, so that no others wait for it."""
-        needed = 2 * count + 1
+        """Return the first of the row numbers that a put of `count` may take: three for each, if all of them replace
+        one message in turn. A transaction of its own reserves them, so that no others wait for it."""
+        needed = 3 * count + 1
         with self._rows_lock:
             first, self._next_row = self._next_row, self._next_row + needed
             enough = self._next_row <= self._last_row + 1

@@ -15,12 +15,13 @@ import dataclasses
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import numpy as np
 
 from timeline.columns import Int64, Ragged
 from timeline.model import MAX_PAYLOAD_BYTES, Answers, Operation, Rows, State, Status, Topic
+from timeline.storage_plugins.asks import pages
 from timeline.storage_plugins.contract import (
     Capabilities,
     DiskSpace,
@@ -73,8 +74,9 @@ READ_AGAIN_MS = 5_000
 """How long a message rests whose payload could not be read now."""
 MOST_KNOWN = 65_536
 """The most payloads that an acknowledgement deletes by itself. A sweep finds the others."""
-LOOKED_AT = 100
-"""Messages of a topic whose payloads are looked for in a place without a mark."""
+LOOKED_AT, MOST_READ = 100, 100_000
+"""Offloaded payloads of a topic that are looked for in a place without a mark, and the large messages of a topic whose
+contents are read to find them."""
 Life = tuple[int, bytes, int]
 """Topic, id, birth."""
 EVERYTHING = frozenset((State.WAITING, State.AVAILABLE, State.LEASED, State.DEAD))
@@ -229,11 +231,10 @@ class OffloadingStore(Store):
         await self.payloads.claim(cluster_uid)
 
     async def _lost(self) -> bool:
-        """Return whether payloads are missing, by a first look into each topic."""
+        """Return whether payloads are missing: rows point to some, and none of those is there."""
         found = False
         for topic in await self.inner.topics():
-            page = await self.inner.scan(topic, 0, ScanFilter(EVERYTHING), b"", LOOKED_AT, True)
-            for place in places_of(page.rows).values():
+            for place in await self._first_places(topic):
                 try:
                     await self.payloads.read(place.name(topic.uid))
                 except PayloadGone:
@@ -241,6 +242,24 @@ class OffloadingStore(Store):
                 else:
                     return False
         return found
+
+    async def _first_places(self, topic: Topic) -> list[Place]:
+        """Return the places of the topic's first LOOKED_AT offloaded payloads."""
+        places: list[Place] = []
+        read = 0
+
+        def walk(where: ScanFilter, payload: bool) -> AsyncIterator[Rows]:
+            return pages(lambda cursor: self.inner.scan(topic, 0, where, cursor, LOOKED_UP_AT_ONCE, payload))
+
+        async for rows in walk(ScanFilter(EVERYTHING), False):
+            large = np.flatnonzero(rows.payload_bytes > LEAST_OFFLOAD_BYTES)
+            if len(large):
+                async for contents in walk(ScanFilter(EVERYTHING, ids=rows.ids.take(large)), True):
+                    places += places_of(contents).values()
+            read += len(large)
+            if len(places) >= LOOKED_AT or read >= MOST_READ:
+                break
+        return places[:LOOKED_AT]
 
     async def close(self) -> None:
         await self._orphans.flush()
@@ -350,9 +369,11 @@ class OffloadingStore(Store):
         read = await read_all(self.payloads, topic, leased.rows, places, patience_s)
         fill(leased.rows, read)
         leased.damaged = (*leased.damaged, *read.gone)
-        return leased if not read.unread else await self._give_back(topic, now_ms, leased, read.unread)
+        return leased if not read.unread else await self._give_back(topic, now_ms, leased, read.unread, overdue_ms)
 
-    async def _give_back(self, topic: Topic, now_ms: int, leased: LeasedRows, unread: dict[int, str]) -> LeasedRows:
+    async def _give_back(
+        self, topic: Topic, now_ms: int, leased: LeasedRows, unread: dict[int, str], overdue_ms: int
+    ) -> LeasedRows:
         """Return the leased messages without those that could not be read, which are returned unseen and rest a
         while."""
         log.warning("%d payloads of %s cannot be read now: %s", len(unread), topic.name, next(iter(unread.values())))
@@ -367,7 +388,11 @@ class OffloadingStore(Store):
             except StoreError as trouble:
                 log.warning("they stay leased until their leases run out: %s", trouble)
         kept = np.array([at for at in range(len(leased.rows)) if at not in unread], dtype=np.intp)
-        return leased.take(kept)
+        left = leased.take(kept)
+        if not overdue_ms:
+            rested_ms = int(until_ms.min())
+            left.next_due_ms = rested_ms if left.next_due_ms is None else min(left.next_due_ms, rested_ms)
+        return left
 
     async def settle(self, topic: Topic, now_ms: int, settles: Settles) -> Answers:
         answers = await self.inner.settle(topic, now_ms, settles)

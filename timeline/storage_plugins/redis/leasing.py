@@ -95,9 +95,9 @@ async def lease_due(
         else:
             next_due_ms = await _lease_at_once(search, left, taken, tell_next=not overdue_ms)
     except StoreError:
-        if not taken.count:
+        if not (taken.count or taken.expired or taken.buried):
             raise
-        next_due_ms = now_ms  # what was leased is answered; the caller looks again, and meets the failure
+        next_due_ms = now_ms  # what was done is answered; the caller looks again, and meets the failure
     leased = taken.leased(grants, now_ms)
     leased.next_due_ms = next_due_ms
     return leased
@@ -277,13 +277,13 @@ class _Search:
                 items.add(found.ids[at], found.values[at], new)
                 buries.append(ask is not lease)
         outcome = await self._keys.change(items)
-        if outcome.failed:
-            raise gravest(outcome.failed.values())
         done = [at for at in range(len(items)) if at not in outcome.stands and at not in outcome.failed]
         buried = [at for at in done if buries[at]]
         taken.expired += len(done) - len(buried)
         if buried:
             taken.buried.append(rows_of([items.ids[at] for at in buried], [items.new[at] for at in buried]))
+        if outcome.failed:
+            raise gravest(outcome.failed.values())
         return sorted(allowed)
 
     async def take(

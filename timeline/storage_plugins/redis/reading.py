@@ -14,7 +14,7 @@ from timeline.columns import Int64
 from timeline.leases import Ask, decide
 from timeline.model import Answers, Operation, Rows, Status, Topic, bucket_of
 from timeline.storage_plugins.asks import cursor_at, matches, place_of, places_of, tag_ask
-from timeline.storage_plugins.contract import Page, ScanFilter, StoreFull, Swept, TagMutation, TagStep
+from timeline.storage_plugins.contract import Page, ScanFilter, StoreError, StoreFull, Swept, TagMutation, TagStep
 from timeline.storage_plugins.errors import gravest
 from timeline.storage_plugins.redis import scripts
 from timeline.storage_plugins.redis.changes import BucketKeys, Items, RedisCall, all_of, left_of
@@ -263,16 +263,21 @@ async def sweep(keys: BucketKeys, now_ms: int, limit: int) -> Swept:
     removed: Counter[bytes] = Counter()
     more = False
     for suffix, until_ms in until.items():
-        found, full = await _past(keys, suffix, until_ms, now_ms, limit)
+        try:
+            found, full = await _past(keys, suffix, until_ms, now_ms, limit)
+        except StoreError as error:
+            if removed.total():
+                raise gravest([error], True) from error
+            raise
         more |= full or len(found) > limit
         items = Items()
         for change in found[:limit]:
             items.add(*change)
         if len(items):
             outcome = await keys.change(items)
+            removed[suffix] = 0 if outcome.gone else len(items) - len(outcome.stands) - len(outcome.failed)
             if outcome.failed:
-                raise next(iter(outcome.failed.values()))
-            removed[suffix] = 0 if outcome.gone else len(items) - len(outcome.stands)
+                raise gravest(outcome.failed.values(), removed.total() > 0)
     return Swept(removed[b":e"], removed[b":k"], removed[b":x"], 0, more)
 
 
