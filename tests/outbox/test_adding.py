@@ -115,6 +115,23 @@ def test_a_connection_that_commits_by_itself_is_refused_but_not_within_a_transac
         outbox.add(connection, Message(b"", in_=1), topic=TOPIC)
 
 
+@pytest.mark.parametrize("autocommit", [True, False])
+def test_autocommit_is_refused_where_a_connection_says_it_plainly(sqlite_shop: Shop, autocommit: bool) -> None:
+    """As drivers do that have no state of a transaction."""
+
+    class Plain:
+        def __init__(self, connection: Any) -> None:
+            self.autocommit, self.cursor, self.commit = autocommit, connection.cursor, connection.commit
+
+    connection: Any = Plain(sqlite3.connect(sqlite_shop.engine.url.database or ""))
+    message = Message(b"", in_="1h", id="plain")
+    if autocommit:
+        with pytest.raises(Invalid, match="autocommit"):
+            outbox.add(connection, message, topic=TOPIC, paramstyle="qmark")
+    else:
+        outbox.add(connection, message, topic=TOPIC, paramstyle="qmark")
+
+
 @pytest.mark.servers
 def test_autocommit_of_psycopg_is_refused_but_not_within_a_transaction(postgresql_shop: Shop) -> None:
     with psycopg.connect(postgresql_shop.url, autocommit=True) as connection:

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
@@ -22,10 +23,12 @@ from tests.servers.mysql import MysqlServer
 from tests.servers.postgresql import PostgresqlServer
 from tests.services import require_service
 from timeline import Message, Status, outbox
+from timeline.broker.server.calls import Handlers
 from timeline.errors import Invalid, Unavailable
 from timeline.outbox import database
 from timeline.outbox.database import Outbox, OutboxRefused, outbox_url
 from timeline.outbox.relay import OutboxRelay
+from timeline.wire import Fault, TransportError
 
 PATIENCE_S = 100.0
 
@@ -77,6 +80,47 @@ async def test_what_was_committed_is_sent_as_it_was_added(shop: Shop, tl: timeli
     assert (found.payload, found.headers, found.tag, found.group) == (b"\0", {"h": "ä"}, "t", "ops")
     assert found.expires_ms is not None and abs(found.expires_ms - found.due_ms - 3_600_000) <= 1
     assert await pending(tl) == ["a"]
+
+
+class Doorkeeper(Handlers):
+    """The handlers of a broker that turns everybody away while `closed`."""
+
+    closed = False
+
+    def service(self, details: Any) -> Any:
+        if not Doorkeeper.closed:
+            return super().service(details)
+        expired = TransportError(Fault.UNAUTHENTICATED, "token 'relay' has expired")
+        return grpc.stream_stream_rpc_method_handler(self._turned_away(expired))
+
+
+@pytest.mark.slow
+async def test_no_row_is_rejected_because_the_token_of_the_relay_has_expired(
+    sqlite_shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door = Broker(f"sqlite:///{tmp_path}/broker.db")
+    door.handlers = Doorkeeper
+    async with door, timeline.connect(door.address) as tl:
+        await tl.create_topic(TOPIC, remember="1h")
+        async with relaying(sqlite_shop, tl) as heard:
+            sqlite_shop.add("before")
+            await until(lambda: heard.statuses)
+            with monkeypatch.context() as patch:
+                patch.setattr(Doorkeeper, "closed", True)
+                await door.restart()  # which ends the streams of before
+                sqlite_shop.add(*(f"{number}" for number in range(5)))
+                await until(lambda: any("has expired" in trouble for trouble in heard.troubles))
+                assert len(sqlite_shop.left()) == 5
+            await until(lambda: not sqlite_shop.left())
+            assert not heard.set_aside
+
+
+async def test_a_relay_that_is_stopped_says_that_something_may_wait(sqlite_shop: Shop, tl: timeline.Timeline) -> None:
+    sqlite_shop.add("a")
+    relay = OutboxRelay(sqlite_shop.outbox(), tl, Heard())
+    relay.stop()
+    assert await relay.run(once=True) is False
+    assert await OutboxRelay(sqlite_shop.outbox(), tl, Heard()).run(once=True) is True
 
 
 @pytest.mark.slow

@@ -227,7 +227,9 @@ def _commits_by_itself(raw: Any) -> bool:
         return bool(raw.get_autocommit()) and not getattr(raw, "server_status", 0) & _IN_TRANSACTION
     info = getattr(raw, "info", None)
     status = getattr(info, "transaction_status", None)  # psycopg, psycopg2
-    return getattr(raw, "autocommit", None) is True and status is not None and int(status) == 0
+    if getattr(raw, "autocommit", None) is not True:
+        return False
+    return int(status) == 0 if status is not None else not getattr(raw, "in_transaction", False)
 
 
 # ── the table ──

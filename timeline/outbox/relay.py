@@ -33,6 +33,9 @@ COUNT_EVERY_MS = 5_000.0
 WAITING = Backoff(first="200ms", factor=2, cap="5s")
 NOT_NOW = (Status.UNAVAILABLE, Status.UNKNOWN, Status.THROTTLED, Status.NOT_FOUND)
 """Answers after which the message waits. NOT_FOUND: there is no such topic yet."""
+OF_A_CLIENT = (Status.FORBIDDEN, Status.INVALID)
+"""Answers that a message may get because its client has lost its rights, or speaks another version. Such rows are sent
+once more after a call that concerns no row."""
 ADVICE: dict[str, str] = {
     Status.EXISTS: "the id is taken by another message: give each an id of its own; 'outbox purge' deletes this one"
 }
@@ -108,9 +111,9 @@ class OutboxRelay:
         """Settle the rows in hand, then end."""
         self._stopping.set()
 
-    async def run(self, once: bool = False) -> None:
+    async def run(self, once: bool = False) -> bool:
         """Relay until `stop`. `once`: return when nothing waits any more, and raise what the database or the broker
-        (Unavailable) failed with."""
+        (Unavailable) failed with. Return whether nothing waits."""
         self._once = once
         try:
             while not self._stopping.is_set():
@@ -128,9 +131,10 @@ class OutboxRelay:
                 self._tell_of_holds()
                 if once and idle:
                     self._raise_holds()
-                    return
+                    return True
                 if idle:
                     await self._wait(self._every_ms)
+            return False
         finally:
             await self._asked(self._outbox.close)
             self._thread.shutdown()
@@ -186,7 +190,7 @@ class OutboxRelay:
         try:
             producer = self._producer(topic, group)
             await self._look_at(topic)
-            receipts = await producer.produce_many([message for _, message in some])
+            receipts = list(await producer.produce_many([message for _, message in some]))
         except Invalid as bad:
             if len(some) == 1:
                 self._refuse(answer, some[0][0], Status.INVALID, bad.reason)
@@ -198,16 +202,44 @@ class OutboxRelay:
             answer.left += len(some)
             self._hold(topic, trouble.reason or trouble.advice, trouble.retry_after_ms)
             return
-        self._settle(answer, topic, [row for row, _ in some], receipts)
+        not_now = NOT_NOW if await self._is_served(producer, some, receipts) else (*NOT_NOW, *OF_A_CLIENT)
+        self._settle(answer, topic, [row for row, _ in some], receipts, not_now)
 
-    def _settle(self, answer: _Answer, topic: str, rows: list[OutboxRow], receipts: timeline.Receipts) -> None:
+    async def _is_served(
+        self,
+        producer: timeline.Producer,
+        some: list[tuple[OutboxRow, timeline.Message]],
+        receipts: list[timeline.Receipt],
+    ) -> bool:
+        """Send again what may have been refused for this client, and note the new receipts. Return False if a call that
+        concerns no row is refused, too."""
+        refused = [at for at, receipt in enumerate(receipts) if receipt.status in OF_A_CLIENT]
+        if not refused:
+            return True
+        try:
+            await self._tl.topics()
+            again = await producer.produce_many([some[at][1] for at in refused])
+        except timeline.TimelineError:
+            return False
+        for at, receipt in zip(refused, again, strict=True):
+            receipts[at] = receipt
+        return True
+
+    def _settle(
+        self,
+        answer: _Answer,
+        topic: str,
+        rows: list[OutboxRow],
+        receipts: list[timeline.Receipt],
+        not_now: Sequence[Status],
+    ) -> None:
         done: Counter[Status] = Counter()
         waits: list[timeline.Receipt] = []
         for row, receipt in zip(rows, receipts, strict=True):
             if receipt.ok:
                 answer.sent.append(row.seq)
                 done[receipt.status] += 1
-            elif receipt.status in NOT_NOW:
+            elif receipt.status in not_now:
                 waits.append(receipt)
             else:
                 self._refuse(answer, row, receipt.status, _reason(receipt))

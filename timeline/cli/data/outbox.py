@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import timeline
-from timeline.cli.app import DONE, SOME_FAILED, Suggesting, complain, needing, say
+from timeline.cli.app import DONE, INTERRUPTED, SOME_FAILED, Suggesting, complain, needing, say
 from timeline.cli.options import (
     ClientOptions,
     Url,
@@ -131,12 +131,14 @@ def relay(
             for number in (signal.SIGINT, signal.SIGTERM) if here else ():
                 asyncio.get_running_loop().add_signal_handler(number, made.stop)
             teller.begun(found, address, measured)
-            await made.run(once)
+            idle = await made.run(once)
         finally:
             teller.ended()
             if close is not None:
                 close()
-        return SOME_FAILED if once and teller.refusals else DONE
+        if not once:
+            return DONE
+        return INTERRUPTED if not idle else SOME_FAILED if teller.refusals else DONE
 
     return ClientOptions(address, timeout, as_json).run(work)
 
