@@ -66,6 +66,10 @@ def test_a_backup_is_restored_into_another_store_and_is_the_same(
             assert (again.put, again.there, again.made) == (0, 201, False)
             with tl.producer(topic, group="ops") as p:
                 p.cancel("k7")
+            cancelled = restore(spark, other.address, url)  # its id is remembered, and so it does not come back
+            assert (cancelled.there, cancelled.settled) == (200, 1)
+            assert "remembers 1 of these ids as settled or cancelled" in cancelled.warnings[0]
+            with tl.producer(topic, group="ops") as p:
                 p.move("k8", in_="1h")
                 p.produce(b"x", in_="1h", id="stranger")
         compared = verify(spark, other.address, url)

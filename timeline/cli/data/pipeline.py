@@ -226,7 +226,7 @@ def load(
         wish = LoadRequest(job.address, topic, shift_to_ms=shift_ms, **asked)
         loaded = run(spark, table, wish, expressions, watch)
     _tell_load(loaded, topic, job.as_json)
-    return SOME_FAILED if loaded.rejected else DONE
+    return SOME_FAILED if loaded.rejected or (loaded.dry_run and loaded.checked.rejected) else DONE
 
 
 def _tell_load(loaded: Any, topic: str, as_json: bool) -> None:
@@ -380,7 +380,7 @@ def restore(
         if not verifies:
             done = jobs.restore(spark, job.address, url, topic, past, dead, watch, schedules, dry_run)
             _tell_restored(job, done)
-            return DONE
+            return SOME_FAILED if done.settled else DONE
         compared = jobs.verify(spark, job.address, url, topic, past, dead, schedules)
     job.tell(dataclasses.asdict(compared))
     return DONE if compared.well else SOME_FAILED
@@ -391,8 +391,10 @@ def _tell_restored(job: SparkJob, done: Any) -> None:
         print_json(dataclasses.asdict(done))
         return
     told = dataclasses.asdict(done) | {f"schedules {what}": count for what, count in done.schedules.counts().items()}
-    del told["schedules"], told["dry_run"]
+    del told["schedules"], told["dry_run"], told["warnings"]
     job.tell(told)
+    for warning in done.warnings:
+        say(f"note: {warning}", err=True)
     if done.dry_run:
         rows = [(name, what) for what, names in dataclasses.asdict(done.schedules).items() for name in names]
         print_table(("schedule", "would be"), rows, empty="no schedules")

@@ -28,7 +28,7 @@ from pyspark.sql import functions as F
 
 from timeline.clock import Clock
 from timeline.errors import Invalid, NotFound, TimelineError
-from timeline.model import TopicSettings
+from timeline.model import Topic, TopicSettings
 from timeline.pipeline.connection import SparkConnection, first_line
 from timeline.pipeline.files import joined, read_json, write_json
 from timeline.pipeline.jobs.load import write
@@ -246,18 +246,21 @@ def _write(spark: SparkSession, addresses: str, topic: str, url: str, chunk: Chu
 
 @dataclass
 class Restored:
-    """The result of a restore. `skipped`: messages that were due by then. `dead`: dead letters that were left out.
-    `expired`: messages whose expiry was over. `made`: whether it created the topic. With `dry_run`, nothing was put:
-    `put` messages and `schedules` would be."""
+    """The result of a restore. `settled`: messages whose ids the topic remembers as settled, which it does not take
+    again. `skipped`: messages that were due by then. `dead`: dead letters that were left out. `expired`: messages whose
+    expiry was over. `made`: whether it created the topic. `warnings`: what it may do that nobody expects. With
+    `dry_run`, nothing was put: `put` messages and `schedules` would be, less those that are remembered."""
 
     topic: str
     messages: int
     put: int = 0
     there: int = 0
+    settled: int = 0
     skipped: int = 0
     dead: int = 0
     expired: int = 0
     made: bool = False
+    warnings: list[str] = field(default_factory=list)
     schedules: RestoredSchedules = field(default_factory=RestoredSchedules)
     dry_run: bool = False
 
@@ -318,12 +321,19 @@ def restore(
             "or leave them out (--past skip)"
         )
     with SparkConnection(addresses) as connection:
-        done.made = not _is_there(connection, done.topic)
+        standing = _standing(connection, done.topic)
+        done.made = standing is None
         done.schedules = plan_schedules(connection, "" if done.made else done.topic, saved, schedules)
         if done.made and not dry_run:
             _make_topic(connection, done.topic, manifest)
     if not done.made:
         _check_others(spark, addresses, done.topic, rows, saved)
+    settings = manifest.topic_settings() if standing is None else standing.settings
+    if done.skipped and past == "now" and not settings.remember_ms:
+        done.warnings.append(
+            f"topic {done.topic!r} remembers nothing. A restore that breaks off and is run again sends messages that "
+            f"were delivered meanwhile once more (timeline topic update {done.topic} --remember 1d)"
+        )
     due = F.col("scheduled").alias("due")
     chosen = _chosen(rows, now_ms, past, dead).select("id", due, "payload", "tag", "headers", "expires", "group")
     done.skipped = done.skipped if past == "skip" else 0
@@ -331,6 +341,11 @@ def restore(
         done.put = chosen.count()
         return done
     _put(spark, addresses, manifest, chosen, done, progress)
+    if done.settled:
+        done.warnings.append(
+            f"topic {done.topic!r} remembers {done.settled:,} of these ids as settled or cancelled, and did not take "
+            "them again: restore into another topic (--topic)"
+        )
     with SparkConnection(addresses) as connection:
         restore_schedules(connection, done.topic, saved, done.schedules)
     return done
@@ -353,6 +368,7 @@ def _put(
         )
         done.put += counts["put"]
         done.there += counts["there"]
+        done.settled += counts["settled"]
 
 
 def _is_past(now_ms: int) -> Column:
@@ -385,12 +401,11 @@ def _chosen(rows: DataFrame, now_ms: int, past: str, dead: str) -> DataFrame:
     return chosen
 
 
-def _is_there(connection: SparkConnection, name: str) -> bool:
+def _standing(connection: SparkConnection, name: str) -> Topic | None:
     try:
-        connection.topic(name)
+        return connection.topic(name)
     except NotFound:
-        return False
-    return True
+        return None
 
 
 def _make_topic(connection: SparkConnection, name: str, manifest: Manifest) -> None:
