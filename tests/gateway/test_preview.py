@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import httpx
@@ -12,6 +13,8 @@ from click.testing import CliRunner
 
 from tests.gateway.test_messages import problem
 from timeline.cli.app import cli
+from timeline.errors import Throttled
+from timeline.gateway.routes import recurring
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -92,3 +95,27 @@ async def test_a_rule_that_gives_nothing_holds_up_no_other_call(http: httpx.Asyn
     assert sum(not walk.done() for walk in walks) > 10  # they were answered in between
     for walk in walks:
         walk.cancel()
+
+
+async def test_a_walk_counts_until_it_ends_though_its_caller_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurring, "MOST_WALKS", 1)
+    walks, began, goes_on = recurring.RuleWalks(), threading.Event(), threading.Event()
+
+    def walk() -> bool:
+        began.set()
+        return goes_on.wait()
+
+    first = asyncio.create_task(walks.run(walk))
+    await asyncio.to_thread(began.wait)
+    first.cancel()
+    await asyncio.wait({first})
+    with pytest.raises(Throttled):
+        await walks.run(int)
+    goes_on.set()
+    while True:
+        try:
+            assert await walks.run(int) == 0
+            break
+        except Throttled:
+            await asyncio.sleep(0)
+    walks.stop()

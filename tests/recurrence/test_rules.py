@@ -319,6 +319,16 @@ def test_no_rule_walks_through_the_seconds_of_years(freq: str) -> None:
     ]
 
 
+@pytest.mark.slow
+def test_the_seconds_of_a_day_before_a_time_are_not_walked_through() -> None:
+    """It would take some minutes: each rule that excludes begins again at each time."""
+    within = f"BYHOUR={HOURS};BYMINUTE={SIXTY};BYSECOND={','.join(map(str, range(1, 60)))}"
+    late = FROM.replace(hour=23, minute=30)
+    asked = Recurrence(cron=["* * * * *"], exclude=[f"rrule:FREQ=DAILY;{within}"] * 99)
+    found = [one.at_ms for one in islice(asked.occurrences(ms(late)), 25)]
+    assert found == [ms(late) + 60_000 * minute for minute in range(25)]
+
+
 def test_times_of_day_that_are_chosen_by_place_have_a_bound() -> None:
     with pytest.raises(Invalid, match="with BYSETPOS, a day has at most 1440 times, not 86400"):
         Recurrence(rrule=[f"FREQ=MONTHLY;BYMONTHDAY=1;BYSETPOS=5;{EACH_SECOND}"])
@@ -351,3 +361,10 @@ def test_rules_that_give_the_same_times_count_as_steps() -> None:
     asked = Recurrence(cron=["* * * * *"] * 100)
     walked = list(islice(asked.walk(ms(FROM)), 50))
     assert sum(isinstance(one, int) for one in walked) >= 4
+
+
+def test_rules_that_exclude_cost_nothing_before_the_first_time() -> None:
+    """They begin at the time that is asked for, and not in 1970."""
+    holidays = [f"cron:0 9 {day} {month} *" for month in range(1, 11) for day in (3, 9, 12, 20, 25, 27)]
+    first = next(Recurrence(cron=["0 9 * * *"], exclude=holidays).walk(ms(FROM)))
+    assert not isinstance(first, int) and first.at_ms == ms(datetime(2026, 11, 27, 9, tzinfo=UTC))

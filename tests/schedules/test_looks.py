@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +13,8 @@ import pytest
 from tests.schedules.samples import spec
 from tests.schedules.world import BEGIN_MS, World
 from timeline.model import Status
-from timeline.schedules import Overlap
+from timeline.recurrence import Occurrence
+from timeline.schedules import Overlap, looks
 from timeline.schedules.edits import created
 from timeline.schedules.looks import DAY_MS, YEAR_MS, due_of, plan, watched
 from timeline.schedules.record import ScheduleRecord, occurrence_id
@@ -326,3 +329,21 @@ def test_a_topic_that_is_busy_holds_it_up_and_loses_nothing() -> None:
     here.run_until(BEGIN_MS + 20 * MINUTE)
     assert times(here) == list(range(20))
     assert counts(here)["produced"] == newest(here).sequence
+
+
+def test_the_lead_before_an_overlap_is_short_where_a_walk_reports_between_two_times() -> None:
+    """The next occurrence may be near. A report never lies behind it."""
+
+    class Reporting:
+        recurrence: Any
+
+        def walk(self, position_ms: int, sequence: int) -> Iterator[Occurrence | int]:
+            wall = datetime(2026, 1, 1)
+            yield from (Occurrence(1_000, wall), 1_500, Occurrence(2_000, wall))
+
+    said: Any = Reporting()
+    said.recurrence = said
+    coming = looks._Coming(said, 0, 0)
+    assert coming.take() == Occurrence(1_000, datetime(2026, 1, 1))
+    assert coming.overlap_lead(1_000) == 50
+    assert coming.take() == 1_500

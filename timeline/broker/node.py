@@ -101,6 +101,7 @@ class Node:
         self._records = ScheduleStore(runtime, self.catalog, self.store, self.cluster, self.intake, random_bits)
         self.schedules = ScheduleRunner(runtime, self._records, self.readiness, self.dealers, random_bits, name)
         self.service = self._gateway(version, store_shown)
+        self.metrics.gauge("timeline_etcd_up", 1)  # it is not asked before the store is open
 
     def _gateway(self, version: str, store_shown: str) -> Gateway:
         runtime, readiness, store = self._runtime, self.readiness, self.store
@@ -153,6 +154,7 @@ class Node:
         Raise MembershipRefused.
         """
         self.readiness.say(JOINING)
+        self.metrics.gauge("timeline_etcd_up", 0)
         self.membership.on_change(self._cluster_changed)
         await self.membership.start(Member(self.name, self.address, self.version), opened.cluster_uid)
         self._membership_log.look(self.catalog.all())

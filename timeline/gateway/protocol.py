@@ -81,7 +81,8 @@ class Connections:
         self._idle[one] = None
 
     def _gives_way(self) -> bool:
-        """Disconnect one that waits for its caller. Return whether there was one."""
+        """Disconnect one that waits for its caller: for a request, or for the rest of a body. Answers to requests
+        before that one go with it. Return whether there was one."""
         longest = next(iter(self._idle or self._sending), None)
         if longest is None:
             return False

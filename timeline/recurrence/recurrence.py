@@ -120,8 +120,7 @@ class Recurrence:
 
     def occurrences(self, from_ms: int, before: int = 0) -> Iterator[Occurrence]:
         """Yield occurrences at or after `from_ms`, in order. `before`: how many of `count` lie before it; they are not
-        counted again here. It gives up after some 200,000 excluded times in a row, or 400,000 in all; `walk` would go
-        on."""
+        counted again here. It gives up after some 200,000 steps without one, or 400,000 in all; `walk` would go on."""
         return occurrences_of(self.walk(from_ms, before), _MOST_SLICES)
 
     def following(self, from_ms: int, limit: int) -> list[Occurrence]:
@@ -142,8 +141,8 @@ class Recurrence:
 
 
 def occurrences_of(walk: Iterator[Occurrence | int], most_slices: int, before_ms: int = 0) -> Iterator[Occurrence]:
-    """Yield the occurrences of a walk. It gives up after `most_slices` without one, or 400 in all, or once it has come
-    to `before_ms` (0: no bound) without one."""
+    """Yield the occurrences of a walk. It gives up after `most_slices` without one, or 400 in all. `before_ms`: after
+    two without one that reach beyond that time (0: no bound)."""
     in_row = slices = 0
     for one in walk:
         if isinstance(one, Occurrence):
@@ -151,7 +150,7 @@ def occurrences_of(walk: Iterator[Occurrence | int], most_slices: int, before_ms
             yield one
             continue
         in_row, slices = in_row + 1, slices + 1
-        if in_row >= most_slices or slices >= _MOST_IN_ALL or 0 < before_ms < one:
+        if in_row >= most_slices or slices >= _MOST_IN_ALL or (in_row > 1 and 0 < before_ms < one):
             return
 
 
@@ -238,7 +237,7 @@ class _Compiled:
         found = [self._of_rule(rule, from_ms) for rule in self._rules]
         if self._asked.every_ms:
             found.append(self._of_period(from_ms))
-        return heapq.merge(*found), [_Excluding(partial(self._of_rule, rule)) for rule in self._excluding]
+        return heapq.merge(*found), [_Excluding(partial(self._of_rule, rule), from_ms) for rule in self._excluding]
 
     def _next_day(self, one: Occurrence) -> int:
         """Return the time of the midnight after it."""
@@ -293,11 +292,12 @@ class _Compiled:
 
 
 class _Excluding:
-    """A rule whose times are excluded, asked about times in order. `occurrences`: its own, from a time on."""
+    """A rule whose times are excluded, asked about times in order, from `from_ms` on. `occurrences`: its own, from a
+    time on."""
 
-    def __init__(self, occurrences: Callable[[int], Iterator[Occurrence]]) -> None:
+    def __init__(self, occurrences: Callable[[int], Iterator[Occurrence]], from_ms: int) -> None:
         self._occurrences = occurrences
-        self._coming = occurrences(0)
+        self._coming = occurrences(from_ms)
         self._next_ms = -1
         self.steps = 0
         """How many of its times were walked past."""

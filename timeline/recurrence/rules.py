@@ -207,7 +207,9 @@ _STEPS = {
 """Each FREQ, and the length of its periods on a wall clock, if they are all as long."""
 _OF_CLOCK = ("SECONDLY", "MINUTELY", "HOURLY")
 _MONTHS = {"MONTHLY": 1, "YEARLY": 12}
+"""The length of other periods, in months."""
 _MOST_TIMES = 1_440
+"""Times of each day with BYSETPOS: the library makes a list of them at each look."""
 MOST_COUNT = 100_000
 _NUMBERS = {
     "INTERVAL": (1, 1_000_000, False),
@@ -225,7 +227,7 @@ _NUMBERS = {
 _DAYS = ("MO", "TU", "WE", "TH", "FR", "SA", "SU")
 _BYDAY = re.compile(r"([+-]?[0-9]{1,2})?(MO|TU|WE|TH|FR|SA|SU)")
 _UNTIL = re.compile(r"([0-9]{8})(?:T([0-9]{6})(Z?))?")
-_SECOND, _YEAR = timedelta(seconds=1), timedelta(days=366)
+_SECOND, _MINUTE, _YEAR = timedelta(seconds=1), timedelta(minutes=1), timedelta(days=366)
 _AHEAD = 50 * _YEAR
 """A rule that gives nothing for this long is over."""
 _CYCLE_YEARS, _CYCLE = 400, timedelta(days=146_097)
@@ -318,12 +320,14 @@ class RecurrenceRule:
             return
         begin = max(begin, self._start.replace(microsecond=0))
         last = min(until, self._until)
+        hours, minutes, seconds = self._times
         first = datetime.combine(begin, time())
         for day in self._listed(datetime.combine(self._near(begin), time()), first, until):
-            for hour, minute, second in product(*self._times):
-                wall = day.replace(hour=hour, minute=minute, second=second)
-                if begin <= wall <= last:
-                    yield wall
+            for hour, minute in product(hours, minutes):
+                at = day.replace(hour=hour, minute=minute)
+                if at + _MINUTE > begin:
+                    walls = (at.replace(second=second) for second in seconds)
+                    yield from (wall for wall in walls if begin <= wall <= last)
 
     def _times_of_day(self, parts: dict[str, str]) -> list[list[int]]:
         """Return the times of day of a rule about days, and leave it their midnights. Else the library would walk

@@ -369,7 +369,7 @@ def _times(
         found = isinstance(one, Occurrence)
         at_ms = one.at_ms if isinstance(one, Occurrence) else one
         excluded = 0 if found else excluded + 1
-        far = excluded and slices < MOST_SLICES and at_ms - from_ms > MOST_AHEAD_MS
+        far = excluded > 1 and slices < MOST_SLICES and at_ms - from_ms > MOST_AHEAD_MS
         if far or (before_ms and at_ms >= before_ms):
             return
         if excluded >= slices:

@@ -48,8 +48,8 @@ waited."""
 REMEMBER_MARGIN_MS = 600_000
 """A topic remembers ids for the catch-up window and this, so that nothing is put again after it was settled."""
 NAMED_MS = 35 * DAY_MS
-"""New names of cancelled occurrences are kept for so long at least: a backfill needs them while the topic remembers the
-old ones, and it may remember for longer than the schedule asks for."""
+"""New names of cancelled occurrences are kept this long at least. A backfill needs them while the topic remembers the
+old ones. A topic may remember for longer than the schedule asks for."""
 UNSURE = (Status.THROTTLED, Status.UNAVAILABLE, Status.UNKNOWN)
 _AGAIN = (*UNSURE, Status.NOT_FOUND)
 """NOT_FOUND: the topic was dropped, and this broker has not read so yet."""
@@ -330,9 +330,10 @@ class _Coming:
         """Return how long before it the occurrence at `at_ms` is decided, which was taken last."""
         following = self.take()
         self._ahead.append(following)
-        if not isinstance(following, Occurrence):
+        if following is None:
             return OVERLAP_LEAD_MS
-        return min(OVERLAP_LEAD_MS, (following.at_ms - at_ms) // 10)
+        next_ms = following if isinstance(following, int) else following.at_ms
+        return min(OVERLAP_LEAD_MS, (next_ms - at_ms) // 10)
 
 
 def first_of(said: Specification, span: QueuedSpan) -> int | None:

@@ -49,3 +49,21 @@ def test_metrics_say_what_was_produced_and_which_schedules_there_are() -> None:
             await there.timer.wait(100)
 
         there.run(story())
+
+
+@pytest.mark.slow
+def test_a_topic_that_is_gone_has_no_gauges_of_schedules() -> None:
+    with town() as there:
+
+        async def story() -> None:
+            machine = await there.broker("b1")
+            await there.create_topic()
+            await schedule(there, "days", every="1d")
+            await there.timer.wait(100)
+            assert states(there, machine)["active"] == 1
+            await change(there, "delete", "days")
+            await there.ask(lambda client: client.drop_topic(TOPIC))
+            await there.timer.wait(100)
+            assert set(states(there, machine).values()) == {None}
+
+        there.run(story())

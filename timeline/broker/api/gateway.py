@@ -27,7 +27,7 @@ from timeline.broker.fairness import Quota
 from timeline.broker.runtime import Runtime
 from timeline.broker.schedules.handler import ScheduleHandler
 from timeline.broker.status import StatusReporter
-from timeline.errors import Invalid, TooLarge
+from timeline.errors import Invalid
 from timeline.storage_plugins.contract import StoreError, StoreUnavailable, StoreUnknown
 from timeline.wire import (
     Fault,
@@ -228,7 +228,7 @@ class Gateway:
             yield
         except WireError as bad:
             raise self._refusal(method, bad) from bad
-        except (Invalid, TooLarge) as bad:
+        except Invalid as bad:
             raise TransportError(Fault.REFUSED_FRAME, bad.reason) from bad
         except StoreError as trouble:
             raise TransportError(_fault_of(trouble), trouble.detail) from trouble

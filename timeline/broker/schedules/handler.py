@@ -17,7 +17,7 @@ from timeline.broker.api.access import Deed, Principal
 from timeline.broker.api.mutate import PendingCall, Sendings
 from timeline.broker.api.topics import TopicAccess, Walk, opened, sealed
 from timeline.broker.runtime import Runtime
-from timeline.broker.schedules.records import OccurrenceAnswer, ScheduleStore
+from timeline.broker.schedules.records import OccurrenceAnswer, ScheduleStore, decoded
 from timeline.errors import Invalid, TooLarge
 from timeline.model import Status, Topic
 from timeline.schedules.edits import Edit, backfill, created, deleted, edited, shown, triggered, upcoming
@@ -32,14 +32,14 @@ TRIES = 8
 NUMBERS = 1_000_000
 """A schedule's first record has a number for each second. Until numbers are forgotten, an earlier schedule of its name
 may have used those of other seconds. No schedule changes so often that it comes to them."""
-MOST_ANSWERED, MOST_ANSWERED_BYTES = 1_000, 16 * 1024 * 1024
-"""Answers that are kept for calls that are repeated."""
+MOST_ANSWERED, MOST_ANSWERED_CHARS = 1_000, 16 * 1024 * 1024
+"""Answers that are kept for calls that are repeated, and the characters of all."""
 _READING = (ScheduleAction.GET, ScheduleAction.LIST)
 _DONE = (Status.OK, Status.DUPLICATE)
 MOST_TRIGGER_SKEW_MS = 86_400_000
 PART_MESSAGES = 2_000
 WALKED_ROWS, LISTED_BYTES = 5_000, 4 * 1024 * 1024
-"""Records that one LIST looks through, and their payloads, about."""
+"""Records that one LIST looks through, and their size, about."""
 
 
 class _Refused(Exception):
@@ -70,10 +70,10 @@ class ScheduleHandler:
         self._topics, self._store = topics, store
         self._sendings, self._edits = Sendings(), Sendings()
         self._answered: OrderedDict[tuple[int, str], ScheduleAnswer] = OrderedDict()
-        self._answered_bytes = 0
+        self._answered_chars = 0
 
     async def answer(self, call: ScheduleCall, caller: Principal, pending: PendingCall) -> ScheduleAnswer:
-        """Answer a call by a status. A repeat of a call that this broker answered gets the same answer. Raise
+        """Answer a call by a status. A repeat of a call that this broker carried out gets the same answer. Raise
         StoreError or TransportError: then the driver repeats the call."""
         async with self._sendings.in_order([call.op]):
             key = call.op, caller.name
@@ -83,9 +83,9 @@ class ScheduleHandler:
             # A refusal changed nothing, and its cause may be gone when the call is repeated.
             if call.op and call.action not in _READING and Status.of(answer.status) in _DONE:
                 self._answered[key] = answer
-                self._answered_bytes += len(answer.body)
-                while len(self._answered) > MOST_ANSWERED or self._answered_bytes > MOST_ANSWERED_BYTES:
-                    self._answered_bytes -= len(self._answered.popitem(last=False)[1].body)
+                self._answered_chars += len(answer.body)
+                while len(self._answered) > MOST_ANSWERED or self._answered_chars > MOST_ANSWERED_CHARS:
+                    self._answered_chars -= len(self._answered.popitem(last=False)[1].body)
             return answer
 
     async def _definite(self, call: ScheduleCall, caller: Principal, pending: PendingCall) -> ScheduleAnswer:
@@ -159,10 +159,9 @@ class ScheduleHandler:
         found: dict[str, ScheduleRecord] = {}
         walked = size = 0
         while len(found) < call.limit and walked < WALKED_ROWS and size < LISTED_BYTES:
-            records, cursor = await self._store.page(internal, cursor, max(1, call.limit - len(found)))
-            walked += max(1, len(records))
-            size += sum(len(one.specification.payload) for one in records)
-            for one in records:
+            rows, cursor = await self._store.rows(internal, cursor, max(1, call.limit - len(found)))
+            walked, size = walked + max(1, len(rows)), size + int(rows.payload_bytes.sum())
+            for one in decoded(rows):
                 key = one.specification.key
                 other = key in found and one.number // NUMBERS != found[key].number // NUMBERS
                 if key == last.decode() or other:  # listed before, or created by two calls: the first one stands

@@ -88,6 +88,10 @@ class ScheduleStore:
         """Return the internal topic, created if it is not there yet."""
         return self.topic or await self._catalog.create_internal(SCHEDULES_TOPIC, SETTINGS)
 
+    def is_known(self, name: str) -> bool:
+        """Return whether there is such a topic, as far as this broker knows."""
+        return self._catalog.known(name) is not None
+
     async def target(self, name: str) -> Topic | None:
         """Return the topic that a schedule produces into. None: there is none."""
         return self._catalog.known(name) or await self._catalog.find(name)
@@ -128,13 +132,8 @@ class ScheduleStore:
         pages = self._pages(internal, ScanFilter(ids=ragged(ids)), payload=True)
         return {one.id: one async for rows in pages for one in decoded(rows)}
 
-    async def page(self, internal: Topic, cursor: bytes, limit: int) -> tuple[list[ScheduleRecord], bytes]:
-        """Return some of all records, and where to go on. Empty: there are no more."""
-        rows, cursor = await self.rows(internal, cursor, limit)
-        return list(decoded(rows)), cursor
-
     async def rows(self, internal: Topic, cursor: bytes, limit: int) -> tuple[Rows, bytes]:
-        """Return the messages of some of all records, with payloads, and where to go on."""
+        """Return the messages of some of all records, with payloads, and where to go on. Empty: there are no more."""
         work = self._store.store.scan(internal, self._clock.now_ms(), ScanFilter(), cursor, limit, True)
         page = await self._store.call("scan", work)
         return page.rows, page.cursor or b""

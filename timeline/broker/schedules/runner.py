@@ -224,7 +224,8 @@ class ScheduleRunner:
         if not ready:
             return following
         unfinished = await self._unfinished(ready)
-        await self._off_loop(lambda: self._plan(ready, unfinished, until_ms))
+        now_ms = self._clock.now_ms()
+        await self._off_loop(lambda: self._plan(ready, now_ms, unfinished, until_ms))
         planned_ones = [one for one in ready if one.look is not None]
         await self._cancel(planned_ones)
         await self._put_occurrences(planned_ones, until_ms)
@@ -232,10 +233,11 @@ class ScheduleRunner:
         self._told.pop(("", "store"), None)
         return following
 
-    def _plan(self, ready: Sequence[_Held], unfinished: set[str], until_ms: float) -> None:
-        """Plan the looks, in a thread, for at most half of what is left of the leases. Those that took long before come
-        last: they must not take the time of others. What is not reached is released to soon, as all are at first."""
-        now_ms, began_ms = self._clock.now_ms(), self._clock.monotonic_ms()
+    def _plan(self, ready: Sequence[_Held], now_ms: int, unfinished: set[str], until_ms: float) -> None:
+        """Plan the looks, in a thread. Begin no plan after half of what is left of the leases. Those that took long
+        before come last: they must not take the time of others. What is not reached is released to soon, as all are at
+        first."""
+        began_ms = self._clock.monotonic_ms()
         end_ms = (began_ms + until_ms) / 2
         for one in sorted(ready, key=lambda one: self._took_ms.get(one.known.tag, 0)):
             if began_ms >= end_ms:
@@ -245,7 +247,9 @@ class ScheduleRunner:
                 one.release(now_ms + MISSING_MS)
             before_ms, began_ms = began_ms, self._clock.monotonic_ms()
             self._took_ms.pop(one.known.tag, None)
-            if began_ms - before_ms > LONG_MS and len(self._took_ms) < MOST_TOLD:
+            if began_ms - before_ms > LONG_MS:
+                if len(self._took_ms) >= MOST_TOLD:
+                    self._took_ms.clear()
                 self._took_ms[one.known.tag] = began_ms - before_ms
 
     async def _sort_out(self, internal: Topic, held: list[_Held]) -> tuple[list[_Held], list[_Held]]:

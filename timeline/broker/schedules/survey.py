@@ -89,9 +89,10 @@ class ScheduleSurvey:
         self._set(self._metrics, found)
 
     def _set(self, metrics: Metrics, found: dict[str, _TopicSchedules]) -> None:
-        for topic in self._shown - found.keys():
-            found[topic] = _TopicSchedules()  # until its series are forgotten with the topic
-        self._shown = set(found)
+        gone, self._shown = self._shown - found.keys(), set(found)
+        for topic in gone:
+            if self._store.is_known(topic):  # else its series were forgotten with the topic
+                found[topic] = _TopicSchedules()
         for topic, one in found.items():
             for state, count in one.states.items():
                 metrics.topic_gauge("timeline_schedules", topic, count, state)

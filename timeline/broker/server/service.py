@@ -86,6 +86,8 @@ JOIN_SOON_S = 2.0
 
 
 LEAST_SHARE = 1 / 6
+JOURNAL_LEAST_S = 1.0
+"""How long the journal may write at least, if the drain took all the grace."""
 """The part of the grace that is left for the drain at least, however long the gateway took to end."""
 
 
@@ -132,8 +134,15 @@ async def serve(
     """
     set_up_logs(config.log_level, config.log_format, config.name if worker is not None else "")
     metrics, clock, stopping = Metrics(config.metrics_topics), Clock(), asyncio.Event()
+    loop, told_s = asyncio.get_running_loop(), 0.0
+
+    def stop() -> None:
+        nonlocal told_s
+        told_s = told_s or loop.time()
+        stopping.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        loop.add_signal_handler(number, stop)
     server = grpc.aio.server(options=_options(config, shared=worker is not None))
     gate = Gatekeeper(config.tokens, clock.now_ms, metrics)
     files = config.tls_cert, config.tls_key, config.client_ca
@@ -156,7 +165,7 @@ async def serve(
         if gateway is not None:
             gateway.start()
         if worker is not None:
-            await worker.start(stopping.set)
+            await worker.start(stop)
         metrics_at = port.start()
         opened = partial(announce, config.advertise if worker else config.listen, metrics_at, address_of(gateway))
         await _run(server, node, config, stopping, watching, opened, metrics_at, gateway)
@@ -167,7 +176,8 @@ async def serve(
         if worker is not None:
             await worker.stop()
         if pipe is not None:
-            await pipe.close(config.grace_ms / 1000.0)
+            spent_s = loop.time() - told_s if told_s else 0.0
+            await pipe.close(max(JOURNAL_LEAST_S, config.grace_ms / 1000.0 - spent_s))
     log.info("stopped")
 
 

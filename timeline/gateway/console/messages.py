@@ -97,7 +97,7 @@ def _payload(message: StoredMessage) -> dict[str, Any]:
     if text and len(held) <= SHOWN_BYTES and (is_json(message.headers) or text[:1] in "{[") and _is_flat(text):
         try:
             pretty = msgspec.json.format(held, indent=2).decode()
-        except (msgspec.DecodeError, RecursionError):
+        except msgspec.DecodeError:
             pretty = None  # its header, or its first letter, is not true
     return {
         "bytes": len(held),

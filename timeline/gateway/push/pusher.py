@@ -278,7 +278,7 @@ class TopicPusher:
             try:
                 await self._settle(delivery, outcome, operation_ids)
                 return True
-            except (NotFound, Expired):  # it is gone: the receiver or a call whose answer was lost has settled it
+            except (NotFound, Expired):  # settled, by the receiver or a call whose answer was lost; or it has expired
                 return True
             except TimelineError as error:
                 lasts = delivery.lease_left_ms > PAUSE_MS

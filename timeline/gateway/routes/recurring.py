@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import tzinfo
 from itertools import islice
 from typing import Any, TypeVar
@@ -56,21 +56,17 @@ class RuleWalks:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "rules")
-        self._walks = 0
+        self._walks: list[Future[Any]] = []
+        """Those under way. One goes on when its caller has gone."""
 
     async def run(self, walk: Callable[[], T]) -> T:
         """Return the result of `walk`. Raise Throttled while too many wait."""
-        if self._walks >= MOST_WALKS:
+        self._walks = [one for one in self._walks if not one.done()]
+        if len(self._walks) >= MOST_WALKS:
             raise Throttled("as many rules as may be are being walked", retry_after_ms=1_000)
-        self._walks += 1
-        loop = asyncio.get_running_loop()
         walking = self._thread.submit(walk)
-        # Not when the caller goes: the thread walks on.
-        walking.add_done_callback(lambda _: loop.call_soon_threadsafe(self._ended))
+        self._walks.append(walking)
         return await asyncio.wrap_future(walking)
-
-    def _ended(self) -> None:
-        self._walks -= 1
 
     def stop(self) -> None:
         """Begin no other walk."""
