@@ -184,6 +184,7 @@ async def test_memory(store: str, tmp_path: Path) -> None:
     _well(await MemoryScenario(store, pending=2_000).run(tmp_path), "broker_resident_mib")
 
 
+@pytest.mark.prove
 async def test_http_beside_grpc(tmp_path: Path) -> None:
     asked = HttpScenario("memory://", messages=300, batched=2_000, tasks=8, rate=200, seconds=0.5)
     report = await asked.run(tmp_path)
@@ -199,12 +200,14 @@ async def test_http_beside_grpc(tmp_path: Path) -> None:
     assert report.figures["messages"] == 100 and report.figures["poll_min_ms"] >= 0
 
 
+@pytest.mark.prove
 async def test_webhooks(tmp_path: Path) -> None:
     report = await WebhookScenario("memory://", rate=200, seconds=0.5, backlog=300).run(tmp_path)
     _well(report, "webhook_p50_ms", "webhook_p99_ms", "backlog_per_s")
     assert report.figures["webhook_min_ms"] >= 0
 
 
+@pytest.mark.prove
 async def test_the_console(tmp_path: Path) -> None:
     asked = ConsoleScenario("memory://", pending=300, dead=50, people=2, rate=100, seconds=0.5)
     report = await asked.run(tmp_path)

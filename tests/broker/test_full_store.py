@@ -255,6 +255,7 @@ async def test_postgresql_on_a_full_disk(servers: Running, disk: Path) -> None:
         psql(server, "DROP TABLESPACE cramped")
 
 
+@pytest.mark.prove
 @pytest.mark.servers
 @pytest.mark.slow
 async def test_mariadb_on_a_full_disk(tmp_path: Path) -> None:

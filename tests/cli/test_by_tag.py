@@ -107,6 +107,7 @@ def test_an_interrupted_shift_goes_on_and_shifts_once(served: _Served, how: str)
         assert _dues(tl) == {START_MS + TWO_HOURS_MS: COUNT}
 
 
+@pytest.mark.prove
 @pytest.mark.slow
 @pytest.mark.processes
 def test_an_interrupted_cancel_counts_what_it_cannot_tell(served: _Served) -> None:

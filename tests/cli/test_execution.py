@@ -141,6 +141,7 @@ def tell_twice(first: signal.Signals = signal.SIGTERM) -> None:
     signal.raise_signal(signal.SIGTERM)
 
 
+@pytest.mark.prove
 def test_a_lease_is_extended_again_after_an_outage(broker: Broker, consume: Consume, fifos: dict[str, Path]) -> None:
     """Else the command runs twice at once, though the broker was away for less than the lease."""
     broker.has_one("15s")

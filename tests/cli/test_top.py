@@ -141,6 +141,7 @@ async def test_rates_and_percentiles_are_of_what_came_between_looks() -> None:
     assert watcher._rate("t") == 0.0 and watcher._lateness("t") == LatenessHistogram(BOUNDS, (98, 22, 0))
 
 
+@pytest.mark.prove
 @pytest.mark.processes
 def test_a_broker_whose_store_is_gone_is_shown_with_what_it_says(tmp_path: Path) -> None:
     """Nothing else can be told then, so it does not look again after --every. A put makes the broker look for its

@@ -373,6 +373,7 @@ def test_serve_says_what_hinders_it(tmp_path: Path) -> None:
     assert first.returncode == 0
 
 
+@pytest.mark.prove
 @pytest.mark.processes
 async def test_a_broker_whose_client_hangs_ends_without_a_traceback() -> None:
     broker = start("serve", "--listen", "127.0.0.1:0", "--metrics", "off", "--json", "--store", "memory://")

@@ -146,6 +146,7 @@ async def test_the_gateway_answers_for_both_brokers(cluster: Composed) -> None:
         assert [(one["id"], one["status"]) for one in settled] == [("a", "OK")]
 
 
+@pytest.mark.prove
 async def test_a_wrong_clock_is_alerted_and_the_alert_ends_when_it_is_right(
     cluster: Composed, prometheus: PrometheusServer, wall: WallClock
 ) -> None:

@@ -56,6 +56,7 @@ def _pins() -> list[str]:
     return [line for line in lines if line.partition("==")[0] in NEEDED]
 
 
+@pytest.mark.prove
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(600)

@@ -21,13 +21,8 @@ DAYS = {
 }
 
 
-@pytest.mark.parametrize(
-    "begin",
-    [
-        pytest.param(begin, id=name, marks=marks)
-        for begin, name, marks in zip(DAYS, ("fall-back", "spring-forward"), ((), pytest.mark.prove), strict=True)
-    ],
-)
+@pytest.mark.prove
+@pytest.mark.parametrize("begin", DAYS, ids=["fall-back", "spring-forward"])
 async def test_a_time_that_comes_twice_fires_once_and_a_skipped_one_an_hour_later(
     begin: datetime, tmp_path: Path
 ) -> None:

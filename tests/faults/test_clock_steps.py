@@ -135,6 +135,7 @@ async def passenger(address: str) -> AsyncIterator[Passenger]:
             yield Passenger(client, consumer, Clock())
 
 
+@pytest.mark.prove
 async def test_steps_of_an_hour_and_a_drift_make_nothing_early_by_the_true_clock(tmp_path: Path) -> None:
     async with broker(tmp_path) as faked, passenger(faked.address) as going:
         assert await going.travel(HOUR_S / 2) <= CLOCK_BOUND_MS

@@ -42,6 +42,7 @@ async def test_brokers_are_killed_one_after_the_other_and_all_at_once(
         await judged(made, record_property)
 
 
+@pytest.mark.prove
 async def test_a_broker_stopped_past_its_lease_does_not_act_on_what_it_believes(
     servers: Running, tmp_path: Path, record_property: Record
 ) -> None:

@@ -32,6 +32,7 @@ def etcd(tmp_path: Path) -> Iterator[EtcdClusterServer]:
         cluster.kill()
 
 
+@pytest.mark.prove
 async def test_etcd_and_the_store_go_away_and_come_back(
     servers: Running, etcd: EtcdClusterServer, tmp_path: Path, record_property: Record
 ) -> None:

@@ -59,6 +59,7 @@ async def test_broker_killed(tmp_path: Path) -> None:
         await _judge(made, "crash")
 
 
+@pytest.mark.prove
 async def test_consumer_killed(tmp_path: Path) -> None:
     async with machine(tmp_path) as made:
         await _under_load(made)
@@ -81,6 +82,7 @@ async def test_producer_killed(tmp_path: Path) -> None:
         await _judge(made, "kill producer")
 
 
+@pytest.mark.prove
 async def test_consumer_stopped_past_its_lease(tmp_path: Path) -> None:
     async with machine(tmp_path) as made:
         await _under_load(made)

@@ -219,6 +219,7 @@ async def _on_sqlite(folder: Path, schedules: int, occurrences: int, faults: int
         await run.judge()
 
 
+@pytest.mark.prove
 @pytest.mark.timeout(300)
 async def test_no_occurrence_is_lost_or_doubled_by_kills_of_the_broker(tmp_path: Path) -> None:
     await _on_sqlite(tmp_path, schedules=80, occurrences=12, faults=2)

@@ -206,6 +206,7 @@ async def test_bodies_that_trickle_keep_nobody_out(victim: Victim) -> None:
     assert victim.grown()["gateway"] < 60, victim.grown()
 
 
+@pytest.mark.prove
 async def test_who_does_not_read_the_answers_of_lines_holds_up_nobody(victim: Victim) -> None:
     """Each line has an answer of its own, and lines go on while there is room for answers."""
     line = b'{"payload":1,"in":"1h","id":"unread"}\n'

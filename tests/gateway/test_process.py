@@ -150,6 +150,7 @@ async def test_metrics_count_time_and_tell_what_is_under_way(tmp_path: Path, sit
             assert await value("timeline_gateway_requests_in_flight") == 1.0
 
 
+@pytest.mark.prove
 async def test_without_a_broker_it_is_alive_and_not_ready(tmp_path: Path) -> None:
     with gateway(tmp_path, "127.0.0.1:1") as opened:
         async with httpx.AsyncClient(base_url=f"http://{opened['listen']}", timeout=60) as http:

@@ -65,6 +65,7 @@ async def test_a_put_without_an_answer_may_have_happened_and_its_repeat_tells(tm
     assert len(found) == len(set(found)) == 1 + 1 + 2 + 2 + 1
 
 
+@pytest.mark.prove
 async def test_a_change_without_an_answer_may_have_happened_and_its_repeat_tells(tmp_path: Path) -> None:
     async with served(tmp_path) as (tl, http, pid):
         for id, tag in (("moved", ""), ("cancelled", ""), ("tagged", "spring")):

@@ -104,6 +104,7 @@ INNOCENT = [
 ]  # fmt: skip
 
 
+@pytest.mark.prove
 def test_each_promise_that_was_broken_is_named_and_nothing_else(spark: Any, tmp_path: Path) -> None:
     # What a store did not answer may have ended it.
     asked = [put("asked"), seen(1, "delivered", "asked", 2), seen(2, "unknown", "asked", 2)]

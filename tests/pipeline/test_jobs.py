@@ -117,6 +117,7 @@ def test_a_job_says_that_no_broker_answers(
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.prove
 def test_what_is_due_by_now_is_refused_unless_it_is_said_what_for(
     spark: Any, broker: Serving, make_topic: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -193,6 +193,7 @@ def test_a_backup_has_schedules_and_a_restore_creates_them(
     assert (again.there, again.schedules.counts()) == (1, {"created": 0, "there": 2, "replaced": 0, "kept": 0})
 
 
+@pytest.mark.prove
 def test_a_schedule_that_differs_is_refused_by_name_unless_told(
     spark: Any, broker: Serving, recurring: str, tmp_path: Path
 ) -> None:

@@ -89,6 +89,7 @@ def until(query: Any, done: Callable[[], bool]) -> None:
         query.awaitTermination(0.2)
 
 
+@pytest.mark.prove
 def test_a_reorder_buffer_that_is_stopped_and_started_loses_nothing(
     spark: Any, broker: Serving, make_topic: Callable[..., str], tmp_path: Path
 ) -> None:

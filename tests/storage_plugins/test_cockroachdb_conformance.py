@@ -7,13 +7,14 @@ import pytest
 
 from tests.servers.cockroachdb import CockroachServer
 from tests.servers.fixture import Running
+from tests.storage_plugins.checks import LEFT
 from tests.storage_plugins.cockroach_stand_in import RecordedWords, golden, store
-from timeline.storage_plugins.conformance import CHECKS, run_check
+from timeline.storage_plugins.conformance import run_check
 
 pytestmark = pytest.mark.servers
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("name", LEFT)
 async def test_check(servers: Running, name: str) -> None:
     url = servers.url(CockroachServer)
     RecordedWords.emitted.clear()

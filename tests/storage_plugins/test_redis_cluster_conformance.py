@@ -6,13 +6,14 @@ import pytest
 
 from tests.servers.fixture import Running
 from tests.servers.redis_cluster import RedisClusterServer
+from tests.storage_plugins.checks import LEFT
 from timeline.storage_plugins import make_store
-from timeline.storage_plugins.conformance import CHECKS, run_check
+from timeline.storage_plugins.conformance import run_check
 
 pytestmark = pytest.mark.servers
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("name", LEFT)
 async def test_check(servers: Running, name: str) -> None:
     url = servers.url(RedisClusterServer)
     (await run_check(name, lambda: make_store(url))).raise_failed()

@@ -48,7 +48,7 @@ async def cli(site: Site, *arguments: str) -> Any:
     return [json.loads(line) for line in out.splitlines()]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.prove)])
 async def test_everybody_can_use_every_page(stage: Site, scheme: Any, require_service: Callable[[str], None]) -> None:
     """axe finds nothing, nothing is wider than the window but what scrolls by itself, and keys reach what there is."""
     require_service("chromium")
@@ -69,6 +69,7 @@ async def test_everybody_can_use_every_page(stage: Site, scheme: Any, require_se
         assert visitor.troubles == []
 
 
+@pytest.mark.prove
 async def test_everybody_can_use_what_a_page_shows_later(visitor: Visitor) -> None:
     """axe finds nothing in what actions, refusals and empty lists show."""
     page = visitor.page
@@ -113,6 +114,7 @@ async def test_everybody_can_use_what_a_page_shows_later(visitor: Visitor) -> No
     visitor.troubles.clear()  # the browser notes the statuses 400 and 404
 
 
+@pytest.mark.prove
 async def test_pages_do_not_jump_while_they_load(visitor: Visitor) -> None:
     shifted = """() => new Promise(done => {
         let sum = 0;
@@ -182,6 +184,7 @@ async def test_somebody_may_have_every_time_in_utc(visitor: Visitor, tl: timelin
     assert await page.locator("form [name=zone]").first.input_value() == "UTC"
 
 
+@pytest.mark.prove
 async def test_a_link_key_and_a_choice_stay_while_values_come_in(visitor: Visitor) -> None:
     page = await visitor.go("/")
     link = page.locator("#live").get_by_role("link", name=TOPIC, exact=True)
@@ -366,6 +369,7 @@ async def test_a_schedule_is_made_with_a_preview(visitor: Visitor, tl: timeline.
     assert await tl.get_schedule(TOPIC, "by-hand") is None
 
 
+@pytest.mark.prove
 async def test_two_browsers_at_once(stage: Site, require_service: Callable[[str], None], tl: timeline.Timeline) -> None:
     """What one does, the other sees; and what the other asked on an old page is refused."""
     require_service("chromium")
@@ -401,6 +405,7 @@ async def mortal(
             yield visitor, kill, again
 
 
+@pytest.mark.prove
 async def test_a_broker_is_killed_while_a_page_is_open(tmp_path: Path, require_service: Callable[[str], None]) -> None:
     """The page says so, keeps what it had, and goes on when the broker is back."""
     require_service("chromium")
@@ -414,6 +419,7 @@ async def test_a_broker_is_killed_while_a_page_is_open(tmp_path: Path, require_s
             await expect(page.locator("#live")).to_contain_text(f"{WAITING}", timeout=WAIT_MS)
 
 
+@pytest.mark.prove
 async def test_a_broker_is_killed_while_somebody_works(tmp_path: Path, require_service: Callable[[str], None]) -> None:
     """Lists, forms and work on many letters say so, keep what was typed and chosen, and go on when it is back."""
     require_service("chromium")

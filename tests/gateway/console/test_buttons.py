@@ -33,6 +33,7 @@ async def left_in(tl: timeline.Timeline, topic: str) -> int:
     return len([one.id async for one in tl.dead(topic)])
 
 
+@pytest.mark.prove
 async def test_work_on_letters_is_stopped_and_goes_on_after_a_lost_call(
     visitor: Visitor, tl: timeline.Timeline
 ) -> None:

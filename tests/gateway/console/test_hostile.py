@@ -78,6 +78,7 @@ async def test_nothing_of_an_attacker_runs_or_hides(
         assert said == []
 
 
+@pytest.mark.prove
 async def test_nothing_of_an_attacker_runs_in_schedules_consumers_and_refused_forms(
     stage: Site, tl: timeline.Timeline, require_service: Callable[[str], None]
 ) -> None:

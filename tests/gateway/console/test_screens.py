@@ -79,6 +79,7 @@ def test_the_page_shows_each_of_them() -> None:
     assert all(f"({name})" in page for name in wanted)
 
 
+@pytest.mark.prove
 async def test_pictures_of_each_page(tmp_path: Path, require_service: Callable[[str], None]) -> None:
     require_service("chromium")
     kept = os.environ.get("TIMELINE_SCREENS")

@@ -1,0 +1,25 @@
+"""The checks of the conformance suite for stores that have much in common with another one: `make test` leaves the
+longest ones out."""
+
+from __future__ import annotations
+
+import pytest
+
+from timeline.storage_plugins.conformance import CHECKS
+
+LONGEST = {
+    "topics_at_their_limits",
+    "brokers_racing",
+    "brokers_racing_where_ids_are_remembered",
+    "rules_on_a_plain_topic",
+    "rules_on_a_topic_that_remembers",
+    "rules_with_backoff_and_few_deliveries",
+    "racing_leases",
+    "racing_everything",
+    "large_batches",
+    "large_mixed_batches",
+}
+LEFT = [pytest.param(name, marks=pytest.mark.prove) if name in LONGEST else name for name in CHECKS]
+"""All names, the longest ones marked."""
+
+assert set(CHECKS) >= LONGEST
