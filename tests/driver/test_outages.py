@@ -29,7 +29,19 @@ from timeline.driver.transport.grpc_transport import GrpcTransport
 from timeline.errors import TimelineError
 from timeline.model import Answers, Status
 from timeline.storage_plugins.contract import StoreUnavailable
-from timeline.wire import Fault, Mutate, Mutated, TransportError, Welcome, decode_as, encode
+from timeline.wire import (
+    Fault,
+    Hello,
+    Mutate,
+    Mutated,
+    Produce,
+    Produced,
+    TransportError,
+    Welcome,
+    decode,
+    decode_as,
+    encode,
+)
 
 
 class _Nowhere(GrpcTransport):
@@ -331,6 +343,138 @@ def test_closing_waits_once_for_all_that_cannot_be_sent() -> None:
     assert loop.run_until_complete(work()) == pytest.approx(2.0, abs=0.01)
     assert loop.failures == []
     loop.finish()
+
+
+class _Spoken:
+    """A stream to a broker that answers after a second. One that is `frozen` takes one frame, greets a consumer, and
+    reads no more: the next send waits for ever."""
+
+    def __init__(self, loop: VirtualLoop, frozen: bool) -> None:
+        self._loop, self._frozen = loop, frozen
+        self._answers: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.sent: list[Any] = []
+
+    async def send(self, frame: bytes) -> None:
+        if self._frozen and self.sent:
+            await asyncio.Event().wait()
+        self.sent.append(asked := decode(frame))
+        if isinstance(asked, Hello):
+            self._answers.put_nowait(encode(Welcome("b", 0, 30_000, 60_000, 1_000_000, 2_000, ())))
+        elif isinstance(asked, Produce) and not self._frozen:
+            answer = encode(Produced(asked.request, Answers.blank(len(asked.ids)), 0))
+            self._loop.call_later(1.0, self._answers.put_nowait, answer)
+
+    async def receive(self) -> bytes | None:
+        return await self._answers.get()
+
+    async def close(self) -> None:
+        self._answers.put_nowait(None)
+
+    def cancel(self) -> None:
+        self._answers.put_nowait(None)
+
+
+class _Speaks(GrpcTransport):
+    """The way to such brokers. The one at a:1 is frozen. `streams`: those that were opened, by address."""
+
+    streams: dict[str, list[_Spoken]]
+
+    async def stream(self, method: str, timeout_s: float) -> _Spoken:  # type: ignore[override]
+        stream = _Spoken(asyncio.get_running_loop(), self.address == "a:1")  # type: ignore[arg-type]
+        self.streams.setdefault(self.address, []).append(stream)
+        return stream
+
+
+def _speaking(loop: VirtualLoop, addresses: str) -> Timeline:
+    """A client of those brokers, at the first of them."""
+    _Speaks.streams = {}
+    clock = Clock(loop.time, loop.time)
+    tl = Timeline(addresses, "4s", transport_factory=_Speaks, clock=clock, random=random.Random(1))
+    tl._context.channel.worked(addresses.split(",")[0])
+    return tl
+
+
+def test_a_broker_that_reads_no_more_holds_no_put_beyond_the_time_for_another() -> None:
+    loop = VirtualLoop(random.Random(1))
+
+    async def work() -> float:
+        async with _speaking(loop, "a:1,b:1") as tl:
+            p, began_s = tl.producer("t"), loop.time()
+            first = asyncio.ensure_future(p.produce(b"", in_=0, id="first"))
+            await Timer(loop).wait(0.1)
+            second = asyncio.ensure_future(p.produce(b"", in_=0, id="second"))
+            assert [receipt.ok for receipt in await asyncio.gather(first, second)] == [True, True]
+            took_s = loop.time() - began_s
+        assert [frame.ids.tolist() for frame in _Speaks.streams["a:1"][0].sent] == [[b"first"]]
+        again = sorted(id for frame in _Speaks.streams["b:1"][0].sent for id in frame.ids.tolist())
+        assert again == [b"first", b"second"]
+        return took_s
+
+    assert loop.run_until_complete(work()) == pytest.approx(3.0, abs=0.2)  # half of the timeout, and an answer
+    assert loop.failures == []
+    loop.finish()
+
+
+def test_a_consumer_leaves_a_broker_that_reads_no_more() -> None:
+    loop = VirtualLoop(random.Random(1))
+
+    async def work() -> None:
+        async with _speaking(loop, "a:1,b:1") as tl:
+            taking = asyncio.ensure_future(tl.consumer("t", id="w").take())
+            await Timer(loop).wait(10.0)  # three heartbeats are 6 s
+            assert set(_Speaks.streams) == {"a:1", "b:1"}
+            taking.cancel()
+
+    loop.run_until_complete(work())
+    assert loop.failures == []
+    loop.finish()
+
+
+@pytest.mark.parametrize("again", ["client", "producer"])
+def test_a_second_close_waits_for_the_flush_of_the_first(again: str) -> None:
+    """As on SIGTERM: a handler closes the client, and the block of `async with` ends, too."""
+    loop = VirtualLoop(random.Random(1))
+
+    async def work() -> None:
+        tl = _speaking(loop, "b:1")
+        p = tl.producer("t")
+        call = asyncio.ensure_future(p.produce(b"", in_=0))
+        await Timer(loop).wait(0.1)
+        closes = []
+        for _ in range(3):
+            closes.append(asyncio.ensure_future(tl.aclose() if again == "client" else p.aclose()))
+            await Timer(loop).wait(0.1)
+        closes.append(asyncio.ensure_future(tl.aclose()))
+        await Timer(loop).wait(0.1)
+        closes[0].cancel()  # the others wait on
+        await asyncio.wait(closes, return_when=asyncio.ALL_COMPLETED)
+        assert call.done() and (await call).ok
+        assert [close.cancelled() for close in closes] == [True, False, False, False]
+        await tl.aclose()
+
+    loop.run_until_complete(work())
+    assert loop.failures == []
+    loop.finish()
+
+
+def test_closing_waits_for_nothing_of_a_loop_that_has_ended() -> None:
+    first, second = VirtualLoop(random.Random(1)), VirtualLoop(random.Random(1))
+
+    async def use() -> tuple[Timeline, timeline.Producer, timeline.Consumer]:
+        tl = _speaking(first, "b:1")
+        p, c = tl.producer("t"), tl.consumer("t", id="w")
+        c.open()
+        assert (await p.produce(b"", in_=0)).ok
+        return tl, p, c
+
+    async def close() -> None:
+        for each in (p, c, tl):
+            await each.aclose()
+
+    tl, p, c = first.run_until_complete(use())
+    first.close()
+    second.run_until_complete(close())
+    second.finish()
 
 
 class _Silent(GrpcTransport):

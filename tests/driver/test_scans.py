@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -10,10 +11,14 @@ import pytest
 
 import timeline
 from tests.driver.broker import Broker
+from tests.simulation.loop import Timer, VirtualLoop
+from timeline.clock import Clock
 from timeline.driver.client import Timeline
 from timeline.driver.transport.grpc_transport import GrpcTransport
+from timeline.model import Rows
 from timeline.storage_plugins.contract import StoreUnknown
 from timeline.storage_plugins.memory import MemoryStore
+from timeline.wire import Fault, ScanPage, TransportError, encode
 
 
 class _Stuck(GrpcTransport):
@@ -90,3 +95,42 @@ async def test_a_scan_under_way_when_the_client_closes_says_so(broker: Broker, t
 async def test_a_scan_of_what_cannot_be_is_refused(tl: timeline.Timeline, asked: dict[str, Any], mends: str) -> None:
     with pytest.raises(timeline.Invalid, match=mends):
         _ = [page async for page in tl.scan_pages("t", **asked)]
+
+
+class _Pages(GrpcTransport):
+    """The way to two brokers. Behind a:1 nobody answers; b:1 breaks off after its first page, and then sends the last
+    one."""
+
+    pages = 0
+
+    async def unary_stream(self, method: str, frame: bytes, timeout_s: float | None) -> AsyncGenerator[bytes, None]:
+        if self.address == "a:1":
+            await asyncio.Event().wait()
+        self.pages += 1
+        yield encode(ScanPage(Rows.blank(0), 0, b"on" if self.pages == 1 else b""))
+        raise TransportError(Fault.BROKEN, "reset")
+
+
+async def _scanned_slowly(loop: VirtualLoop, addresses: str, pause_s: float) -> tuple[list[bytes], float]:
+    """Return the cursor of each page, and when the first came, in virtual seconds."""
+    began_s, came_s, cursors = loop.time(), list[float](), list[bytes]()
+    clock = Clock(loop.time, loop.time)
+    async with Timeline(addresses, "4s", transport_factory=_Pages, clock=clock, random=random.Random(1)) as tl:
+        tl._context.channel.worked("a:1" if "a:1" in addresses else "b:1")
+        async for page in tl.scan_pages("t"):
+            came_s.append(loop.time() - began_s)
+            cursors.append(page.cursor)
+            await Timer(loop).wait(pause_s)
+    return cursors, came_s[0]
+
+
+def test_the_callers_own_time_between_pages_is_not_the_brokers() -> None:
+    loop = VirtualLoop(random.Random(1))
+    assert loop.run_until_complete(_scanned_slowly(loop, "b:1", 60.0)) == ([b"on", b""], pytest.approx(0.0))
+    loop.finish()
+
+
+def test_a_scan_leaves_time_for_another_broker_if_the_first_is_silent() -> None:
+    loop = VirtualLoop(random.Random(1))
+    assert loop.run_until_complete(_scanned_slowly(loop, "a:1,b:1", 0.0)) == ([b"on", b""], pytest.approx(2.0, abs=0.1))
+    loop.finish()

@@ -109,12 +109,13 @@ def test_the_clients_own_thread_is_refused(served: str) -> None:
 
 
 CHILD = """
-import asyncio, os, sys, timeline
+import asyncio, os, signal, sys, timeline
 address = sys.argv[1]
 
 def forked(work):
     pid = os.fork()
     if pid == 0:
+        signal.alarm(30)  # ends a child that hangs
         try:
             work()
             os._exit(0)
@@ -201,13 +202,56 @@ def nameless_way():
     assert used.take().id == "parent's again"
     tl.close()
 
-ways = {"sync": sync_way, "async": async_way, "consumer": consumer_way, "nameless": nameless_way}
+def closing_way():
+    tl = timeline.connect_sync(address, timeout="20s")
+    p, c = tl.producer("t"), tl.consumer("t", id="w")
+    p.produce(b"", in_=0)
+    held = c.take()
+
+    def child():
+        for each in (p, c, tl):
+            each.close()
+
+    forked(child)
+    forked(tl.close)
+    held.ack()
+    assert p.produce(b"", in_="1h", id="parent again").ok
+    tl.close()
+
+async def opened(tl, p, c, h):
+    await p.produce(b"", in_=0)
+    await h.__aenter__()
+    return await c.take()
+
+async def closed(*all):
+    for each in all:
+        await each.aclose()
+
+def async_closing_way():
+    tl = timeline.connect(address, timeout="20s")
+    all = tl.producer("t"), tl.consumer("t", id="w"), tl.holding("t", "h")
+    with asyncio.Runner() as runner:
+        held = runner.run(opened(tl, *all))
+        forked(lambda: in_own_loop(closed(*all, tl)))
+        forked(lambda: in_own_loop(closed(tl, *all)))
+        runner.run(held.ack())
+        runner.run(one(tl, all[0], "parent again"))
+        runner.run(closed(tl, *all))
+
+ways = {
+    "sync": sync_way,
+    "async": async_way,
+    "consumer": consumer_way,
+    "nameless": nameless_way,
+    "closing": closing_way,
+    "async closing": async_closing_way,
+}
 ways[sys.argv[2]]()
 """
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("way", ["sync", "async", "consumer", "nameless"])
+@pytest.mark.parametrize("way", ["sync", "async", "consumer", "nameless", "closing", "async closing"])
 def test_after_a_fork_parent_and_child_each_have_their_own_connection(served: str, way: str) -> None:
     with timeline.connect_sync(served, timeout="20s") as tl:
         tl.create_topic("t")

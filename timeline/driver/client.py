@@ -19,7 +19,7 @@ from timeline.driver.message import Randomness, encode_text
 from timeline.driver.producer import Producer
 from timeline.driver.queries import Queries
 from timeline.driver.schedules import Scheduling
-from timeline.driver.tasks import Closing, all_of
+from timeline.driver.tasks import Closing, SharedClose, all_of
 from timeline.driver.times import Duration, duration_ms
 from timeline.driver.transport import relay
 from timeline.driver.transport.addresses import DEFAULT_ADDRESS, parse_addresses
@@ -93,6 +93,7 @@ class Timeline(Queries, Scheduling, Pulling, Closing):
         self._context = ClientContext(channel, clock, random, float(duration_ms(timeout, "timeout", least_ms=1)))
         self._brokers = BrokersMet()
         self._children: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
+        self._closing = SharedClose()
 
     def __repr__(self) -> str:
         return f"Timeline({','.join(self._context.channel.addresses)})"
@@ -104,9 +105,15 @@ class Timeline(Queries, Scheduling, Pulling, Closing):
         """Needed, so that `with` calls `__enter__`, which raises."""
 
     async def aclose(self) -> None:
-        """Close its producers and consumers at once, which flush, and then all connections."""
-        if self._context.closed:
-            return
+        """Close its producers and consumers at once, which flush, and then all connections. A second call waits for the
+        first."""
+        if not self._context.elsewhere:
+            await self._closing.run(self._close)
+        elif not self._context.closed:
+            self._context.leave_all_behind()
+            await self._close()
+
+    async def _close(self) -> None:
         try:
             await all_of(*(child.aclose() for child in list(self._children)), self._context.parted())
         finally:

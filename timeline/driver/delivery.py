@@ -25,7 +25,7 @@ from timeline.driver.consume.session import ConsumerSession, Subscription
 from timeline.driver.consume.settler import ACK, Settler, SettleRequest, bury_of, release_of, weakly
 from timeline.driver.message import Headers, Randomness, about
 from timeline.driver.receipts import OK, MessageAnswer, Receipts, error_of
-from timeline.driver.tasks import Closing
+from timeline.driver.tasks import Closing, SharedClose
 from timeline.driver.times import Duration, When, as_datetime, duration_ms, grown_ms, shown
 from timeline.driver.transport.channel import FORKED, ClientContext
 from timeline.errors import Closed, Invalid, LeaseLost, TimelineError
@@ -410,6 +410,7 @@ class LeaseHolder(Closing):
         self._credit_asked = credit
         self._credit_bytes = credit_bytes
         self._event = asyncio.Event()
+        self._closing = SharedClose()
         self._epoch = -1
         self._assemble(credit or CREDIT_MESSAGES)
 
@@ -456,12 +457,17 @@ class LeaseHolder(Closing):
 
         Messages in your code stay leased until their leases end.
         """
-        if self.closed:
+        first, self.closed = not self.closed, True
+        if self._context.elsewhere:  # others wait for the event there
+            if first:
+                self._context.leave_behind(self._session, self._settler, self._event)
             return
-        self.closed = True
         self._event.set()
         if self._epoch == self._context.epoch:
-            await self._session.stop(self._context.timeout_ms)
+            await self._closing.run(self._close)
+
+    async def _close(self) -> None:
+        await self._session.stop(self._context.timeout_ms)
 
     def __del__(self) -> None:
         """Return the messages of a consumer that was never closed, if neither it nor its deliveries are used any

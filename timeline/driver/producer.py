@@ -19,6 +19,7 @@ from timeline.driver.mutations import MutationCalls
 from timeline.driver.produce.produce_stream import OVERHEAD_BYTES, PUT_COLUMNS, ProduceStream, put_sizes
 from timeline.driver.produce.request_queue import BatchCall, Columns, QueueRunner
 from timeline.driver.receipts import Receipt, Receipts, receipt_of
+from timeline.driver.tasks import SharedClose
 from timeline.driver.times import Duration, Expiry, When, shown
 from timeline.driver.transport.channel import ClientContext
 from timeline.errors import Closed, Invalid, TimelineError, Unknown
@@ -51,24 +52,28 @@ class Producer(MutationCalls):
         super().__init__(context, topic, group)
         self._stream = ProduceStream(context, topic, group)
         self._in_doubt: dict[bytes, Mapping[str, str]] = {}
+        self._closing = SharedClose()
 
     async def aclose(self) -> None:
         """Wait until all calls are answered, at most for the client's timeout; then end the stream. Calls without an
         answer by then raise Unavailable or Unknown."""
-        if self.closed:
-            return
-        self.closed = True
-        if self._epoch == self._context.epoch:
-            try:
-                async with asyncio.timeout(self._context.timeout_ms / 1000.0):
-                    for runner in self._runners:
-                        await runner.queue.idle()
-            except TimeoutError:
-                pass  # `_stop` answers the rest
-            except asyncio.CancelledError:  # nothing goes on in the background
-                await self._stop()
-                raise
+        first, self.closed = not self.closed, True
+        if self._epoch == self._context.epoch and not self._context.elsewhere:
+            await self._closing.run(self._close)
+        elif first:
+            self._context.leave_behind(*self._runners)
+
+    async def _close(self) -> None:
+        try:
+            async with asyncio.timeout(self._context.timeout_ms / 1000.0):
+                for runner in self._runners:
+                    await runner.queue.idle()
+        except TimeoutError:
+            pass  # `_stop` answers the rest
+        except asyncio.CancelledError:  # nothing goes on in the background
             await self._stop()
+            raise
+        await self._stop()
 
     async def _stop(self) -> None:
         for runner in self._runners:

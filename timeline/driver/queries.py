@@ -377,9 +377,9 @@ class Queries:
                 async with aclosing(self._context.channel.pages("Scan", encode(frame), deadline)) as pages:
                     async for data in pages:
                         page = decode_as(data, ScanPage)
-                        deadline = self._context.deadline(timeout)
                         left -= len(page.rows)
                         yield page
+                        deadline = self._context.deadline(timeout)  # the caller's own time does not count
                         if not page.cursor or (limit and left <= 0):
                             return
                         frame = replace(frame, cursor=page.cursor, limit=max(0, left))

@@ -77,6 +77,35 @@ class Closing(ABC):
         await self.aclose()
 
 
+class SharedClose:
+    """A close that runs once. All callers wait for it, and it is cancelled with the last of them."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[None] | None = None
+        self._waiting = 0
+
+    async def run(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run `close`, or wait for the run that has begun. Once it is over, return at once."""
+        if self._task is None or self._task.get_loop() is not asyncio.get_running_loop():
+            self._task, self._waiting = asyncio.get_running_loop().create_task(close()), 0
+        task = self._task
+        if task.done():
+            return
+        self._waiting += 1
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            if self._waiting == 1:  # nothing goes on in the background
+                if not task.cancelling():  # else the event loop ends, and has cancelled it
+                    task.cancel()
+                await asyncio.wait({task})
+            raise
+        finally:
+            self._waiting -= 1
+        if not task.cancelled():
+            task.result()
+
+
 async def end(*tasks: asyncio.Task[Any]) -> None:
     """Cancel tasks and wait for them. Raise the error of one that failed; a cancelled one did not."""
     for task in tasks:

@@ -116,6 +116,24 @@ def _bounds(config: ServeConfig) -> list[tuple[str, int]]:
     ]
 
 
+class _Stopping:
+    """Whether a broker was told to end, and how long that has lasted."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+        self._since_s = 0.0
+
+    def begin(self) -> None:
+        """Tell it."""
+        self._since_s = self._since_s or asyncio.get_running_loop().time()
+        self.event.set()
+
+    @property
+    def lasts_s(self) -> float:
+        """How long ago that was; 0: it was not told."""
+        return asyncio.get_running_loop().time() - self._since_s if self._since_s else 0.0
+
+
 async def serve(
     config: ServeConfig,
     version: str,
@@ -133,16 +151,9 @@ async def serve(
     gateway lacks a package.
     """
     set_up_logs(config.log_level, config.log_format, config.name if worker is not None else "")
-    metrics, clock, stopping = Metrics(config.metrics_topics), Clock(), asyncio.Event()
-    loop, told_s = asyncio.get_running_loop(), 0.0
-
-    def stop() -> None:
-        nonlocal told_s
-        told_s = told_s or loop.time()
-        stopping.set()
-
+    metrics, clock, stopping = Metrics(config.metrics_topics), Clock(), _Stopping()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
+        asyncio.get_running_loop().add_signal_handler(number, stopping.begin)
     server = grpc.aio.server(options=_options(config, shared=worker is not None))
     gate = Gatekeeper(config.tokens, clock.now_ms, metrics)
     files = config.tls_cert, config.tls_key, config.client_ca
@@ -165,10 +176,10 @@ async def serve(
         if gateway is not None:
             gateway.start()
         if worker is not None:
-            await worker.start(stop)
+            await worker.start(stopping.begin)
         metrics_at = port.start()
         opened = partial(announce, config.advertise if worker else config.listen, metrics_at, address_of(gateway))
-        await _run(server, node, config, stopping, watching, opened, metrics_at, gateway)
+        await _run(server, node, config, stopping.event, watching, opened, metrics_at, gateway)
     finally:
         port.stop()
         if gateway is not None:
@@ -176,8 +187,7 @@ async def serve(
         if worker is not None:
             await worker.stop()
         if pipe is not None:
-            spent_s = loop.time() - told_s if told_s else 0.0
-            await pipe.close(max(JOURNAL_LEAST_S, config.grace_ms / 1000.0 - spent_s))
+            await pipe.close(max(JOURNAL_LEAST_S, config.grace_ms / 1000.0 - stopping.lasts_s))
     log.info("stopped")
 
 

@@ -7,6 +7,7 @@ import asyncio
 import functools
 import os
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
@@ -26,11 +27,9 @@ class Background:
 
     def __init__(self, in_loop: bool = False) -> None:
         self._in_loop = in_loop
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._pid = os.getpid()
+        self._begin()
         self._closed = False
+        _backgrounds.add(self)
 
     def run(self, asked: Coroutine[Any, Any, T], /) -> T:
         """Run `asked` in the loop and return its result. Ctrl-C cancels it there."""
@@ -43,7 +42,6 @@ class Background:
 
     def start(self, asked: Coroutine[Any, Any, T], /) -> Future[T]:
         """Start `asked` in the loop. Raise Invalid if waiting for it would block another event loop."""
-        self._note_fork()
         with self._lock:
             try:
                 loop = self._ready()
@@ -60,10 +58,10 @@ class Background:
         except CancelledError:
             raise Closed("the client was closed meanwhile") from None
 
-    def _note_fork(self) -> None:
-        if self._pid != os.getpid():
-            # The thread stayed with the parent, and may have held the lock at the fork.
-            self._lock, self._loop, self._thread, self._pid = threading.Lock(), None, None, os.getpid()
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
 
     def _ready(self) -> asyncio.AbstractEventLoop:
         if self._closed:
@@ -102,7 +100,6 @@ class Background:
 
     def close(self) -> None:
         """End the thread. All later calls raise Closed."""
-        self._note_fork()
         with self._lock:
             self._closed = True
             loop, self._loop = self._loop, None
@@ -110,6 +107,19 @@ class Background:
                 loop.call_soon_threadsafe(loop.stop)
         if self._thread is not None:
             self._thread.join()
+
+
+_backgrounds: weakref.WeakSet[Background] = weakref.WeakSet()
+
+
+def _note_fork() -> None:
+    """Have each background begin again in a forked child. Its thread stayed with the parent, and may have held the lock
+    at the fork. No other thread runs in the child yet."""
+    for background in list(_backgrounds):
+        background._begin()
+
+
+os.register_at_fork(after_in_child=_note_fork)
 
 
 def _check_no_loop() -> None:

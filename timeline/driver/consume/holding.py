@@ -50,11 +50,13 @@ class Holding(Closing):
         self._opened: OpenedStream | None = None
         self._reader: asyncio.Task[None] | None = None
         self._requests = 0
+        self._epoch = context.epoch
         self.welcome: Welcome | None = None
 
     async def __aenter__(self) -> Self:
         context = self._context
         context.check()
+        self._epoch = context.epoch
         self._opened = await context.channel.open("Consume", Deadline.after(context.clock, context.timeout_ms))
         self._reader = asyncio.get_running_loop().create_task(self._read(self._opened), name=f"holding {self.topic}")
         try:
@@ -83,6 +85,9 @@ class Holding(Closing):
 
     async def aclose(self) -> None:
         """End the stream. Leased messages stay leased until their leases end."""
+        if self._epoch != self._context.epoch or self._context.elsewhere:
+            self._context.leave_behind(self._opened, self._reader)
+            self._opened = self._reader = None
         if self._opened is not None:
             self._opened.stream.cancel()
         if self._reader is not None:

@@ -19,7 +19,15 @@ from timeline.driver.consume.in_flight import SETTLING, DeliveredFrame, InFlight
 from timeline.driver.consume.settler import UNSEEN, Settler, SettleRequest
 from timeline.driver.produce.request_queue import wait_until_set
 from timeline.driver.tasks import end, keep, run_until_first
-from timeline.driver.transport.channel import REFUSALS, ClientContext, Deadline, OpenedStream, named_trouble, refusal
+from timeline.driver.transport.channel import (
+    REFUSALS,
+    ClientContext,
+    Deadline,
+    OpenedStream,
+    named_trouble,
+    refusal,
+    send_within,
+)
 from timeline.errors import Invalid, NotFound, Superseded, TimelineError, Unavailable
 from timeline.model import PAYLOAD_DAMAGED, LeavingReason, Operation, Status, payload_sums
 from timeline.wire import (
@@ -74,6 +82,7 @@ class Outage:
 
 
 SILENT_HEARTBEATS = 3
+SILENT = "the broker says nothing"
 CONNECTING_MS = 500.0
 """How long a first connection may take before it counts as failed, unless an attempt fails earlier."""
 
@@ -284,7 +293,7 @@ class ConsumerSession:
         reader: asyncio.Task[None] | None = None
         try:
             stream.hello_ms = self._context.clock.monotonic_ms()
-            await stream.stream.send(encode(self._hello()))
+            await self._send(stream, encode(self._hello()))
             reader = asyncio.get_running_loop().create_task(self._read(stream))
             while not stream.over:
                 self.settler.queue.work.clear()
@@ -343,6 +352,11 @@ class ConsumerSession:
             room_bytes=credit.bytes,
         )
 
+    async def _send(self, stream: ConsumeStream, data: bytes) -> None:
+        """Send a frame. Give up a silent broker, as `_wait` does."""
+        clock, timeout_ms = self._context.clock, self._context.timeout_ms
+        await send_within(stream.stream, data, lambda: stream.silent_at_ms(timeout_ms) - clock.monotonic_ms(), SILENT)
+
     async def _send_all(self, stream: ConsumeStream) -> None:
         if not stream.hears:
             return
@@ -352,7 +366,7 @@ class ConsumerSession:
         if not (self.taking or stream.farewell or last):
             stream.farewell = True
             stream.leave_by_ms = now_ms + PARTING_MS
-            await stream.stream.send(encode(Leaving(LeavingReason.DRAINING, "the consumer takes nothing more")))
+            await self._send(stream, encode(Leaving(LeavingReason.DRAINING, "the consumer takes nothing more")))
         queue, patience_ms = self.settler.queue, max(QUIET_TIMEOUT_MS, self.lease_ms)
         while not stream.over and len(queue.outstanding) < FRAMES_OUTSTANDING:
             # A broker settles a topic's frames one after the other. A second frame would only wait there.
@@ -367,10 +381,10 @@ class ConsumerSession:
             except Invalid as bad:
                 self.settler.unsent(request, Status.INVALID, bad.reason)
                 continue
-            await stream.stream.send(data)
+            await self._send(stream, data)
         credit = self._in_flight.credit
         if credit.owed and self.taking and not last:
-            await stream.stream.send(encode(Credit(*credit.take_owed(), room_messages=credit.take_room())))
+            await self._send(stream, encode(Credit(*credit.take_owed(), room_messages=credit.take_room())))
         if stream.welcome is None:
             return
         dry = self.taking and not last and self._in_flight.runs_dry()
@@ -385,7 +399,7 @@ class ConsumerSession:
         stream.beat_ms = now_ms
         self._context.clock.observe()
         ahead_ms, error_ms = self._clock.ahead(self._context.clock.now_at(now_ms), now_ms) or (0.0, -1.0)
-        await stream.stream.send(encode(Credit(echo=self._echo, ahead_ms=ahead_ms, error_ms=error_ms)))
+        await self._send(stream, encode(Credit(echo=self._echo, ahead_ms=ahead_ms, error_ms=error_ms)))
 
     async def _keep_time(self) -> None:
         """Drop ended leases, extend buffered messages, and end overdue unawaited settles, with or without a broker."""
@@ -413,7 +427,7 @@ class ConsumerSession:
         if self._awaits_parting(stream):
             left_ms = min(left_ms, stream.leave_by_ms - now_ms)
         if left_ms <= 0:
-            stream.fault = TransportError(Fault.DEADLINE, "the broker says nothing")
+            stream.fault = TransportError(Fault.DEADLINE, SILENT)
             stream.over = True
             return
         wait_ms = min(left_ms, self._rhythm_ms)

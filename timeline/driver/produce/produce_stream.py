@@ -19,7 +19,14 @@ from timeline.driver.produce.request_queue import (
     wait_until_set,
 )
 from timeline.driver.tasks import PARTING_S, end
-from timeline.driver.transport.channel import DENIALS, NOTHING_HAPPENED, ClientContext, Deadline, OpenedStream
+from timeline.driver.transport.channel import (
+    DENIALS,
+    NOTHING_HAPPENED,
+    ClientContext,
+    Deadline,
+    OpenedStream,
+    send_within,
+)
 from timeline.errors import Closed, Forbidden, Invalid, TimelineError
 from timeline.model import Answers, Operation, Status
 from timeline.wire import Fault, Leaving, Ping, Produce, Produced, PutFlag, TransportError, UnknownFrame, decode, encode
@@ -37,6 +44,7 @@ GATHER_MS = 5.0
 while fewer than SINGLES_OUTSTANDING frames wait."""
 OVERHEAD_BYTES = 48
 CAREFUL_FRAMES = 16
+SILENT = "no answer in time"
 
 
 PUT_COLUMNS = tuple(field for field in Produce.columns if field.kind != "whole")
@@ -151,7 +159,7 @@ class ProduceStream(QueueRunner):
             except Invalid as bad:
                 queue.refused(request, Status.INVALID, bad.reason)
                 continue
-            await opened.stream.send(data)
+            await send_within(opened.stream, data, self._left_ms, SILENT)
 
     async def _ask_minor(self, opened: OpenedStream, state: _Conversation, request: int, batch: RequestBatch) -> None:
         """Ask whether the broker knows REPLACE. An older one would ignore it and do a plain put. `batch` waits for the
@@ -178,15 +186,20 @@ class ProduceStream(QueueRunner):
         """How long a broker may take to answer. Time is left for another broker, if there is one."""
         return self._context.timeout_ms / (2 if self._context.channel.several else 1)
 
+    def _left_ms(self) -> float:
+        """How long the broker may still take to answer the oldest outstanding frame."""
+        oldest = next(iter(self.queue.outstanding.values()), None)
+        sent_ms = self._context.clock.monotonic_ms() if oldest is None else oldest.sent_ms
+        return sent_ms + self._patience_ms - self._context.clock.monotonic_ms()
+
     async def _wait(self, state: _Conversation) -> None:
         """Wait until there is something to do. Give up a broker that leaves a frame unanswered for too long."""
         if not self.queue.outstanding:
             await self.queue.work.wait()
             return
-        oldest = next(iter(self.queue.outstanding.values()))
-        left_ms = oldest.sent_ms + self._patience_ms - self._context.clock.monotonic_ms()
+        left_ms = self._left_ms()
         if left_ms <= 0:
-            state.fault = TransportError(Fault.DEADLINE, "no answer in time")
+            state.fault = TransportError(Fault.DEADLINE, SILENT)
             state.over = True
             return
         if self.queue.forming and len(self.queue.outstanding) < SINGLES_OUTSTANDING:

@@ -121,6 +121,36 @@ class OpenedStream:
     address: str
 
 
+SEND_GRACE_MS = 50.0
+"""How much longer a send may take. After a halt of this process, what has arrived is read first."""
+
+
+async def send_within(stream: Stream, frame: bytes, left_ms: Callable[[], float], silent: str) -> None:
+    """Send a frame. Raise TransportError(DEADLINE, `silent`) once no time is left: a broker that reads no more blocks a
+    send. End the stream then. `left_ms`: how long the broker still has, asked again when that is over."""
+    loop = asyncio.get_running_loop()
+
+    def check(last: bool) -> None:
+        nonlocal timer
+        left_s = left_ms() / 1000.0
+        if left_s > 0:
+            timer = loop.call_later(left_s, check, False)
+        elif not last:
+            timer = loop.call_later(SEND_GRACE_MS / 1000.0, check, True)
+        else:
+            limit.reschedule(loop.time())
+
+    try:
+        async with asyncio.timeout(None) as limit:
+            timer = loop.call_later(max(0.0, left_ms()) / 1000.0, check, False)
+            try:
+                await stream.send(frame)
+            finally:
+                timer.cancel()
+    except TimeoutError:
+        raise TransportError(Fault.DEADLINE, silent) from None
+
+
 class InFlightRequest(Protocol):
     """The state of a frame on its way. `outstanding`: sent, and not answered. `unsure`: an earlier attempt may have
     happened. `outdated`: a caller of a part of it has given up, and may have been told that nothing happened. Then it
@@ -365,7 +395,8 @@ class Channel:
 
     async def pages(self, method: str, frame: bytes, deadline: Deadline) -> AsyncGenerator[bytes, None]:
         """Send one frame to one broker and yield its pages. Each may take as long as is left until `deadline` now. The
-        caller stops after the last page, which only it can recognise.
+        first may take less, so that time is left for another broker. The caller stops after the last page, which only
+        it can recognise.
 
         Raise TransportError if the broker breaks off, or ends it; the caller can continue. Raise Invalid or NotFound
         for a lasting refusal, and Unavailable if no broker could be reached.
@@ -373,12 +404,14 @@ class Channel:
         place = await self._pick(deadline)
         if place is None:
             raise self.unreached()
-        patience_s = deadline.left_ms / 1000.0
+        first_s, patience_s = self._attempt_s(deadline), deadline.left_ms / 1000.0
         try:
             async with aclosing(self.transport(place.address).unary_stream(method, frame, None)) as pages:
-                while (page := await _next(pages, patience_s)) is not None:
+                page = await _next(pages, first_s)
+                while page is not None:
                     self.worked(place.address)
                     yield page
+                    page = await _next(pages, patience_s)
             raise TransportError(Fault.BROKEN, "the broker ended it before the last page")
         except TransportError as fault:
             self._note(place, fault)
@@ -528,15 +561,12 @@ class ClientContext:
         if loop is self._loop and pid == self._pid:
             return
         if self._loop is not None:
-            if pid == self._pid and not self._loop.is_closed():
+            if not self.elsewhere:
                 raise Invalid(
                     "this client is used in another event loop already: make one client for each loop, "
                     "or use timeline.connect_sync, which serves all threads"
                 )
-            if pid != self._pid:
-                self.leave_behind(self.channel.transports, self._parting)
-            self._parting = set()
-            self.channel.abandon()
+            self.leave_all_behind()
             self.epoch += 1
             self._forked = self._forked or pid != self._pid
         self._loop, self._pid = loop, pid
@@ -545,6 +575,19 @@ class ClientContext:
     def here(self) -> bool:
         """Whether this is the process of its last use, and no child of it."""
         return os.getpid() == self._pid
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether its last use was in another process, or in an event loop that was closed. Nothing of that use can be
+        ended here."""
+        return not self.here or (self._loop is not None and self._loop.is_closed())
+
+    def leave_all_behind(self) -> None:
+        """Leave all connections and parting sessions to the process and the event loop of the last use."""
+        if not self.here:
+            self.leave_behind(self.channel.transports, self._parting)
+        self._parting = set()
+        self.channel.abandon()
 
     def part(self, session: Leaver) -> None:
         """Have `session` leave in order, though its producer or consumer is not used any more. Closing the client waits
