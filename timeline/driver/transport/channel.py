@@ -129,6 +129,7 @@ async def send_within(stream: Stream, frame: bytes, left_ms: Callable[[], float]
     """Send a frame. Raise TransportError(DEADLINE, `silent`) once no time is left: a broker that reads no more blocks a
     send. End the stream then. `left_ms`: how long the broker still has, asked again when that is over."""
     loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle
 
     def check(last: bool) -> None:
         nonlocal timer
