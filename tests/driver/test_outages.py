@@ -457,8 +457,13 @@ def test_a_second_close_waits_for_the_flush_of_the_first(again: str) -> None:
     loop.finish()
 
 
+ENDED: list[VirtualLoop] = []
+"""Loops that were closed with tasks in them. A task that is collected as garbage would call into its loop."""
+
+
 def test_closing_waits_for_nothing_of_a_loop_that_has_ended() -> None:
     first, second = VirtualLoop(random.Random(1)), VirtualLoop(random.Random(1))
+    ENDED.append(first)
 
     async def use() -> tuple[Timeline, timeline.Producer, timeline.Consumer]:
         tl = _speaking(first, "b:1")
@@ -472,6 +477,29 @@ def test_closing_waits_for_nothing_of_a_loop_that_has_ended() -> None:
             await each.aclose()
 
     tl, p, c = first.run_until_complete(use())
+    first.close()
+    second.run_until_complete(close())
+    second.finish()
+
+
+def test_a_consumer_that_waited_in_a_loop_that_has_ended_is_closed_in_another_one() -> None:
+    first, second = VirtualLoop(random.Random(1)), VirtualLoop(random.Random(1))
+    ENDED.append(first)
+
+    async def use() -> tuple[Timeline, timeline.Consumer, asyncio.Task[Any]]:
+        tl = _speaking(first, "b:1")
+        c = tl.consumer("t", id="w")
+        waiting = asyncio.create_task(c.take())
+        await asyncio.sleep(1)
+        assert not waiting.done()
+        return tl, c, waiting
+
+    async def close() -> None:
+        tl._context.check()  # any use of the client
+        for each in (c, tl):
+            await each.aclose()
+
+    tl, c, _waiting = first.run_until_complete(use())
     first.close()
     second.run_until_complete(close())
     second.finish()

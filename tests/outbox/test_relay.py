@@ -95,16 +95,17 @@ class Doorkeeper(Handlers):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ids", [["before"], []], ids=["later", "at its start"])
 async def test_no_row_is_rejected_because_the_token_of_the_relay_has_expired(
-    sqlite_shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sqlite_shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ids: list[str]
 ) -> None:
     door = Broker(f"sqlite:///{tmp_path}/broker.db")
     door.handlers = Doorkeeper
     async with door, timeline.connect(door.address) as tl:
         await tl.create_topic(TOPIC, remember="1h")
         async with relaying(sqlite_shop, tl) as heard:
-            sqlite_shop.add("before")
-            await until(lambda: heard.statuses)
+            sqlite_shop.add(*ids)
+            await until(lambda: len(heard.statuses) == len(ids))
             with monkeypatch.context() as patch:
                 patch.setattr(Doorkeeper, "closed", True)
                 await door.restart()  # which ends the streams of before

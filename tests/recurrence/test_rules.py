@@ -329,6 +329,11 @@ def test_the_seconds_of_a_day_before_a_time_are_not_walked_through() -> None:
     assert found == [ms(late) + 60_000 * minute for minute in range(25)]
 
 
+def test_the_last_minute_of_all_is_no_error() -> None:
+    last = "FREQ=YEARLY;BYMONTH=12;BYMONTHDAY=31;BYHOUR=23;BYMINUTE=59;BYSECOND=0"
+    assert len(shown(9, datetime(9996, 12, 1, tzinfo=UTC), rrule=[last])) == 3  # nothing recurs after 9998
+
+
 def test_times_of_day_that_are_chosen_by_place_have_a_bound() -> None:
     with pytest.raises(Invalid, match="with BYSETPOS, a day has at most 1440 times, not 86400"):
         Recurrence(rrule=[f"FREQ=MONTHLY;BYMONTHDAY=1;BYSETPOS=5;{EACH_SECOND}"])

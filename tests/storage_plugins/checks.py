@@ -1,5 +1,5 @@
-"""The checks of the conformance suite for stores that have much in common with another one: `make test` leaves the
-longest ones out."""
+"""The checks of the conformance suite for Redis Cluster, Cassandra and CockroachDB's stand-in. `make test` leaves out
+the longest ones."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from timeline.storage_plugins.conformance import CHECKS
 
 LONGEST = {
     "topics_at_their_limits",
-    "brokers_racing",
     "brokers_racing_where_ids_are_remembered",
     "rules_on_a_plain_topic",
     "rules_on_a_topic_that_remembers",
     "rules_with_backoff_and_few_deliveries",
-    "racing_leases",
     "racing_everything",
     "large_batches",
     "large_mixed_batches",

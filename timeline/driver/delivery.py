@@ -458,7 +458,7 @@ class LeaseHolder(Closing):
         Messages in your code stay leased until their leases end.
         """
         first, self.closed = not self.closed, True
-        if self._context.elsewhere:  # others wait for the event there
+        if self._context.elsewhere or 0 <= self._epoch < self._context.epoch:  # others wait for the event there
             if first:
                 self._context.leave_behind(self._session, self._settler, self._event)
             return

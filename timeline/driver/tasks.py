@@ -86,11 +86,11 @@ class SharedClose:
 
     async def run(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run `close`, or wait for the run that has begun. Once it is over, return at once."""
+        if self._task is not None and self._task.done():
+            return
         if self._task is None or self._task.get_loop() is not asyncio.get_running_loop():
             self._task, self._waiting = asyncio.get_running_loop().create_task(close()), 0
         task = self._task
-        if task.done():
-            return
         self._waiting += 1
         try:
             await asyncio.wait({task})

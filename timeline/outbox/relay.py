@@ -189,7 +189,10 @@ class OutboxRelay:
     ) -> None:
         try:
             producer = self._producer(topic, group)
-            await self._look_at(topic)
+            try:
+                await self._look_at(topic)
+            except (Invalid, timeline.Forbidden) as refused:  # it is this client that is refused, and no row
+                raise timeline.Unavailable(refused.reason) from refused
             receipts = list(await producer.produce_many([message for _, message in some]))
         except Invalid as bad:
             if len(some) == 1:

@@ -325,7 +325,7 @@ class RecurrenceRule:
         for day in self._listed(datetime.combine(self._near(begin), time()), first, until):
             for hour, minute in product(hours, minutes):
                 at = day.replace(hour=hour, minute=minute)
-                if at + _MINUTE > begin:
+                if at > begin - _MINUTE:
                     walls = (at.replace(second=second) for second in seconds)
                     yield from (wall for wall in walls if begin <= wall <= last)
 

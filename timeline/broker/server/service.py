@@ -86,9 +86,9 @@ JOIN_SOON_S = 2.0
 
 
 LEAST_SHARE = 1 / 6
+"""The part of the grace that is left for the drain at least, however long the gateway took to end."""
 JOURNAL_LEAST_S = 1.0
 """How long the journal may write at least, if the drain took all the grace."""
-"""The part of the grace that is left for the drain at least, however long the gateway took to end."""
 
 
 def _bounds(config: ServeConfig) -> list[tuple[str, int]]:

@@ -248,7 +248,8 @@ def _write(spark: SparkSession, addresses: str, topic: str, url: str, chunk: Chu
 class Restored:
     """The result of a restore. `settled`: messages whose ids the topic remembers as settled, which it does not take
     again. `skipped`: messages that were due by then. `dead`: dead letters that were left out. `expired`: messages whose
-    expiry was over. `made`: whether it created the topic. `warnings`: what it may do that nobody expects. With
+    expiry was over. `made`: whether it created the topic. `warnings`: consequences that
+    users may not expect. With
     `dry_run`, nothing was put: `put` messages and `schedules` would be, less those that are remembered."""
 
     topic: str
@@ -344,7 +345,7 @@ def restore(
     if done.settled:
         done.warnings.append(
             f"topic {done.topic!r} remembers {done.settled:,} of these ids as settled or cancelled, and did not take "
-            "them again: restore into another topic (--topic)"
+            "them again. If they must be delivered again, restore into another topic (--topic)"
         )
     with SparkConnection(addresses) as connection:
         restore_schedules(connection, done.topic, saved, done.schedules)
