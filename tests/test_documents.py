@@ -16,7 +16,7 @@ import timeline
 from scripts import reference_pages
 from tests.documents.pages import DOCS, NEEDLESS, PAGES, README, REFERENCE, ROOT, blocks, first_words, table_names
 from timeline import config, errors
-from timeline.cli.app import COMMANDS, cli
+from timeline.cli.app import COMMANDS, SETTINGS, cli
 from timeline.cli.options import connection_page
 from timeline.config import parse_duration_ms
 from timeline.driver.queries import DURATIONS, NAMES, PERCENTS
@@ -175,7 +175,7 @@ def test_every_help_fits_into_80_columns() -> None:
     pages = [
         connection_page(80),
         *(
-            command.get_help(click.Context(command, info_name=f"timeline {name}", terminal_width=80))
+            command.get_help(click.Context(command, info_name=f"timeline {name}", **SETTINGS | {"terminal_width": 80}))
             for name, command in commands()
         ),
     ]

@@ -16,6 +16,7 @@ from scripts import prometheus_rule
 from tests.deploy.composed import instruction
 from tests.deploy.files import DEPLOY, rules, unknown_in
 from timeline import config
+from timeline.cli.app import SETTINGS
 from timeline.cli.run.gateway import gateway
 
 FOLDER = DEPLOY / "kubernetes"
@@ -122,7 +123,7 @@ def test_the_gateway_is_selected_started_and_probed_where_it_answers() -> None:
     assert labels == wanted | {"timeline-client": "true"}, "the brokers' policy admits it"
     assert one("Service", name)["spec"]["selector"] == one("NetworkPolicy", name)["spec"]["podSelector"]["matchLabels"]
     assert one("Service", name)["spec"]["selector"] == wanted
-    told = click.Context(gateway)
+    told = click.Context(gateway, **SETTINGS)  # its first context names its help option for good
     assert container(name)["args"][0] == gateway.name
     gateway.parse_args(told, container(name)["args"][1:])
     _, port = config.split_address(told.params["listen"])

@@ -128,6 +128,7 @@ def audited(spark: Any, folder: Path, itself: list[dict[str, Any]], **pending: A
     return audit(spark, f"file://{folder}", [TOPIC], lay(spark, [], **pending))
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("itself", "since", "until", "events"),
     [

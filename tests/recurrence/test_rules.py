@@ -352,13 +352,13 @@ def test_a_start_that_is_moved_keeps_day_and_phase(freq: str, interval: int) -> 
 @pytest.mark.slow
 def test_what_many_rules_exclude_is_bounded_in_all() -> None:
     """Each of a hundred rules is walked between two times. Those steps count, as excluded times do."""
-    rules = ["cron:1-59/4 * * * * *"] * 98
+    rules = ["cron:1-59/4 * * * * *"] * 80
     asked = Recurrence(cron=["* * * * *"], exclude=[*rules, "cron:* * * * *"])
     first = next(asked.walk(ms(FROM)))
     assert isinstance(first, int) and ms(FROM) < first <= ms(FROM) + 120_000
     assert list(asked.occurrences(ms(FROM))) == []
     some = Recurrence(cron=["* * * * *"], exclude=[*rules, "cron:1-59 * * * *"])
-    assert 0 < len(list(islice(some.occurrences(ms(FROM)), 1_000))) < 1_000
+    assert 0 < len(list(islice(some.occurrences(ms(FROM)), 500))) < 500
 
 
 @pytest.mark.slow

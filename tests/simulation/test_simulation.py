@@ -19,6 +19,7 @@ FEW = 12
 LEAST_OPERATIONS = 300
 
 
+@pytest.mark.prove
 @pytest.mark.slow  # `make check` runs more of them anyway
 def test_some_seeds_hold() -> None:
     report = run_seeds(list(range(FEW)))

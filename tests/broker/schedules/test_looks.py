@@ -100,16 +100,15 @@ def test_a_schedule_that_takes_long_to_plan_holds_up_no_other(monkeypatch: pytes
             await there.broker("b1")
             await there.create_topic()
             there.consume("c")
-            for number in range(5):
+            for number in range(4):
                 await schedule(there, f"slow{number}", every="1h")
-            for number in range(5):
-                await schedule(there, f"s{number}", every="1h")
+            await schedule(there, "quick", every="1h")
             begun.append(True)
-            await there.timer.wait(3 * 3600)
+            await there.timer.wait(2 * 3600)
 
         there.run(story())
-        for number in range(5):
-            assert len(times(there, f"s{number}")) == 3 == len(times(there, f"slow{number}"))
+        for name in ("quick", *(f"slow{number}" for number in range(4))):
+            assert len(times(there, name)) == 2
 
 
 def test_a_broker_in_quarantine_looks_at_nothing_and_goes_on_afterwards() -> None:
