@@ -490,7 +490,7 @@ def test_a_consumer_that_waited_in_a_loop_that_has_ended_is_closed_in_another_on
         tl = _speaking(first, "b:1")
         c = tl.consumer("t", id="w")
         waiting = asyncio.create_task(c.take())
-        await asyncio.sleep(1)
+        await Timer(first).wait(1.0)
         assert not waiting.done()
         return tl, c, waiting
 
