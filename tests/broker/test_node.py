@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -11,8 +12,14 @@ import pytest
 from tests.broker.link import broker, statuses
 from tests.broker.machines import Town, town
 from timeline.broker.limits import Limits
+from timeline.broker.node import Node
+from timeline.clock import Clock
 from timeline.columns import Ragged
+from timeline.metrics import Metrics
 from timeline.model import LateCause, LeavingReason, Operation, State, Status
+from timeline.storage_plugins.memory import MemoryStore
+from timeline.sync.membership import Member
+from timeline.sync.view import LocalMembership
 from timeline.wire import (
     Credit,
     Deliver,
@@ -373,3 +380,20 @@ async def test_a_frame_that_asks_for_nothing_is_answered():
         nothing = replace(got, ids=got.ids[:0], birth=got.birth[:0], version=got.version[:0])
         assert statuses(await link.settle(consumer, nothing, Operation.ACK)) == []
         assert statuses(await link.settle(consumer, got, Operation.ACK)) == [Status.OK]
+
+
+async def test_etcd_counts_as_gone_only_while_a_broker_waits_to_join() -> None:
+    """Not while it waits for its store, which may be all that is down."""
+    metrics, seen = Metrics(), list[float | None]()
+
+    class Watched(LocalMembership):
+        async def start(self, member: Member, cluster_uid: str) -> None:
+            seen.append(metrics.registry.get_sample_value("timeline_etcd_up"))
+            await super().start(member, cluster_uid)
+
+    bits = random.Random(1).getrandbits
+    node = Node(store=MemoryStore(), clock=Clock(), membership=Watched(), random_bits=bits, name="b1", metrics=metrics)
+    seen.append(metrics.registry.get_sample_value("timeline_etcd_up"))
+    await node.start()
+    await node.stop()
+    assert seen == [1.0, 0.0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import re
 import resource
 import secrets
@@ -23,6 +24,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tests.simulation.loop import Timer, VirtualLoop
 from timeline.broker.node import Node
 from timeline.broker.server import service
 from timeline.clock import Clock
@@ -249,3 +251,20 @@ def test_where_few_files_may_be_opened_connections_get_some_and_the_log_says_so(
         [f"this process may open {files} files, which leaves {connections} connections: allow it more (ulimit -Hn, "
          "LimitNOFILE=)"] if files < 1024 else []
     )  # fmt: skip
+
+
+def test_how_long_an_end_lasts_counts_from_the_first_signal() -> None:
+    """The journal has what is left of the grace."""
+    loop = VirtualLoop(random.Random(1))
+
+    async def story() -> list[float]:
+        stopping = service._Stopping()
+        before = stopping.lasts_s
+        stopping.begin()
+        await Timer(loop).wait(5.0)
+        stopping.begin()
+        await Timer(loop).wait(2.0)
+        return [before, stopping.lasts_s]
+
+    assert loop.run_until_complete(story()) == pytest.approx([0.0, 7.0])
+    loop.finish()

@@ -288,6 +288,9 @@ def test_the_commands(broker: Serving, recurring: str, tmp_path: Path, require_s
     dry = called(broker, "load-schedules", *table, *columns, "--dry-run")
     assert dry.returncode == 1 and "no time zone 'Atlantis' is known here" in dry.stdout, dry.stdout + dry.stderr
     assert f"nothing was created on {recurring}: --dry-run" in dry.stdout
+    due = ("--due", "if(id = 7, timestamp'2031-01-01', null)", "--payload", "plan")
+    dry = called(broker, "load", *table, "--id", "id", *due, "--dry-run")
+    assert dry.returncode == 1 and "cannot be produced" in dry.stdout, dry.stdout + dry.stderr
     done = called(broker, "load-schedules", *table, *columns, "--where", "id = 7", "--json")
     assert done.returncode == 0, done.stderr
     assert {name: json.loads(done.stdout)[name] for name in ("created", "rejected")} == {"created": 1, "rejected": 0}
