@@ -121,4 +121,5 @@ async def _cannot_listen(refused: OSError, settings: config.ServeConfig) -> str:
         port = config.split_address(address)[1]
         another = f"another program has it ('ss -ltnp' or 'lsof -i :{port}' says which)"
         who = await who_serves(address) or another
-    return f"{address} is taken: {who}. Stop that one, or give this one another: {option}."
+    others = "" if of_metrics else ". Its --metrics and --http need ports of their own, too"
+    return f"{address} is taken: {who}. Stop that one, or give this one another: {option}{others}."
