@@ -189,10 +189,7 @@ class OutboxRelay:
     ) -> None:
         try:
             producer = self._producer(topic, group)
-            try:
-                await self._look_at(topic)
-            except (Invalid, timeline.Forbidden) as refused:  # it is this client that is refused, and no row
-                raise timeline.Unavailable(refused.reason) from refused
+            await self._look_at(topic)
             receipts = list(await producer.produce_many([message for _, message in some]))
         except Invalid as bad:
             if len(some) == 1:
@@ -220,7 +217,7 @@ class OutboxRelay:
         if not refused:
             return True
         try:
-            await self._tl.topics()
+            await self._topics()
             again = await producer.produce_many([some[at][1] for at in refused])
         except timeline.TimelineError:
             return False
@@ -265,11 +262,18 @@ class OutboxRelay:
             made = self._producers[topic, group] = self._tl.producer(topic, group=group)
         return made
 
+    async def _topics(self) -> list[timeline.Topic]:
+        """Return the broker's topics. Raise Unavailable if this client is refused: no row is to blame."""
+        try:
+            return await self._tl.topics()
+        except (Invalid, timeline.Forbidden) as refused:
+            raise timeline.Unavailable(refused.reason) from refused
+
     async def _look_at(self, topic: str) -> None:
         """Warn once about a topic that does not remember settled ids: a relay that dies may send a message twice."""
         if topic in self._looked_at:
             return
-        record = next((one for one in await self._tl.topics() if one.name == topic), None)
+        record = next((one for one in await self._topics() if one.name == topic), None)
         if record is None:
             raise timeline.NotFound(f"there is no topic {topic!r}; its messages wait until there is")
         self._looked_at.add(topic)

@@ -43,8 +43,6 @@ MISSING_MS = 60_000
 """How long a look waits whose topic is not there, or whose record cannot be read."""
 OUTCOMES = ("produced", "caught_up", "missed", "skipped", "failed")
 LIVING = (State.WAITING, State.AVAILABLE, State.LEASED)
-LONG_MS = 100
-"""A plan that takes longer comes after the others of its batch."""
 TRIES, FIRST_WAIT_S = 5, 0.02
 MOST_TOLD = 10_000
 
@@ -99,8 +97,6 @@ class ScheduleRunner:
         self._looks = Underway()
         self._retry_ms: dict[str, int] = {}
         """By record's tag, how long a look waited that the store had no time for."""
-        self._took_ms: dict[str, float] = {}
-        """By record's tag, how long its last plan took, if that was long."""
         self._told: dict[tuple[str, str], None] = {}
         """What was logged and is not over: of which schedule, and about what."""
 
@@ -234,23 +230,15 @@ class ScheduleRunner:
         return following
 
     def _plan(self, ready: Sequence[_Held], now_ms: int, unfinished: set[str], until_ms: float) -> None:
-        """Plan the looks, in a thread. Begin no plan after half of what is left of the leases. Those that took long
-        before come last: they must not take the time of others. What is not reached is released to soon, as all are at
-        first."""
-        began_ms = self._clock.monotonic_ms()
-        end_ms = (began_ms + until_ms) / 2
-        for one in sorted(ready, key=lambda one: self._took_ms.get(one.known.tag, 0)):
-            if began_ms >= end_ms:
+        """Plan the looks, in a thread. Begin no plan after half of what is left of the leases, so that those that took
+        long are put in time. What is not reached is released to soon, as all are at first."""
+        end_ms = (self._clock.monotonic_ms() + until_ms) / 2
+        for one in ready:
+            if self._clock.monotonic_ms() >= end_ms:
                 return
             one.look = _planned(one.known, now_ms, one.known.tag in unfinished)
             if one.look is None:
                 one.release(now_ms + MISSING_MS)
-            before_ms, began_ms = began_ms, self._clock.monotonic_ms()
-            self._took_ms.pop(one.known.tag, None)
-            if began_ms - before_ms > LONG_MS:
-                if len(self._took_ms) >= MOST_TOLD:
-                    self._took_ms.clear()
-                self._took_ms[one.known.tag] = began_ms - before_ms
 
     async def _sort_out(self, internal: Topic, held: list[_Held]) -> tuple[list[_Held], list[_Held]]:
         """Return the records that are to be looked at: those with no record before them, and none after them. And those
