@@ -22,7 +22,7 @@ async def served() -> AsyncIterator[tuple[HealthService, Any]]:
     made = HealthService()
     server = grpc.aio.server()
     port = server.add_insecure_port("127.0.0.1:0")
-    health_pb2_grpc.add_HealthServicer_to_server(made, server)
+    server.add_generic_rpc_handlers((made.handlers(),))
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield made, health_pb2_grpc.HealthStub(channel)
@@ -87,3 +87,18 @@ async def test_one_who_does_not_read_holds_up_nobody() -> None:
     with pytest.raises(asyncio.CancelledError):
         await hanging
     assert made.watches == 0
+
+
+async def test_what_is_no_request_is_refused_and_logged_nowhere(
+    served: tuple[HealthService, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    _, stub = served
+    for call in (stub.Check, stub.Watch):
+        call._request_serializer = bytes
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await stub.Check(b"\xff\xff\xff\x01")
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+    watch = stub.Watch(b"\xff\xff\xff\x01")
+    assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+    watch.cancel()
+    assert not caplog.records

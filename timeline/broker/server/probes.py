@@ -16,6 +16,7 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry, disable_created_metrics, make_wsgi_app
 
@@ -152,6 +153,16 @@ def _text(start_response: Any, status: str, text: str) -> Iterable[bytes]:
 
 
 MOST_WATCHES = 256
+UNREADABLE = "\0"
+"""The service that a request asks for which cannot be read. There is none of that name."""
+
+
+def _request(data: bytes) -> Any:
+    """Return a health request. gRPC would log a traceback for each that cannot be read."""
+    try:
+        return health_pb2.HealthCheckRequest.FromString(data)
+    except DecodeError:
+        return health_pb2.HealthCheckRequest(service=UNREADABLE)
 
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc has no types
@@ -161,6 +172,18 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # gr
         self._statuses: dict[str, int] = {}
         self._changed = asyncio.Event()
         self.watches = 0
+
+    def handlers(self) -> Any:
+        """Return its methods, for a server."""
+        form = {
+            "request_deserializer": _request,
+            "response_serializer": health_pb2.HealthCheckResponse.SerializeToString,
+        }
+        methods = {
+            "Check": grpc.unary_unary_rpc_method_handler(self.Check, **form),
+            "Watch": grpc.unary_stream_rpc_method_handler(self.Watch, **form),
+        }
+        return grpc.method_handlers_generic_handler("grpc.health.v1.Health", methods)
 
     async def set(self, service: str, status: int) -> None:
         """Set the health of `service`, and tell its watchers."""

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from timeline.broker.catalog import Readiness
 from timeline.broker.journal.events import Journal
@@ -167,7 +167,7 @@ async def serve(
     node = _node(config, version, store, clock, membership, metrics, make_peer, journal)
     server.add_generic_rpc_handlers((Handlers(node.service, node.limits.stall_ms, gate),))
     health = HealthService()
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    server.add_generic_rpc_handlers((health.handlers(),))
     port = MetricsPort(config.metrics, metrics.registry, lambda: node.not_ready)
     watching = (partial(_watch_health, health, node.readiness), partial(_watch_files, gate, certificates, metrics))
     gateway: GatewayProcess | None = None

@@ -46,6 +46,14 @@ class SettledPlaces:
                 parts.append((frame, indexes[mine - (int(ends[number]) - len(indexes))]))
         return SettledPlaces(parts)
 
+    def ended(self, at_ms: float) -> Bools:
+        """Return which leases had ended at a time (monotonic)."""
+        none = np.zeros(0, dtype=np.bool_)
+        found = [
+            np.zeros(len(at), np.bool_) if frame is None else frame.end_ms[at] <= at_ms for frame, at in self.parts
+        ]
+        return np.concatenate([none, *found])
+
 
 class CreditLedger:
     """The credit of one consumer: `messages` and `nbytes` in all."""
