@@ -98,7 +98,7 @@ def timeline_past() -> int:
 
 
 def outbox_of(at: Stage) -> str:
-    """An outbox in which a message waits whose topic, id and group are hostile."""
+    """An outbox in which a message waits, and one was rejected, whose topics, ids, groups and reasons are hostile."""
     file = at.folder / "shop.db"
     if not file.exists():
         with sqlite3.connect(file) as shop:
@@ -106,7 +106,9 @@ def outbox_of(at: Stage) -> str:
 
             for made in ddl("sqlite"):
                 shop.execute(made)
-            add(shop, timeline.Message(b"x", at=timeline_past(), id=EVIL), topic=MARKUP, group=EVIL)
+            for _ in range(2):
+                add(shop, timeline.Message(b"x", at=timeline_past(), id=EVIL), topic=MARKUP, group=EVIL)
+            shop.execute("UPDATE timeline_outbox SET refused_ms = 1, refused = ? WHERE seq = 1", (EVIL,))
         shop.close()
     return f"sqlite:///{file}"
 
