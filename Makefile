@@ -6,6 +6,8 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Where this is set, each process that a test starts would compile Timeline again: half its start.
 unexport PYTHONDONTWRITEBYTECODE
+# NumPy starts a thread per core for linear algebra, which nobody here uses. Each process that imports it pays for that.
+export OPENBLAS_NUM_THREADS := 1
 
 PY := .venv/bin/python
 STAMP := .venv/.setup-done

@@ -203,6 +203,7 @@ async def test_a_lease_that_nears_its_end_is_waited_for_not_asked_for_again_and_
         assert store.calls["lease_due"] < 12
 
 
+@pytest.mark.prove
 @pytest.mark.slow
 async def test_a_look_long_before_the_due_does_not_keep_from_leasing_ahead():
     async with broker(limits=PATIENT) as link:

@@ -75,7 +75,9 @@ def _dues(tl: SyncTimeline) -> dict[int, int]:
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("how", ["broker killed", "SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    "how", ["broker killed", *(pytest.param(number, marks=pytest.mark.prove) for number in ("SIGINT", "SIGTERM"))]
+)
 def test_an_interrupted_shift_goes_on_and_shifts_once(served: _Served, how: str) -> None:
     shift = ("move", "t", "--tag", "spring", "--by", "2h")
     with timeline.connect_sync(served.address, "60s") as tl:

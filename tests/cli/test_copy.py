@@ -391,6 +391,7 @@ async def test_a_message_whose_lease_outlives_its_expiry_is_left_behind(now_ms: 
         assert sorted(row["expires_ms"] for row in rows.values()) == [0, T0 + 1_001]
 
 
+@pytest.mark.prove
 @pytest.mark.slow
 @pytest.mark.processes
 async def test_killed_in_the_middle_it_goes_on(tmp_path: Path, call: Call) -> None:

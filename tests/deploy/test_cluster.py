@@ -93,6 +93,7 @@ async def _counted(deliveries: Any) -> Any:
         yield at, delivery
 
 
+@pytest.mark.prove
 async def test_every_query_of_the_dashboard_runs_and_finds_something(
     cluster: Composed, prometheus: PrometheusServer
 ) -> None:

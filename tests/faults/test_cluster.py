@@ -25,6 +25,7 @@ def _apart(servers: Running, number: int) -> tuple[str, str]:
     return f"{redis}/{number}", f"{servers.url(EtcdServer)}/faults-{number}"
 
 
+@pytest.mark.prove
 async def test_brokers_are_killed_one_after_the_other_and_all_at_once(
     servers: Running, tmp_path: Path, record_property: Record
 ) -> None:

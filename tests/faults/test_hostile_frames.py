@@ -217,7 +217,8 @@ async def test_each_bad_frame_gets_its_answer_and_harms_nobody() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [2, pytest.param(3, marks=pytest.mark.prove)])
+@pytest.mark.prove
+@pytest.mark.parametrize("seed", [2, 3])
 async def test_many_more_bad_frames_get_their_answers(seed: int) -> None:
     outcome = await bite(seed, SLOW_BITES)
     assert min(outcome["refused"], outcome["answered"]) > SLOW_BITES // 20

@@ -97,6 +97,7 @@ async def test_consumer_stopped_past_its_lease(tmp_path: Path) -> None:
         await _judge(made, "stop consumer")
 
 
+@pytest.mark.prove
 async def test_broker_drained(tmp_path: Path) -> None:
     async with machine(tmp_path) as made:
         await _under_load(made)

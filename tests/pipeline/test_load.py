@@ -48,6 +48,7 @@ def test_any_table_is_loaded_and_again_changes_nothing(
     assert (again.put, again.there) == (0, 300)
 
 
+@pytest.mark.prove
 def test_rows_are_looked_at_before_any_is_put(spark: Any, broker: Serving, topic: str, table: Any) -> None:
     rows = spark.createDataFrame(
         [

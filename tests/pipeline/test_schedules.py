@@ -36,6 +36,7 @@ def recurring(make_topic: Callable[..., str]) -> str:
     return make_topic(remember="3h")
 
 
+@pytest.mark.prove
 def test_every_field_may_be_a_column(spark: Any, broker: Serving, recurring: str) -> None:
     rows = spark.createDataFrame(
         [
@@ -228,6 +229,7 @@ def test_a_schedule_that_differs_is_refused_by_name_unless_told(
         tl.schedule(recurring, "reports", cron="0 10 * * *")
 
 
+@pytest.mark.prove
 def test_what_a_restored_schedule_has_produced_is_no_other_message(
     spark: Any, broker: Serving, recurring: str, tmp_path: Path
 ) -> None:

@@ -182,6 +182,7 @@ def test_a_job_that_is_killed_and_started_again_elsewhere_loses_nothing(
     assert sorted(row["id"] for row in rows) == ids
 
 
+@pytest.mark.prove
 def test_a_checkpoint_of_another_topic_is_refused(
     spark: Any, broker: Serving, make_topic: Callable[..., str], tmp_path: Path
 ) -> None:

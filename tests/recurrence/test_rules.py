@@ -319,6 +319,7 @@ def test_no_rule_walks_through_the_seconds_of_years(freq: str) -> None:
     ]
 
 
+@pytest.mark.prove
 @pytest.mark.slow
 def test_the_seconds_of_a_day_before_a_time_are_not_walked_through() -> None:
     """It would take some minutes: each rule that excludes begins again at each time."""
@@ -349,6 +350,7 @@ def test_a_start_that_is_moved_keeps_day_and_phase(freq: str, interval: int) -> 
         assert moved == [f"{one:%a %Y-%m-%d %H:%M:%S}" for one in from_start]
 
 
+@pytest.mark.prove
 @pytest.mark.slow
 def test_what_many_rules_exclude_is_bounded_in_all() -> None:
     """Each of a hundred rules is walked between two times. Those steps count, as excluded times do."""

@@ -108,7 +108,7 @@ def tell(seeds: range, mistake: str = "") -> tuple[Counter[str], int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", [0, 1, *(pytest.param(part, marks=pytest.mark.prove) for part in (2, 3))])
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.prove) for part in (1, 2, 3))])
 def test_stories_come_to_what_they_should(part: int) -> None:
     seen, _ = tell(range(part * 50, part * 50 + 50))
     assert seen["delivered"] > 500

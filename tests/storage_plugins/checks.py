@@ -9,7 +9,10 @@ from timeline.storage_plugins.conformance import CHECKS
 
 LONGEST = {
     "topics_at_their_limits",
+    "brokers_racing",
     "brokers_racing_where_ids_are_remembered",
+    "racing_leases",
+    "scan_walks_in_order",
     "rules_on_a_plain_topic",
     "rules_on_a_topic_that_remembers",
     "rules_with_backoff_and_few_deliveries",

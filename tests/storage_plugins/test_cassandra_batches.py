@@ -56,6 +56,7 @@ async def _held(trial: Trial, topic: Any, number: int = 0) -> AsyncIterator[tupl
         yield bucket, sent
 
 
+@pytest.mark.prove
 async def test_a_lease_goes_with_the_puts_and_settles_that_wait_for_its_bucket(servers: Running) -> None:
     async with Trial(lambda: make_store(servers.url(CassandraServer))) as trial:
         topic = await trial.topic(buckets=1)

@@ -128,7 +128,7 @@ def _plans_of(server: PostgresqlServer, before: int) -> str:
     return log
 
 
-@pytest.mark.parametrize("remember_ms", [0, 60_000])
+@pytest.mark.parametrize("remember_ms", [0, pytest.param(60_000, marks=pytest.mark.prove)])
 async def test_statistics_that_are_absent(told: PostgresqlServer, remember_ms: int) -> None:
     """Nobody has looked at the tables yet, or long ago, when they were empty and the plans were made; then they have
     been looked at."""

@@ -39,7 +39,9 @@ def test_each_occurrence_is_received_once_and_at_its_time() -> None:
         assert late_ms(there) < 50
 
 
-@pytest.mark.parametrize("fault", ["kill", "drain", "pause"])
+@pytest.mark.parametrize(
+    "fault", ["kill", *(pytest.param(fault, marks=pytest.mark.prove) for fault in ("drain", "pause"))]
+)
 def test_another_broker_takes_over(fault: str) -> None:
     with town() as there:
 
@@ -84,6 +86,7 @@ def test_a_message_that_has_expired_holds_up_no_occurrence() -> None:
         there.run(story())
 
 
+@pytest.mark.prove
 def test_a_schedule_that_takes_long_to_plan_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan takes 20 s here, and the leases of the whole batch end after 30."""
     with town() as there:

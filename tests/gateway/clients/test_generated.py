@@ -61,6 +61,7 @@ async def test_python_by_openapi_python_client(
     assert await is_done(tl, "python")
 
 
+@pytest.mark.prove
 async def test_go_by_oapi_codegen(
     site: Site, document: Path, tmp_path: Path, tl: timeline.Timeline, require_service: Callable[[str], None]
 ) -> None:
@@ -73,6 +74,7 @@ async def test_go_by_oapi_codegen(
     assert await is_done(tl, "go")
 
 
+@pytest.mark.prove
 async def test_typescript_by_openapi_typescript(
     site: Site, document: Path, tmp_path: Path, tl: timeline.Timeline, require_service: Callable[[str], None]
 ) -> None:

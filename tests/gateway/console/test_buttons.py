@@ -102,6 +102,7 @@ async def test_all_messages_of_a_tag_are_cancelled(visitor: Visitor, tl: timelin
     assert {one.tag async for one in tl.scan("called-off")} == {"autumn"}
 
 
+@pytest.mark.prove
 async def test_a_schedule_is_paused_resumed_and_triggered(visitor: Visitor, tl: timeline.Timeline) -> None:
     await tl.schedule(TOPIC, "steered", every="6h", payload=b"look")
 
@@ -143,6 +144,7 @@ async def test_schedules_have_pages(visitor: Visitor, tl: timeline.Timeline) -> 
     )
 
 
+@pytest.mark.prove
 async def test_a_topic_is_resumed(visitor: Visitor, tl: timeline.Timeline) -> None:
     page = await visitor.go("/")
     await page.get_by_label("Topic", exact=True).fill(EMPTY)
@@ -154,6 +156,7 @@ async def test_a_topic_is_resumed(visitor: Visitor, tl: timeline.Timeline) -> No
     await page.get_by_text(f"{EMPTY} is paused").wait_for()
 
 
+@pytest.mark.prove
 async def test_a_letter_is_revived_later_and_another_purged_each_on_its_page(
     visitor: Visitor, tl: timeline.Timeline
 ) -> None:
@@ -187,6 +190,7 @@ async def test_a_leased_message_is_cancelled_only_if_that_is_meant(visitor: Visi
     assert await tl.get("held", "with-somebody") is None and taken.id == "with-somebody"
 
 
+@pytest.mark.prove
 async def test_choices_of_a_list_and_of_a_chart(visitor: Visitor) -> None:
     page = await visitor.go(f"/topic?name={TOPIC}")
     await page.get_by_role("button", name="7d", exact=True).click()

@@ -41,6 +41,7 @@ async def bury(tl: timeline.Timeline, id: str, text: str, payload: bytes, topic:
     await tl.settle([one.receipt], "bury", reason=text)
 
 
+@pytest.mark.prove
 async def test_nothing_of_an_attacker_runs_or_hides(
     stage: Site, tl: timeline.Timeline, require_service: Callable[[str], None]
 ) -> None:
