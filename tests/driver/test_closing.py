@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from tests.broker.slow import SlowStore
 from tests.driver.broker import Broker
 from timeline.driver.consume import settler
 from timeline.driver.consume.session import ConsumerSession, ConsumeStream
+from timeline.driver.produce.produce_stream import ProduceStream
 from timeline.driver.transport.channel import OpenedStream
 from timeline.model import LeavingReason
 from timeline.wire import Frame, Leaving, Welcome
@@ -158,3 +161,25 @@ async def test_calls_after_a_close_say_what_was_closed_and_what_to_open_again(br
     for call in (p.produce(b"", in_=0), other.produce(b"", in_=0), other.cancel_many(["m"]), delivery.ack()):
         with pytest.raises(timeline.Closed, match=r"the client was closed\. Connect again"):
             await call
+
+
+async def test_an_abandoned_producer_leaves_once_though_its_client_is_closed_meanwhile(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second end would cancel it while it leaves. Its call would then be cut off."""
+    ended: list[bool] = []
+    part = ProduceStream._part
+
+    async def noted(stream: ProduceStream, *given: Any) -> None:
+        ended.append(False)
+        await part(stream, *given)
+        ended[-1] = True
+
+    monkeypatch.setattr(ProduceStream, "_part", noted)
+    async with timeline.connect(broker.address, timeout="10s") as tl:
+        await tl.create_topic("t")
+        await tl.producer("t").produce(b"", in_="1h")
+        gc.collect()
+        while not ended:
+            await asyncio.sleep(0)
+    assert ended == [True]

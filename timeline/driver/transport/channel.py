@@ -10,15 +10,16 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from functools import partial
+from typing import Any, Protocol, TypeAlias
 
 from timeline.clock import Clock
 from timeline.driver.consume.broker_clock import Drift
 from timeline.driver.message import Ids, Randomness
-from timeline.driver.tasks import all_of, keep
+from timeline.driver.tasks import SharedClose, all_of, keep
 from timeline.driver.times import Duration, duration_ms
 from timeline.driver.transport.addresses import (
     ABSENT,
@@ -525,7 +526,7 @@ FORKED = "this delivery belongs to the process that this one was forked from"
 class Leaver(Protocol):
     """A session that can leave its broker in order."""
 
-    async def stop(self, timeout_ms: float) -> None: ...
+    def stop(self, timeout_ms: float) -> Coroutine[Any, Any, None]: ...
 
 
 class ClientContext:
@@ -544,7 +545,7 @@ class ClientContext:
         self.drift = Drift()
         self.epoch = 0
         self.closed = False
-        self._parting: set[Leaver] = set()
+        self._parting: dict[Leaver, SharedClose] = {}
         self._pid = os.getpid()
         self._forked = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -587,7 +588,7 @@ class ClientContext:
         """Leave all connections and parting sessions to the process and the event loop of the last use."""
         if not self.here:
             self.leave_behind(self.channel.transports, self._parting)
-        self._parting = set()
+        self._parting = {}
         self.channel.abandon()
 
     def part(self, session: Leaver) -> None:
@@ -596,15 +597,18 @@ class ClientContext:
         loop = self._loop
         if loop is None or loop.is_closed():
             return
-        self._parting.add(session)
+        self._parting[session] = SharedClose()
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(lambda: keep(self._leave(session), "an abandoned producer or consumer leaves"))
 
     async def _leave(self, session: Leaver) -> None:
-        try:
-            await session.stop(self.timeout_ms)
-        finally:
-            self._parting.discard(session)
+        """Have `session` leave, or wait until it has. A second `stop` would cut the first one off."""
+        leaving = self._parting.get(session)
+        if leaving is not None:
+            try:
+                await leaving.run(partial(session.stop, self.timeout_ms))
+            finally:
+                self._parting.pop(session, None)
 
     async def parted(self) -> None:
         """Return once all sessions of `part` have left."""
