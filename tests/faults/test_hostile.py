@@ -273,6 +273,7 @@ async def test_a_flood_of_calls(tmp_path: Path, record_property: Record):
         assert set(flood.said) <= {"OK", Fault.OVERLOADED.value} and flood.said["OK"]
 
 
+@pytest.mark.prove
 async def test_frames_that_never_become_whole_cost_what_was_sent_and_hold_up_nobody(tmp_path: Path):
     """gRPC keeps up to the largest frame for each call, and no public part of it bounds the sum."""
     calls = 12

@@ -308,6 +308,7 @@ BOMBS = (
 )  # fmt: skip
 
 
+@pytest.mark.prove
 async def test_a_body_that_grows_when_it_is_read_is_refused(victim: Victim) -> None:
     for kind in BOMBS:
         answer = await victim.http.post(MESSAGES, content=bomb(kind), headers=JSON)

@@ -48,6 +48,7 @@ def kept(spark: Any, broker: Serving, make_topic: Callable[..., str], tmp_path: 
     yield topic, url
 
 
+@pytest.mark.prove
 def test_a_backup_is_restored_into_another_store_and_is_the_same(
     spark: Any, kept: tuple[str, str], tmp_path: Path
 ) -> None:

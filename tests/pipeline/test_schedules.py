@@ -86,6 +86,7 @@ def test_expressions_name_columns_of_any_table(spark: Any, broker: Serving, recu
     assert said.zone == "Asia/Tokyo" and json.loads(said.payload) == {"id": 7, "time_zone": "Asia/Tokyo"}
 
 
+@pytest.mark.prove
 def test_all_rows_are_checked_before_any_is_created(
     spark: Any, broker: Serving, recurring: str, tmp_path: Path
 ) -> None:

@@ -197,6 +197,7 @@ async def test_a_lease_reads_no_more_than_it_returns_after_much_was_acked(server
     assert all(tombstones == 0 and live <= 11 for live, tombstones in reads), reads
 
 
+@pytest.mark.prove
 async def test_a_walk_comes_past_more_traces_than_cassandra_reads(servers: Running) -> None:
     """The tests' node reads past 5,000, one as it comes past 100,000."""
     async with Trial(lambda: make_store(servers.url(CassandraServer))) as trial:
@@ -244,6 +245,7 @@ async def test_a_bucket_that_fails_is_the_status_of_its_messages_alone(servers: 
         assert {row["payloads"] for row in by_id(await trial.scan(topic, payload=True)).values()} == {b"p" * 2_000}
 
 
+@pytest.mark.prove
 async def test_a_sweep_meets_no_trace_of_what_went_before(servers: Running) -> None:
     """Else what is remembered would be forgotten no more once a bucket has had a hundred thousand of them."""
     async with Trial(lambda: make_store(servers.url(CassandraServer))) as trial:

@@ -46,13 +46,8 @@ async def _killed_in_turn(
     print("", json.dumps(counted), sep="\n")
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        pytest.param(way, id=name, marks=() if name == "webhooks" else pytest.mark.prove)
-        for way, name in zip(WAYS, NAMES, strict=True)
-    ],
-)
+@pytest.mark.prove
+@pytest.mark.parametrize("way", WAYS, ids=NAMES)
 async def test_everything_is_killed_once(servers: Running, tmp_path: Path, way: Way, record_property: Record) -> None:
     await _killed_in_turn(servers, tmp_path, way, record_property, FEW, rate=60, more=100)
 

@@ -445,6 +445,7 @@ async def test_a_broker_is_killed_while_somebody_works(tmp_path: Path, require_s
             await form.get_by_text(f"is on the timeline of {TOPIC}.").wait_for()
 
 
+@pytest.mark.prove
 async def test_somebody_logs_in_and_out(tmp_path: Path, require_service: Callable[[str], None]) -> None:
     """Live values and actions go with the token of the cookie."""
     require_service("chromium")

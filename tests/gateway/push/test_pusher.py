@@ -734,6 +734,7 @@ async def test_a_mistake_of_ours_in_one_look_ends_no_webhooks(
     assert "a look at the topics to push failed" in caplog.text
 
 
+@pytest.mark.prove
 @pytest.mark.processes
 async def test_the_gateways_process_pushes_and_drains(receiver: Receiver, tmp_path: Path) -> None:
     with served(tmp_path) as broker:
