@@ -55,7 +55,7 @@ static: $(STAMP) ## The part of `make check` that runs no test
 	.venv/bin/lint-imports
 	$(PY) scripts/check_links.py
 
-test: static services ## What a contributor needs and CI runs, on real servers: about a quarter of an hour on two cores
+test: static services ## What a contributor needs and CI runs, on real servers: 15 to 20 minutes on two cores
 	@scripts/tests.sh $(TEST_SEEDS) $(FIRST_SEED) $(GROUPED) -m "not prove"
 
 prove: static services ## Everything there is: every store variant, long faults, 5,000 simulation seeds, fuzzing
