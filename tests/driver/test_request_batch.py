@@ -6,15 +6,12 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from timeline.clock import Clock
 from timeline.columns import Ragged
-from timeline.driver.consume.in_flight import SettledPlaces
 from timeline.driver.produce.request_queue import BatchCall, RequestBatch, RequestQueue, calls_of, cuts_of, judge
 from timeline.errors import Invalid, Unavailable
 from timeline.model import Answers, Operation, Status
@@ -69,17 +66,6 @@ def test_an_own_unknown_is_settled_by_the_repeated_call(
     _, judged, again = judge(batch, _answers(status, repeat=repeat, settled=settled))
     assert not again
     assert Status.of(int(judged.status[0])) is final
-
-
-@pytest.mark.parametrize(("ends_ms", "final"), [(1_999.0, Status.UNKNOWN), (2_001.0, Status.OK)])
-def test_an_ack_that_was_sent_after_its_lease_may_have_been_another_consumers(ends_ms: float, final: Status) -> None:
-    """It is unsure, and the message is gone. Somebody else may have had it meanwhile."""
-    batch = _batch(Operation.ACK, 2, unsure=True)
-    frame: Any = SimpleNamespace(end_ms=np.array([9_000.0, ends_ms]))
-    batch.columns["places"] = SettledPlaces([(frame, np.array([0, 1]))])
-    batch.first_ms = 2_000.0
-    _, judged, again = judge(batch, _answers(Status.NOT_FOUND, Status.NOT_FOUND))
-    assert not again and [Status.of(code) for code in judged.status.tolist()] == [Status.OK, final]
 
 
 @pytest.mark.parametrize(

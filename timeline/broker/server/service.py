@@ -142,8 +142,8 @@ async def serve(
 ) -> None:
     """Run a broker until SIGTERM or SIGINT, then drain it. `config` is checked (`ServeConfig.check`).
 
-    - `announce` is called with the addresses of gRPC, metrics and HTTP, and whether the store is open, once the port is
-      open. If the store was not, it is called again once it is.
+    - `announce` is called once the port is open, with the addresses of gRPC, metrics and HTTP, and whether the store is
+      open. If it was not, `announce` is called again once it is.
     - `worker`: this process is one of several behind the port. It also has and advertises a port of its own.
 
     If the store cannot be reached, the broker stays up, not ready, and tries again. Raise StoreRefused if the store

@@ -46,14 +46,6 @@ class SettledPlaces:
                 parts.append((frame, indexes[mine - (int(ends[number]) - len(indexes))]))
         return SettledPlaces(parts)
 
-    def ended(self, at_ms: float) -> Bools:
-        """Return which leases had ended at a time (monotonic)."""
-        none = np.zeros(0, dtype=np.bool_)
-        found = [
-            np.zeros(len(at), np.bool_) if frame is None else frame.end_ms[at] <= at_ms for frame, at in self.parts
-        ]
-        return np.concatenate([none, *found])
-
 
 class CreditLedger:
     """The credit of one consumer: `messages` and `nbytes` in all."""
@@ -98,8 +90,8 @@ class CreditLedger:
         return self.owed_messages > 0 or self.owed_bytes > 0 or self._untold
 
     def runs_dry(self) -> bool:
-        """Return whether credit went back since the last frame or call, but so little is free that the broker may wait
-        for more before it leases."""
+        """Return whether credit went back since the last frame or call, but little is free. The broker may then wait for
+        more before it leases."""
         returned, self._returned = self._returned, False
         return returned and (4 * self.held_messages > 3 * self.messages or 4 * self.held_bytes > 3 * self.bytes)
 

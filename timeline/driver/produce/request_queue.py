@@ -83,8 +83,8 @@ NOT_SENT = MessageAnswer(UNAVAILABLE)
 class RequestBatch:
     """Columns of one frame. `operation`: of all messages, or of each. `positions`: the messages' places in the sink;
     None: all, in order. `unsure`: an earlier attempt may have happened. `outstanding`: sent and not answered.
-    `verdict`: the answer at the deadline, if nothing can have happened. `tries`: how often it was sent. `first_ms`,
-    `sent_ms`: when it was sent first and last. `took_ms`: how long its last answer took."""
+    `verdict`: the answer at the deadline, if nothing can have happened. `tries`: how often it was sent. `took_ms`:
+    how long its last answer took."""
 
     columns: Columns
     operation: Operation | UInt8
@@ -96,7 +96,6 @@ class RequestBatch:
     verdict: MessageAnswer = NOT_SENT
     tries: int = 0
     took_ms: float = 0.0
-    first_ms: float = 0.0
     sent_ms: float = 0.0
 
     def __len__(self) -> int:
@@ -365,10 +364,9 @@ def judge(
 ) -> tuple[Indexes | None, Answers, list[RequestBatch]]:
     """Return (indexes, final answers there, batches to go again); None: all answers are final.
 
-    An unsure batch is settled here. A put's DUPLICATE of its own birth was the put. An ack's NOT_FOUND was the ack,
-    unless its lease had ended before it was sent: another consumer may have done it, so that it is UNKNOWN. A cancel's
-    or purge's NOT_FOUND stays UNKNOWN unless the id is remembered. So is a put whose repeat came too late for its
-    expiry.
+    An unsure batch is settled here. A put's DUPLICATE of its own birth was the put; an ack's NOT_FOUND was the ack. A
+    cancel's or purge's NOT_FOUND stays UNKNOWN unless the id is remembered. A put whose repeat came too late for its
+    expiry is UNKNOWN, too.
     """
     _spread_detail(answers)
     operation = batch.operation
@@ -378,15 +376,11 @@ def judge(
     answers.repeat = np.where(stored, np.uint8(STORED_BEFORE), answers.repeat)
     if batch.unsure:
         missing = status == NOT_FOUND
-        acked = missing & _is(operation, Operation.ACK)
-        status[acked] = OK
-        places = batch.columns.get("places")
-        taken = acked & (False if places is None else places.ended(batch.first_ms))
+        status[missing & _is(operation, Operation.ACK)] = OK
         gone = missing & (_is(operation, Operation.CANCEL) | _is(operation, Operation.PURGE)) & (answers.settled == 0)
         late = (status == Status.INVALID.code) & _may_have_been_in_time(batch)
         for where, why in (
             (gone, "it is gone: this call did it, or it was delivered first"),
-            (taken, "it is gone: this ack did it, or another consumer's, for its lease had ended before"),
             (late, "repeated too late for its expiry: it was never stored, or delivered meanwhile"),
         ):
             status[where] = UNKNOWN
@@ -510,7 +504,6 @@ class RequestQueue:
             return None
         self._request += 1
         batch.outstanding, batch.sent_ms = True, self.clock.monotonic_ms()
-        batch.first_ms = batch.first_ms or batch.sent_ms
         batch.tries += 1
         self.outstanding[self._request] = batch
         self.outstanding_bytes += batch.nbytes
