@@ -90,8 +90,8 @@ class CreditLedger:
         return self.owed_messages > 0 or self.owed_bytes > 0 or self._untold
 
     def runs_dry(self) -> bool:
-        """Return whether credit went back since the last frame or call, but little is free. The broker may then wait for
-        more before it leases."""
+        """Return whether credit went back since the last frame or call, but little is free. The broker may then wait
+        for more before it leases."""
         returned, self._returned = self._returned, False
         return returned and (4 * self.held_messages > 3 * self.messages or 4 * self.held_bytes > 3 * self.bytes)
 
