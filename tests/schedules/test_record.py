@@ -150,3 +150,11 @@ def test_an_occurrence_that_was_delivered_keeps_its_id_for_later_edits() -> None
     ]
     id = "monthly@1970-01-01T00:00:00.020Z.7"
     assert record.keeping(20, id).occurrence_id(20) == id
+
+
+def test_a_name_with_what_ends_a_time_changes_nothing() -> None:
+    named = replace(RECORD.specification, name="JAZZ.nightly")
+    record = replace(RECORD, specification=named, renamed=(RenamedSpan(10, 40, 7), RenamedSpan(20, 30, 9)))
+    for suffix in ("", ".7", ".9"):
+        id = f"JAZZ.nightly@1970-01-01T00:00:00.020Z{suffix}"
+        assert record.keeping(20, id).occurrence_id(20) == id

@@ -8,11 +8,11 @@ import logging
 import shlex
 from base64 import b64encode
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from timeline.broker.lanes import MeteredStore
-from timeline.broker.runtime import wait_within
 from timeline.clock import Clock
 from timeline.errors import Invalid
 from timeline.model import (
@@ -164,7 +164,9 @@ class Catalog:
                 if name in self._topics or self._readings > before:
                     return self._topics.get(name)
             # Another broker may have created it a moment ago, and this one not have heard of it yet.
-            await wait_within(self._news, wait_ms / 1000.0)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_ms / 1000.0):
+                    await self._news.wait()
 
     def _pause_ms(self) -> float:
         """Return the least time from one reading for an unknown name to the next."""

@@ -353,17 +353,22 @@ def due_of(said: Specification, at_ms: int) -> int:
     return at_ms + int.from_bytes(digest, "little") % said.jitter_ms
 
 
+def filled_in(said: Specification, at_ms: int, sequence: int) -> tuple[bytes, dict[str, str]]:
+    """Return payload and headers of the occurrence at a time, with the template filled in."""
+    payload, headers = said.payload, dict(said.headers)
+    for name, value in ((_OCCURRENCE, shown_time(at_ms)), (_SEQUENCE, str(sequence))):
+        payload = payload.replace(name.encode(), value.encode())
+        headers = {key: text.replace(name, value) for key, text in headers.items()}
+    return payload, headers
+
+
 def message_of(record: ScheduleRecord, id: str, one: DecidedOccurrence, expires_from_ms: int = 0) -> ScheduledMessage:
     """Return the message of an occurrence, with the template filled in. `expires_from_ms`: the earliest time that its
     expiry counts from."""
     said = record.specification
     due_ms = due_of(said, one.at_ms)
     expires_ms = min(max(due_ms, expires_from_ms) + said.expires_ms, MAX_TIME_MS) if said.expires_ms else 0
-    fill = {_OCCURRENCE: shown_time(one.at_ms), _SEQUENCE: str(one.sequence)}
-    payload, headers = said.payload, dict(said.headers)
-    for name, value in fill.items():
-        payload = payload.replace(name.encode(), value.encode())
-        headers = {key: text.replace(name, value) for key, text in headers.items()}
+    payload, headers = filled_in(said, one.at_ms, one.sequence)
     stands = one.at_ms < record.standing_until_ms
     return ScheduledMessage(
         id,

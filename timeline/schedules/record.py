@@ -181,7 +181,7 @@ class ScheduleRecord:
 
     def keeping(self, at_ms: int, id: str) -> ScheduleRecord:
         """Return the record in which the occurrence at a time has this id, which it had before it was renamed."""
-        suffix = id.partition("Z.")[2]
+        suffix = id.rpartition("Z.")[2]
         number = int(suffix) if suffix.isdecimal() else 0
         spans: list[RenamedSpan] = []
         for span in self.renamed:

@@ -175,6 +175,13 @@ async def test_bad_input_gets_a_sentence_that_names_the_field() -> None:
         assert (await ask(link, ScheduleAction.UPDATE, body={})).status == Status.INVALID.code
         large = await ask(link, ScheduleAction.CREATE, body={"every_ms": 1_000, "payload": "A" * 4_000_000})
         assert large.status == Status.TOO_LARGE.code
+        grown = {"every_ms": 1_000, "headers": {"h": "{occurrence}" * 600}}
+        for action in (ScheduleAction.CREATE, ScheduleAction.UPDATE):
+            large = await ask(link, action, body=grown)
+            assert large.status == Status.TOO_LARGE.code, large.detail
+            assert "headers take 12005 bytes once they are filled in" in large.detail
+            if action is ScheduleAction.CREATE:
+                await create(link, every_ms=3_600_000)
 
 
 async def test_a_schedule_that_its_topic_has_become_too_small_for_is_still_paused_and_changed() -> None:

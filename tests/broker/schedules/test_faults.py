@@ -14,6 +14,7 @@ import pytest
 from tests.broker.machines import TOPIC, Lasting, Machine, Town, town
 from tests.broker.schedules.villages import START_MS, change, get, pending, record_puts, records, schedule, times
 from tests.simulation.loop import Timer
+from timeline.broker.schedules import handler
 from timeline.model import Answers, Operation, Status, Topic
 from timeline.schedules.edits import edited
 from timeline.schedules.record import SCHEDULES_TOPIC, ScheduleRecord, occurrence_id, record_id
@@ -230,6 +231,76 @@ def test_an_occurrence_that_the_topic_refuses_is_counted_and_the_schedule_goes_o
             await there.timer.wait(200)
             assert (await get(there)).state.failed <= found.state.failed + 12
             assert await pending(there)
+
+        there.run(story())
+
+
+def test_an_occurrence_with_too_many_headers_is_counted_and_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older broker created its schedule, which looked at the template alone."""
+    monkeypatch.setattr(handler, "_check_fits", lambda *given: None)
+    with town() as there:
+
+        async def story() -> None:
+            await there.broker("b1")
+            await there.create_topic()
+            there.consume("c")
+            await schedule(there, "grown", every="10s", headers={"h": "{occurrence}" * 600})
+            await schedule(there, "plain", every="10s", headers={"h": "{occurrence}"})
+            await there.timer.wait(95)
+            assert (await get(there, "grown")).state.failed >= 9
+
+        there.run(story())
+        assert not times(there, "grown")
+        assert set(times(there, "plain").values()) == {1} and len(times(there, "plain")) >= 9
+
+
+def test_many_schedules_whose_topics_are_gone_hold_up_no_other() -> None:
+    """One reading of the store looks for all of the topics. Beside another broker there is one in a second."""
+    with town() as there:
+
+        async def story() -> None:
+            await there.broker("b1")
+            await there.broker("b2")
+            await there.create_topic()
+            there.consume("c")
+            names = [f"gone{number}" for number in range(40)]
+            for name in names:
+                await there.ask(lambda client, name=name: client.create_topic(name))
+                await there.ask(lambda client, name=name: client.schedule(name, "s", every="1m"))
+                await there.ask(lambda client, name=name: client.drop_topic(name))
+            await schedule(there, "plain", every="1m")
+            asked_ms = there.true_ms()
+            assert len([one async for one in _listed(there)]) == 41
+            assert there.true_ms() - asked_ms <= 2_000
+            await there.timer.wait(300)
+
+        there.run(story())
+        assert set(times(there, "plain").values()) == {1} and len(times(there, "plain")) >= 5
+
+
+class Changing(Lasting):
+    """A store that reads ids and then their records. The newest record of a schedule has changed between `once`."""
+
+    once = False
+
+    async def scan(self, *given: Any) -> Any:
+        page = await super().scan(*given)
+        if self.once and given[2].tag:
+            self.once = False
+            return replace(page, rows=page.rows.slice(0, 0))
+        return page
+
+
+def test_a_schedule_that_changes_while_it_is_read_is_there() -> None:
+    with town() as there:
+        store = there.store = Changing()
+
+        async def story() -> None:
+            await there.broker("b1")
+            await there.create_topic()
+            await schedule(there, every="1h")
+            store.once = True
+            assert await get(there) is not None and not store.once
 
         there.run(story())
 

@@ -86,7 +86,6 @@ def test_a_message_that_has_expired_holds_up_no_occurrence() -> None:
         there.run(story())
 
 
-@pytest.mark.prove
 def test_a_schedule_that_takes_long_to_plan_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan takes 20 s here, and the leases of the whole batch end after 30."""
     with town() as there:
@@ -103,14 +102,14 @@ def test_a_schedule_that_takes_long_to_plan_holds_up_no_other(monkeypatch: pytes
             await there.broker("b1")
             await there.create_topic()
             there.consume("c")
-            for number in range(4):
+            for number in range(2):
                 await schedule(there, f"slow{number}", every="1h")
             await schedule(there, "quick", every="1h")
             begun.append(True)
             await there.timer.wait(2 * 3600)
 
         there.run(story())
-        for name in ("quick", *(f"slow{number}" for number in range(4))):
+        for name in ("quick", "slow0", "slow1"):
             assert len(times(there, name)) == 2
 
 

@@ -41,6 +41,18 @@ async def test_edits_that_wait_too_long_for_others_are_refused_before_they_begin
         assert shown(await ask(link, ScheduleAction.GET))["revision"] == len(made) + 1
 
 
+async def test_edits_that_no_look_carries_out_are_put_off() -> None:
+    """Its topic is gone, so that looks wait for it. Each pause and each resume leaves ids to cancel."""
+    async with broker("memory://") as link:
+        await create(link, every_ms=1_000)
+        assert (await link.topic(TopicAction.DROP)).status == Status.OK.code
+        with pytest.raises(TransportError, match="come faster than brokers carry them out") as put_off:
+            for _ in range(1_000):
+                await ask(link, ScheduleAction.PAUSE)
+                await ask(link, ScheduleAction.RESUME)
+        assert put_off.value.fault is Fault.OVERLOADED
+
+
 @pytest.mark.slow
 async def test_a_list_names_schedules_that_change_meanwhile() -> None:
     async with broker("memory://") as link:

@@ -18,10 +18,10 @@ from timeline.broker.api.mutate import PendingCall, Sendings
 from timeline.broker.api.topics import TopicAccess, Walk, opened, sealed
 from timeline.broker.runtime import Runtime
 from timeline.broker.schedules.records import OccurrenceAnswer, ScheduleStore, decoded
-from timeline.errors import Invalid, TooLarge
-from timeline.model import Status, Topic
+from timeline.errors import Invalid, Throttled, TooLarge
+from timeline.model import MAX_HEADERS_BYTES, Status, Topic, encode_headers
 from timeline.schedules.edits import Edit, backfill, created, deleted, edited, shown, triggered, upcoming
-from timeline.schedules.looks import AHEAD_MS, REMEMBER_MARGIN_MS, UNSURE, ScheduledMessage
+from timeline.schedules.looks import AHEAD_MS, REMEMBER_MARGIN_MS, UNSURE, ScheduledMessage, filled_in
 from timeline.schedules.record import ScheduleRecord, occurrence_id
 from timeline.schedules.specification import Specification, check_target, fields_of_json
 from timeline.storage_plugins.contract import StoreError, StoreUnavailable, StoreUnknown, TopicConflict
@@ -97,6 +97,8 @@ class ScheduleHandler:
             return ScheduleAnswer(Status.TOO_LARGE.code, bad.reason)
         except (Invalid, TopicConflict) as bad:
             return ScheduleAnswer(Status.INVALID.code, bad.reason)
+        except Throttled as busy:
+            raise TransportError(Fault.OVERLOADED, busy.reason) from busy
 
     async def _do(self, call: ScheduleCall, caller: Principal, pending: PendingCall) -> _Made:
         if call.action is ScheduleAction.LIST:
@@ -143,7 +145,7 @@ class ScheduleHandler:
             return found
 
         found = await self._off_loop(bodies)
-        targets = {topic: await self._store.target(topic) for topic in {one.specification.topic for one in records}}
+        targets = await self._store.targets(one.specification for one in records)
         for body, record in zip(found, records, strict=True):
             body["warnings"] = _warnings(record.specification, targets[record.specification.topic])
         return found
@@ -223,7 +225,7 @@ class ScheduleHandler:
         said = await self._specified(call)
         _permit(caller, said)
         target = await self._target(said.topic)
-        _check_fits(said, target)
+        _check_fits(said, target, self._clock.now_ms())
         for attempt in range(TRIES):
             standing, records = await self._sole(call)
             if standing is not None:
@@ -335,8 +337,11 @@ class ScheduleHandler:
         _permit(caller, said)
         target = await self._store.target(said.topic)
         if target is not None:
-            if "payload" in fields:  # one that the topic has become too small for can still be paused
-                _check_fits(said, target)
+            if fields.keys() & {
+                "payload",
+                "headers",
+            }:  # one that the topic has become too small for can still be paused
+                _check_fits(said, target, self._clock.now_ms())
             if said.window_ms > record.specification.window_ms:
                 await self._remember(target, said, caller)
         return said
@@ -441,10 +446,15 @@ def _lists(record: ScheduleRecord, call: ScheduleCall, caller: Principal) -> boo
     return not record.deleted and (not call.topic or topic == call.topic) and caller.sees(topic)
 
 
-def _check_fits(said: Specification, target: Topic) -> None:
+def _check_fits(said: Specification, target: Topic, now_ms: int) -> None:
+    """Check the message of an occurrence. Times and numbers make it longer than its template."""
     most = target.settings.max_payload_bytes
-    if len(said.payload) > most:
-        raise TooLarge(f"payload takes {len(said.payload)} bytes; topic {target.name!r} takes up to {most}")
+    payload, headers = filled_in(said, now_ms // 1_000 * 1_000, sequence=1)
+    if len(payload) > most:
+        raise TooLarge(f"payload takes {len(payload)} bytes; topic {target.name!r} takes up to {most}")
+    size = len(encode_headers(headers))
+    if size > MAX_HEADERS_BYTES:
+        raise TooLarge(f"headers take {size} bytes once they are filled in; they may take {MAX_HEADERS_BYTES}")
 
 
 def _warnings(said: Specification, target: Topic | None) -> list[str]:

@@ -17,7 +17,18 @@ from timeline.broker.lanes import Intake, MeteredStore, perhaps_done
 from timeline.broker.runtime import Runtime
 from timeline.columns import Ragged
 from timeline.errors import Invalid
-from timeline.model import Answers, Operation, Rows, State, Status, Topic, TopicSettings, encode_headers, payload_sums
+from timeline.model import (
+    MAX_HEADERS_BYTES,
+    Answers,
+    Operation,
+    Rows,
+    State,
+    Status,
+    Topic,
+    TopicSettings,
+    encode_headers,
+    payload_sums,
+)
 from timeline.schedules.looks import UNSURE, ScheduledMessage
 from timeline.schedules.record import (
     BUCKETS,
@@ -28,6 +39,7 @@ from timeline.schedules.record import (
     number_of,
     tag_of,
 )
+from timeline.schedules.specification import Specification
 from timeline.storage_plugins.contract import Mutations, Puts, ScanFilter, StoreError, StoreUnavailable, StoreUnknown
 
 log = logging.getLogger("timeline.broker")
@@ -96,6 +108,12 @@ class ScheduleStore:
         """Return the topic that a schedule produces into. None: there is none."""
         return self._catalog.known(name) or await self._catalog.find(name)
 
+    async def targets(self, schedules: Iterable[Specification]) -> dict[str, Topic | None]:
+        """Return the topics of schedules by name, as `target` does. One reading of the store looks for all that are not
+        known."""
+        names = list({said.topic: None for said in schedules})
+        return dict(zip(names, await asyncio.gather(*map(self.target, names)), strict=True))
+
     # ── reading ──
 
     async def newest(self, topic: str, name: str) -> list[ScheduleRecord]:
@@ -107,7 +125,8 @@ class ScheduleStore:
         for attempt in range(TRIES):
             if attempt:  # a record that ends while it is read has no payload any more
                 await asyncio.sleep(FIRST_WAIT_S * 2**attempt)
-            found = await self._newest(internal, topic, name)
+            # A store that reads ids and then their records misses the only one if it changes in between.
+            found = await self._newest(internal, topic, name) or await self._newest(internal, topic, name)
             unreadable = [one for one in found if isinstance(one, str)]
             if not unreadable:
                 break
@@ -209,11 +228,16 @@ class ScheduleStore:
             replace=[one.replace for one in messages],
         )
         most = topic.settings.max_payload_bytes
-        fits = puts.payloads.sizes <= most
+        short = puts.headers.sizes <= MAX_HEADERS_BYTES
+        fits = short & (puts.payloads.sizes <= most)
         if fits.all():
             return _listed(await self._put(topic, puts, until_ms))
         answers = Answers.blank(len(puts), Status.TOO_LARGE)
-        answers.details = dict.fromkeys(range(len(puts)), f"the topic takes payloads of up to {most} bytes")
+        of_headers, of_payload = (
+            f"headers may take {MAX_HEADERS_BYTES} bytes",
+            f"the topic takes payloads of up to {most} bytes",
+        )
+        answers.details = {at: of_payload if one else of_headers for at, one in enumerate(short.tolist())}
         if fits.any():
             answers.assign(np.flatnonzero(fits), await self._put(topic, puts.take(fits), until_ms))
         return _listed(answers)

@@ -231,7 +231,7 @@ class ScheduleRunner:
 
     def _plan(self, ready: Sequence[_Held], now_ms: int, unfinished: set[str], until_ms: float) -> None:
         """Plan the looks, in a thread. Begin no plan after half of what is left of the leases, so that those that took
-        long are put in time. What is not reached is released to soon, as all are at first."""
+        long are put in time. The records that are not reached are released, and looked at again at once."""
         end_ms = (self._clock.monotonic_ms() + until_ms) / 2
         for one in ready:
             if self._clock.monotonic_ms() >= end_ms:
@@ -268,7 +268,7 @@ class ScheduleRunner:
 
     async def _with_topics(self, held: Sequence[_Held]) -> list[_Held]:
         """Return those whose topics are there. The others are looked at again later."""
-        topics = {name: await self._store.target(name) for name in {one.known.specification.topic for one in held}}
+        topics = await self._store.targets(one.known.specification for one in held)
         ready, now_ms = [], self._clock.now_ms()
         for one in held:
             said = one.known.specification
