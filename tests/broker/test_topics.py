@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import random
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 
 from tests.broker.link import Link, broker, statuses
+from tests.broker.machines import town
+from tests.broker.slow import SlowStore
 from timeline.broker.catalog import Catalog
 from timeline.broker.fairness import LoopScheduler
 from timeline.broker.lanes import MeteredStore
@@ -21,9 +24,10 @@ from timeline.broker.limits import Limits
 from timeline.broker.runtime import Runtime, Tasks
 from timeline.clock import Clock
 from timeline.metrics import Metrics
-from timeline.model import LeavingReason, PushSecret, Status, Topic, TopicSettings
+from timeline.model import LeavingReason, Operation, PushSecret, Status, Topic, TopicSettings
 from timeline.storage_plugins.memory import MemoryStore
 from timeline.wire import (
+    Deliver,
     Leaving,
     TopicAction,
     TopicList,
@@ -98,6 +102,44 @@ async def test_a_new_name_is_not_looked_for_among_what_other_brokers_created() -
     assert store.readings == 0
     await store.create_topic(Topic("gate é", 7, TopicSettings()))
     assert (await catalog.create("gate é", {})).uid == 7
+
+
+def test_a_broker_that_comes_while_a_name_is_looked_for_holds_up_nobody() -> None:
+    """Alone, a broker looks again after 50 ms, and beside another one after a second. A loop that does not rest until
+    then would never end here: no time passes in it."""
+    with town() as there:
+
+        async def story() -> None:
+            catalog = (await there.broker("b1")).node.catalog
+            assert await catalog.find("gone") is None
+            looking = asyncio.ensure_future(catalog.find("gone"))
+            await asyncio.sleep(0)
+            assert not looking.done()
+            await there.broker("b2")
+            assert await looking is None
+
+        there.run(story())
+
+
+async def test_a_topic_that_changes_under_load_is_changed_for_what_waits() -> None:
+    """The store is asked all the time, and so the lane of the topic never ends."""
+    store = SlowStore()
+    async with broker(store) as link:
+        consumer = await link.consume()
+        await link.put(["first"])
+        first = await consumer.down(Deliver)
+        await link.put(["second"])
+        second = await consumer.down(Deliver)
+        store.hold("settle")
+        acks = [asyncio.ensure_future(link.settle(consumer, first, Operation.ACK))]
+        await store.arrived("settle")
+        assert (await link.topic(TopicAction.UPDATE, remember_ms=3_600_000)).status == Status.OK.code
+        acks.append(asyncio.ensure_future(link.settle(consumer, second, Operation.ACK)))
+        while link.node.settling.waiting < 2:
+            await asyncio.sleep(0)
+        store.release("settle")
+        assert [statuses(one) for one in await asyncio.gather(*acks)] == [[Status.OK], [Status.OK]]
+        assert statuses(await link.put(["second"])) == [Status.DUPLICATE]
 
 
 class Readings(MemoryStore):

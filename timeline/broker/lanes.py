@@ -415,6 +415,14 @@ class _Waiting(Generic[B]):
     answer: asyncio.Future[Answers]
 
 
+@dataclass(slots=True, eq=False)
+class _Lane(Generic[B]):
+    """What waits for the store on one topic, and the newest record of the topic that came with it."""
+
+    topic: Topic
+    frames: FairQueue[_Waiting[B]]
+
+
 class GroupCommit(ABC, Generic[B]):
     """The lanes of one kind of batch in one broker. `scheduled` hears what has a new due time, or may have, whether or
     not its sender still waits."""
@@ -431,7 +439,7 @@ class GroupCommit(ABC, Generic[B]):
         self._store, self._scheduled = store, scheduled
         self._clock, self._limits = runtime.clock, runtime.limits
         self._metrics, self._tasks, self._scheduler = runtime.metrics, runtime.tasks, runtime.scheduler
-        self._lanes: dict[int, FairQueue[_Waiting[B]]] = {}
+        self._lanes: dict[int, _Lane[B]] = {}
         self._quota = Quota(messages, bytes_)
         self._recent = RecentPeers(runtime.clock.monotonic_ms, runtime.limits.lately_ms)
         self._idle = asyncio.Event()
@@ -478,25 +486,28 @@ class GroupCommit(ABC, Generic[B]):
         self._idle.clear()
         lane = self._lanes.get(topic.uid)
         if lane is not None:
-            lane.push(peer, waiting, len(batch) + size / KIB)
+            if lane.topic.revision < topic.revision:
+                lane.topic = topic
+            lane.frames.push(peer, waiting, len(batch) + size / KIB)
         else:
-            lane = self._lanes[topic.uid] = FairQueue()
-            self._tasks.spawn(self._run(topic, lane, waiting), f"{self.lane} {topic.name}", finishes=True)
+            lane = self._lanes[topic.uid] = _Lane(topic, FairQueue())
+            self._tasks.spawn(self._run(lane, waiting), f"{self.lane} {topic.name}", finishes=True)
         return waiting.answer
 
-    async def _run(self, topic: Topic, lane: FairQueue[_Waiting[B]], first: _Waiting[B]) -> None:
+    async def _run(self, lane: _Lane[B], first: _Waiting[B]) -> None:
         """Work a lane until it is empty, from the frame that opened it. The next frame opens a new one."""
-        ours = f"{self.what} of topic:{topic.uid}"
+        uid, frames = lane.topic.uid, lane.frames
+        ours = f"{self.what} of topic:{uid}"
         try:
             while True:
                 with self._scheduler.work(ours, waits=True):
-                    await self._call(topic, self._next_batch(lane, first))
-                if not lane:
+                    await self._call(lane.topic, self._next_batch(frames, first))
+                if not frames:
                     return
                 await self._scheduler.take(ours)
-                first = lane.pop()
+                first = frames.pop()
         finally:
-            del self._lanes[topic.uid]
+            del self._lanes[uid]
             if not self._lanes:
                 self._idle.set()
 
