@@ -183,3 +183,29 @@ async def test_an_abandoned_producer_leaves_once_though_its_client_is_closed_mea
         while not ended:
             await asyncio.sleep(0)
     assert ended == [True]
+
+
+async def test_a_close_that_is_cancelled_cuts_off_an_abandoned_producer_that_leaves(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing goes on behind a close that has ended. Its event loop may end, too."""
+    leaving, left = asyncio.Event(), asyncio.Event()
+
+    async def never(stream: ProduceStream, *given: Any) -> None:
+        leaving.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            left.set()
+
+    tl = timeline.connect(broker.address, timeout="10s")
+    await tl.create_topic("t")
+    await tl.producer("t").produce(b"", in_="1h")
+    monkeypatch.setattr(ProduceStream, "_part", never)
+    gc.collect()
+    closing = asyncio.ensure_future(tl.aclose())
+    await leaving.wait()
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert left.is_set()

@@ -107,18 +107,29 @@ class SharedClose:
 
 
 async def end(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks and wait for them. Raise the error of one that failed; a cancelled one did not."""
+    """Cancel tasks and wait for them. Raise the error of one that failed; a cancelled one did not.
+
+    If this is cancelled, cancel them again: what they do in order to end is cut off.
+    """
     for task in tasks:
         task.cancel()
     if tasks:
-        await asyncio.wait(tasks)
+        try:
+            await asyncio.wait(tasks)
+        except asyncio.CancelledError:
+            for task in tasks:
+                if task.cancelling() < 2:  # else the event loop ends, and has cancelled it
+                    task.cancel()
+            await asyncio.wait(tasks)
+            raise
     for task in tasks:
         if not task.cancelled() and (failure := task.exception()) is not None:
             raise failure
 
 
-async def all_of(*works: Coroutine[Any, Any, None]) -> None:
-    """Run all at once, each to its end. Raise the error of the first that failed."""
+async def all_of(*works: Coroutine[Any, Any, None] | asyncio.Task[None]) -> None:
+    """Run all at once, each to its end. Raise the error of the first that failed. If this is cancelled, so are all, and
+    it returns when they have ended."""
     for outcome in await asyncio.gather(*works, return_exceptions=True):
         if outcome is not None:
             raise outcome

@@ -13,13 +13,12 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from timeline.clock import Clock
 from timeline.driver.consume.broker_clock import Drift
 from timeline.driver.message import Ids, Randomness
-from timeline.driver.tasks import SharedClose, all_of, keep
+from timeline.driver.tasks import all_of, keep
 from timeline.driver.times import Duration, duration_ms
 from timeline.driver.transport.addresses import (
     ABSENT,
@@ -545,7 +544,7 @@ class ClientContext:
         self.drift = Drift()
         self.epoch = 0
         self.closed = False
-        self._parting: dict[Leaver, SharedClose] = {}
+        self._parting: dict[Leaver, asyncio.Task[None] | None] = {}
         self._pid = os.getpid()
         self._forked = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -597,22 +596,30 @@ class ClientContext:
         loop = self._loop
         if loop is None or loop.is_closed():
             return
-        self._parting[session] = SharedClose()
+        self._parting[session] = None
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(lambda: keep(self._leave(session), "an abandoned producer or consumer leaves"))
+            loop.call_soon_threadsafe(self._begin_to_part, session)
+
+    def _begin_to_part(self, session: Leaver) -> None:
+        if session in self._parting:  # else it has left while the client closed
+            self._leaving(session)
+
+    def _leaving(self, session: Leaver) -> asyncio.Task[None]:
+        """Return the task in which `session` leaves. There is one: a second `stop` would cut the first one off."""
+        task = self._parting[session]
+        if task is None:
+            task = self._parting[session] = keep(self._leave(session), "an abandoned producer or consumer leaves")
+        return task
 
     async def _leave(self, session: Leaver) -> None:
-        """Have `session` leave, or wait until it has. A second `stop` would cut the first one off."""
-        leaving = self._parting.get(session)
-        if leaving is not None:
-            try:
-                await leaving.run(partial(session.stop, self.timeout_ms))
-            finally:
-                self._parting.pop(session, None)
+        try:
+            await session.stop(self.timeout_ms)
+        finally:
+            self._parting.pop(session, None)
 
     async def parted(self) -> None:
-        """Return once all sessions of `part` have left."""
-        await all_of(*(self._leave(session) for session in list(self._parting)))
+        """Return once all sessions of `part` have left. If this is cancelled, they end at once."""
+        await all_of(*(self._leaving(session) for session in list(self._parting)))
 
     def trouble(self) -> Unavailable:
         """Return why nothing can be sent."""
