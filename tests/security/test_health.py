@@ -17,16 +17,26 @@ SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.Health
 
 
 @pytest.fixture
-async def served() -> AsyncIterator[tuple[HealthService, Any]]:
-    """A health service and a stub of it."""
-    made = HealthService()
+def made() -> HealthService:
+    return HealthService()
+
+
+@pytest.fixture
+async def channel(made: HealthService) -> AsyncIterator[Any]:
+    """A channel to a server of the health service."""
     server = grpc.aio.server()
     port = server.add_insecure_port("127.0.0.1:0")
     server.add_generic_rpc_handlers((made.handlers(),))
     await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield made, health_pb2_grpc.HealthStub(channel)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as opened:
+        yield opened
     await server.stop(None)
+
+
+@pytest.fixture
+def served(made: HealthService, channel: Any) -> tuple[HealthService, Any]:
+    """A health service and a stub of it."""
+    return made, health_pb2_grpc.HealthStub(channel)
 
 
 def asked(service: str = "") -> Any:
@@ -79,26 +89,24 @@ class Stubborn:
 async def test_one_who_does_not_read_holds_up_nobody() -> None:
     made, stubborn = HealthService(), Stubborn()
     await made.set("", SERVING)
-    hanging = asyncio.ensure_future(made.Watch(asked(), stubborn))
+    hanging = asyncio.ensure_future(made.Watch(asked().SerializeToString(), stubborn))
     await stubborn.writing.wait()
     await asyncio.wait_for(made.set("", NOT_SERVING), 60)
-    assert (await made.Check(asked(), None)).status == NOT_SERVING
+    assert (await made.Check(asked().SerializeToString(), None)).status == NOT_SERVING
     hanging.cancel()
     with pytest.raises(asyncio.CancelledError):
         await hanging
     assert made.watches == 0
 
 
-async def test_what_is_no_request_is_refused_and_logged_nowhere(
-    served: tuple[HealthService, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    _, stub = served
-    for call in (stub.Check, stub.Watch):
-        call._request_serializer = bytes
+async def test_what_is_no_request_is_refused_and_logged_nowhere(channel: Any, caplog: pytest.LogCaptureFixture) -> None:
+    check = channel.unary_unary("/grpc.health.v1.Health/Check")
+    watch = channel.unary_stream("/grpc.health.v1.Health/Watch")
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await stub.Check(b"\xff\xff\xff\x01")
-    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
-    watch = stub.Watch(b"\xff\xff\xff\x01")
-    assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-    watch.cancel()
+        await check(b"\xff\xff\xff\x01")
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        async for _ in watch(b"\xff\xff\xff\x01"):
+            pass
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert not caplog.records

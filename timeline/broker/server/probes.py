@@ -17,7 +17,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import grpc
 from google.protobuf.message import DecodeError
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from prometheus_client import CollectorRegistry, disable_created_metrics, make_wsgi_app
 
 from timeline.config import check_address, is_ipv6, joined
@@ -153,19 +153,18 @@ def _text(start_response: Any, status: str, text: str) -> Iterable[bytes]:
 
 
 MOST_WATCHES = 256
-UNREADABLE = "\0"
-"""The service that a request asks for which cannot be read. There is none of that name."""
 
 
-def _request(data: bytes) -> Any:
-    """Return a health request. gRPC would log a traceback for each that cannot be read."""
+async def _service(data: bytes, context: Any) -> str:
+    """Return the service that a request asks for. A deserializer of gRPC's would log a traceback for each request that
+    cannot be read."""
     try:
-        return health_pb2.HealthCheckRequest.FromString(data)
+        return str(health_pb2.HealthCheckRequest.FromString(data).service)
     except DecodeError:
-        return health_pb2.HealthCheckRequest(service=UNREADABLE)
+        return str(await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "this is no HealthCheckRequest"))
 
 
-class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc has no types
+class HealthService:
     """The health of each service, by name."""
 
     def __init__(self) -> None:
@@ -175,10 +174,7 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # gr
 
     def handlers(self) -> Any:
         """Return its methods, for a server."""
-        form = {
-            "request_deserializer": _request,
-            "response_serializer": health_pb2.HealthCheckResponse.SerializeToString,
-        }
+        form = {"response_serializer": health_pb2.HealthCheckResponse.SerializeToString}
         methods = {
             "Check": grpc.unary_unary_rpc_method_handler(self.Check, **form),
             "Watch": grpc.unary_stream_rpc_method_handler(self.Watch, **form),
@@ -191,14 +187,16 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # gr
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    async def Check(self, request: Any, context: Any) -> Any:
+    async def Check(self, request: bytes, context: Any) -> Any:
         """Return the health of the service now."""
-        if request.service not in self._statuses:
+        service = await _service(request, context)
+        if service not in self._statuses:
             await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service here")
-        return health_pb2.HealthCheckResponse(status=self._statuses[request.service])
+        return health_pb2.HealthCheckResponse(status=self._statuses[service])
 
-    async def Watch(self, request: Any, context: Any) -> None:
+    async def Watch(self, request: bytes, context: Any) -> None:
         """Send the same, again whenever it changes."""
+        service = await _service(request, context)
         if self.watches >= MOST_WATCHES:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MOST_WATCHES} watch already: ask by Check")
         self.watches += 1
@@ -206,7 +204,7 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # gr
             last = None
             while True:
                 changed = self._changed
-                status = self._statuses.get(request.service, health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
+                status = self._statuses.get(service, health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
                 if status != last:
                     last = status
                     await context.write(health_pb2.HealthCheckResponse(status=status))

@@ -121,5 +121,10 @@ async def _cannot_listen(refused: OSError, settings: config.ServeConfig) -> str:
         port = config.split_address(address)[1]
         another = f"another program has it ('ss -ltnp' or 'lsof -i :{port}' says which)"
         who = await who_serves(address) or another
-    others = "" if of_metrics else ". Its --metrics and --http need ports of their own, too"
-    return f"{address} is taken: {who}. Stop that one, or give this one another: {option}{others}."
+    others = []
+    if not of_metrics and settings.metrics == config.ServeConfig().metrics:
+        others.append("--metrics HOST:PORT (or --metrics off)")
+    if not of_metrics and not settings.http:
+        others.append("--http HOST:PORT if it shall have HTTP")
+    also = f". A second broker also needs {', and '.join(others)}" if others else ""
+    return f"{address} is taken: {who}. Stop that one, or give this one another: {option}{also}."
