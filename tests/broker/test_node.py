@@ -17,6 +17,7 @@ from timeline.clock import Clock
 from timeline.columns import Ragged
 from timeline.metrics import Metrics
 from timeline.model import LateCause, LeavingReason, Operation, State, Status
+from timeline.storage_plugins.contract import Opened
 from timeline.storage_plugins.memory import MemoryStore
 from timeline.sync.membership import Member
 from timeline.sync.view import LocalMembership
@@ -384,16 +385,29 @@ async def test_a_frame_that_asks_for_nothing_is_answered():
 
 async def test_etcd_counts_as_gone_only_while_a_broker_waits_to_join() -> None:
     """Not while it waits for its store, which may be all that is down."""
-    metrics, seen = Metrics(), list[float | None]()
+    metrics, seen = Metrics(), dict[str, float | None]()
 
-    class Watched(LocalMembership):
+    def note(when: str) -> None:
+        seen[when] = metrics.registry.get_sample_value("timeline_etcd_up")
+
+    class WatchedStore(MemoryStore):
+        async def open(self) -> Opened:
+            note("opens its store")
+            return await super().open()
+
+    class WatchedMembership(LocalMembership):
         async def start(self, member: Member, cluster_uid: str) -> None:
-            seen.append(metrics.registry.get_sample_value("timeline_etcd_up"))
+            note("joins")
             await super().start(member, cluster_uid)
 
-    bits = random.Random(1).getrandbits
-    node = Node(store=MemoryStore(), clock=Clock(), membership=Watched(), random_bits=bits, name="b1", metrics=metrics)
-    seen.append(metrics.registry.get_sample_value("timeline_etcd_up"))
+    node = Node(
+        store=WatchedStore(),
+        clock=Clock(),
+        membership=WatchedMembership(),
+        random_bits=random.Random(1).getrandbits,
+        name="b1",
+        metrics=metrics,
+    )
     await node.start()
     await node.stop()
-    assert seen == [1.0, 0.0]
+    assert seen == {"opens its store": 1.0, "joins": 0.0}

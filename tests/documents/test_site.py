@@ -30,7 +30,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "html"
 
 
-@pytest.mark.prove
 def test_the_site_has_every_page_and_a_front_door(site: Path) -> None:
     pages = [*PAGES, *REFERENCE.glob("*.md"), ROOT / "README.md"]
     assert not [page for page in pages if not (site / page.relative_to(ROOT).with_suffix(".html")).is_file()]

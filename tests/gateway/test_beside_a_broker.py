@@ -144,7 +144,6 @@ async def test_it_is_tried_again_when_it_cannot_be_started(
     await beside.stop()
 
 
-@pytest.mark.prove
 async def test_it_is_nicer_than_its_broker(tmp_path: Path) -> None:
     """A busy gateway delays the broker's deliveries where both have too few processors."""
     (port,) = free_ports(1)

@@ -236,7 +236,6 @@ def test_the_audit_knows_what_happened_to_each_and_that_every_promise_was_kept(
     assert "http" not in written.replace("http://www.w3.org", "") and "<script" not in written
 
 
-@pytest.mark.prove
 def test_what_is_missing_or_wrong_in_a_journal_shows(
     spark: Any, journalled: tuple[Serving, str], tmp_path: Path
 ) -> None:
@@ -297,7 +296,6 @@ def test_small_files_become_few_and_each_event_counts_once(
     assert note.exists() and str(name) in live_files(place)
 
 
-@pytest.mark.prove
 def test_the_forecast_counts_what_is_pending_and_learns_what_is_still_to_be_put(
     spark: Any, broker: Serving, topic: str, tmp_path: Path
 ) -> None:

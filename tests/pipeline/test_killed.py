@@ -156,7 +156,6 @@ def test_a_backup_and_a_restore_that_are_killed_half_way_and_run_again_are_exact
         assert json.loads(verified.stdout.splitlines()[-1])["same"] == ROWS
 
 
-@pytest.mark.prove
 def test_what_cannot_be_done_is_one_line_and_an_exit_code(table: Path, broker: Serving) -> None:
     done = run("load", f"file://{table}", "nowhere", "--address", broker.address)
     assert (done.returncode, "there is no topic 'nowhere'" in done.stderr) == (4, True)

@@ -193,6 +193,12 @@ def test_a_backup_has_schedules_and_a_restore_creates_them(
     assert compared.well and (compared.same, compared.schedules_same) == (1, 2)
     again = restore(spark, broker.address, url, other)
     assert (again.there, again.schedules.counts()) == (1, {"created": 0, "there": 2, "replaced": 0, "kept": 0})
+    with timeline.connect_sync(broker.address) as tl, tl.producer(other) as p:
+        p.move("plain", in_="1h")
+        p.produce(b"x", in_="1h", id="stranger")
+    compared = verify(spark, broker.address, url, other)
+    assert (compared.differing, compared.extra, compared.well) == (1, 1, False)
+    assert compared.examples == {"plain": "scheduled", "stranger": "extra"}
 
 
 @pytest.mark.prove

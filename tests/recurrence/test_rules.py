@@ -319,7 +319,6 @@ def test_no_rule_walks_through_the_seconds_of_years(freq: str) -> None:
     ]
 
 
-@pytest.mark.prove
 @pytest.mark.slow
 def test_the_seconds_of_a_day_before_a_time_are_not_walked_through() -> None:
     """It would take some minutes: each rule that excludes begins again at each time."""

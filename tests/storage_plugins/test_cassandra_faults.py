@@ -197,7 +197,6 @@ async def test_a_lease_reads_no_more_than_it_returns_after_much_was_acked(server
     assert all(tombstones == 0 and live <= 11 for live, tombstones in reads), reads
 
 
-@pytest.mark.prove
 async def test_a_walk_comes_past_more_traces_than_cassandra_reads(servers: Running) -> None:
     """The tests' node reads past 5,000, one as it comes past 100,000."""
     async with Trial(lambda: make_store(servers.url(CassandraServer))) as trial:

@@ -18,7 +18,6 @@ from tests.gateway.processes import TIMELINE, gateway
 from tests.gateway.processes import broker as served
 from tests.gateway.push.receiver import Answering, Receiver, always, hang_up
 from timeline.child import free_ports
-from timeline.clock import Clock
 from timeline.errors import Invalid
 from timeline.gateway.metrics import GatewayMetrics
 from timeline.gateway.push import pusher as pusher_module
@@ -517,26 +516,26 @@ async def test_a_release_whose_answer_was_lost_counts_as_done(
 
 
 @pytest.mark.slow
-async def test_a_failure_of_a_message_that_has_expired_is_no_failure_to_settle(
-    tl: timeline.Timeline, receiver: Receiver
+@pytest.mark.parametrize("gone", [timeline.Expired("it has expired"), timeline.NotFound("it is gone")])
+async def test_a_failure_of_a_message_that_is_gone_is_no_failure_to_settle(
+    tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, gone: timeline.TimelineError
 ) -> None:
-    async def late(request: web.Request, body: bytes) -> web.StreamResponse:
-        found = await tl.get("t", "a")
-        assert found is not None and found.expires_ms
-        while found.expires_ms > Clock().now_ms():
-            await tl.get("t", "a")
-        return web.Response(status=500)
+    """It has expired, say, while its receiver was asked."""
+    told = asyncio.Event()
 
-    receiver.answer = late
+    async def settle(*given: Any, **more: Any) -> Any:
+        told.set()
+        raise gone
+
+    monkeypatch.setattr(tl, "settle", settle)
+    receiver.answer = always(500)
     await tl.create_topic("t", push_url=receiver.url)
     metrics = GatewayMetrics()
     async with pushing(tl, metrics=metrics):
-        async with tl.producer("t") as p:
-            await p.produce(b"", id="a", in_=0, expires="400ms")
-        await receiver.received(1)
-        while await tl.get("t", "a") is not None or "timeline_gateway_webhooks_total{" not in metrics.text().decode():
-            pass
-    assert 'effect="unsettled"' not in metrics.text().decode()
+        await produce(tl, "a")
+        await told.wait()
+    exposed = metrics.text().decode()
+    assert 'effect="release",topic="t"} 1.0' in exposed and 'effect="unsettled"' not in exposed
 
 
 async def test_a_fault_of_ours_leaves_no_webhook_waiting_for_its_ack(
