@@ -21,6 +21,7 @@ from timeline.broker.dispatch.dealer import Dealer, Dealers
 from timeline.broker.dispatch.leased_batch import LeasedBatch, Token, tokens
 from timeline.broker.dispatch.roster import ConnectedConsumer, LeaveNotice
 from timeline.broker.drift import Offset
+from timeline.broker.fairness import host_of
 from timeline.broker.runtime import Runtime
 from timeline.errors import Invalid
 from timeline.metrics import Metrics
@@ -155,6 +156,7 @@ class ConsumeStream:
             id=id,
             session=hello.session,
             bearer=bearer,
+            host=host_of(self._peer),
             lease_ms=hello.lease_ms or dealer.topic.settings.lease_ms,
             heartbeat_ms=self._streams.heartbeat_ms,
             credit_messages=hello.credit_messages,

@@ -22,7 +22,7 @@ from timeline.broker.dispatch.leased_batch import (
     tokens,
     unsound_rows,
 )
-from timeline.broker.dispatch.roster import ConnectedConsumer, Outboxes, Roster, grants_for
+from timeline.broker.dispatch.roster import ConnectedConsumer, Outboxes, Roster, grants_for, lone_grant
 from timeline.broker.dispatch.rounds import DueRate, LeaseAhead, NextDue, RateLimit
 from timeline.broker.lanes import MeteredStore, Settling
 from timeline.broker.late import TopicLateness
@@ -123,6 +123,8 @@ class Dealer:
         """Whether the last round for our own buckets left something due: there is more than credit."""
         self._step_until_ms = 0.0
         """Until then the rest waits for a step of credit."""
+        self._lone = False
+        """Whether the next round is for one message alone: it was larger than each share of the round before."""
         self._dry = False
         """Whether a consumer has said since the last round began that it may have no work left."""
         self._stopped: LateCause | None = None
@@ -308,10 +310,10 @@ class Dealer:
             return LateCause.STORE_SLOW, self._retry_at_ms - mono_ms
         if not self.roster.consumers:
             return LateCause.NO_CONSUMER, math.inf
-        if not self.roster.any_ready(mono_ms) or self.outboxes.full:
+        if not self.roster.any_ready(mono_ms):
             recovers_ms = self.roster.recovers_at_ms(mono_ms)
             wait_ms = min(self._limits.heartbeat_ms, (recovers_ms or mono_ms + self._limits.heartbeat_ms) - mono_ms)
-            cause = LateCause.NO_CREDIT if self.outboxes.full or self.roster.anybody(mono_ms) else LateCause.NO_CONSUMER
+            cause = LateCause.NO_CREDIT if self.roster.anybody(mono_ms) else LateCause.NO_CONSUMER
             return cause, max(1.0, float(wait_ms))
         if mono_ms < self._fruitless_until_ms:
             return LateCause.NO_CREDIT, self._fruitless_until_ms - mono_ms
@@ -328,6 +330,9 @@ class Dealer:
         most = self._rate.allowance(topic.settings.max_rate_per_s, mono_ms, most)
         grants = grants_for(consumers, self._limits, most, early)
         consumers = consumers[: len(grants)]
+        if self._lone and grants:
+            one, grant = lone_grant(consumers)
+            consumers, grants = [one], [grant]
         self._between_rounds.clear()
         self._dry = False
         for consumer in consumers:
@@ -398,7 +403,7 @@ class Dealer:
         if not overdue_ms:
             self._next.told(leased.next_due_ms, leased.commit_seq)
             self.behind = leased.next_due_ms is not None and leased.next_due_ms <= now_ms
-            self._note_fruitless(leased, now_ms, until_ms, mono_ms)
+            self._note_fruitless(leased, now_ms, until_ms, mono_ms, max((one.max_bytes for one in grants), default=0))
             return leased, done_ms, False
         # A sweep says nothing of what is ours, and is the time to look at that, too: a hint may have been lost.
         self._next.told(now_ms, 0)
@@ -410,14 +415,16 @@ class Dealer:
             self._sweep_at_ms = mono_ms + FRUITLESS_MS
         return leased, done_ms, True
 
-    def _note_fruitless(self, leased: LeasedRows, now_ms: int, until_ms: int, mono_ms: float) -> None:
-        """Note until when not to ask again, after a round that leased nothing."""
-        self._never_ahead_ms = None
+    def _note_fruitless(self, leased: LeasedRows, now_ms: int, until_ms: int, mono_ms: float, most_bytes: int) -> None:
+        """Note until when not to ask again, after a round that leased nothing. `most_bytes`: of its grants."""
+        self._never_ahead_ms, lone, self._lone = None, self._lone, False
         if len(leased.rows) or leased.expired or len(leased.buried) or leased.next_due_ms is None:
             return
         if leased.next_due_ms <= now_ms:
-            # The next message is larger than any consumer's credit in bytes: wait for more credit.
-            self._fruitless_until_ms = mono_ms + FRUITLESS_MS
+            # The next message is larger than each share of the round. It may fit all the credit of one consumer.
+            self._lone = not lone and self.roster.any_wider(mono_ms, most_bytes)
+            if not self._lone:  # wait for more credit in bytes
+                self._fruitless_until_ms = mono_ms + FRUITLESS_MS
         elif leased.next_due_ms <= until_ms:
             # The store refused it: its lease is about to run out, and cannot be leased again ahead of that.
             self._never_ahead_ms = leased.next_due_ms

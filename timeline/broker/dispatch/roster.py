@@ -29,22 +29,37 @@ class ConsumerHealth(StrEnum):
 
 
 class Outboxes:
-    """The outboxes of all consumers of a broker, summed. `freed` is called when there is room again."""
+    """The outboxes of all consumers of a broker, in bytes, shared between hosts. `freed` is called when there is more
+    room after somebody found none.
+
+    If several hosts fill the bound, none may have more of it than is left. A host with nothing still gets something up
+    to half the bound beyond it, so that hosts that do not read hold up no other.
+    """
 
     def __init__(self, limit_bytes: int, freed: Callable[[], None]) -> None:
         self._limit_bytes, self._freed = limit_bytes, freed
+        self._of_host: dict[str, int] = {}
+        self._lacked = False
         self.bytes = 0
 
-    @property
-    def full(self) -> bool:
-        """Whether nothing more may be leased for any consumer."""
-        return self.bytes >= self._limit_bytes
+    def admits(self, host: str) -> bool:
+        """Return whether more may be leased for consumers of `host`."""
+        left, mine = self._limit_bytes - self.bytes, self._of_host.get(host, 0)
+        if not mine:
+            found = left + self._limit_bytes // 2 > 0
+        else:
+            found = left > 0 and (len(self._of_host) == 1 or mine <= left)
+        self._lacked = self._lacked or not found
+        return found
 
-    def add(self, bytes_: int) -> None:
-        """Add bytes; negative: remove them."""
-        was_full = self.full
+    def add(self, host: str, bytes_: int) -> None:
+        """Add bytes of a consumer of `host`; negative: remove them."""
         self.bytes += bytes_
-        if was_full and not self.full:
+        self._of_host[host] = self._of_host.get(host, 0) + bytes_
+        if not self._of_host[host]:
+            del self._of_host[host]
+        if bytes_ < 0 and self._lacked:
+            self._lacked = False
             self._freed()
 
 
@@ -79,6 +94,8 @@ class ConnectedConsumer:
     outboxes: Outboxes
     bearer: str = ""
     """The name of the token of its stream. While it is here, no other token may use its id."""
+    host: str = ""
+    """Where its stream comes from."""
     trickled: Callable[[], None] = lambda: None
     changed: Callable[[ConnectedConsumer], None] = lambda _: None
     outbox: deque[object] = field(default_factory=deque)
@@ -244,7 +261,7 @@ class ConnectedConsumer:
     def _weigh(self, bytes_: int) -> None:
         was_full = self.outbox_bytes >= self.limits.outbox_bytes
         self.outbox_bytes += bytes_
-        self.outboxes.add(bytes_)
+        self.outboxes.add(self.host, bytes_)
         if was_full and self.outbox_bytes < self.limits.outbox_bytes:
             self._room.set()
             self.wake()
@@ -425,6 +442,7 @@ class Roster:
                 (consumer.credit_bytes > 0 or consumer.idle)
                 and consumer.outbox_bytes < self.limits.outbox_bytes
                 and consumer.health(now_ms) is ConsumerHealth.HEALTHY
+                and consumer.outboxes.admits(consumer.host)
             ):
                 yield consumer
 
@@ -436,6 +454,10 @@ class Roster:
     def any_ready(self, now_ms: float) -> bool:
         """Return whether there is one."""
         return next(self._able(now_ms), None) is not None
+
+    def any_wider(self, now_ms: float, bytes_: int) -> bool:
+        """Return whether one of them has more credit in bytes."""
+        return any(consumer.credit_bytes > bytes_ for consumer in self._able(now_ms))
 
     def any_ahead(self, now_ms: float) -> bool:
         """Return whether one of them may be leased messages ahead."""
@@ -481,6 +503,12 @@ def grants_for(consumers: list[ConnectedConsumer], limits: Limits, most: int, ea
         for consumer, count in zip(consumers, counts, strict=True)
         if count
     ]
+
+
+def lone_grant(consumers: list[ConnectedConsumer]) -> tuple[ConnectedConsumer, Grant]:
+    """Return a grant for one message, and its consumer: the one with the most credit in bytes."""
+    one = max(consumers, key=lambda each: each.credit_bytes)
+    return one, Grant(one.id, 1, one.lease_ms, max(0, one.credit_bytes), one.idle)
 
 
 def _shares(credit: list[int], most: int) -> list[int]:

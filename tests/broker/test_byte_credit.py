@@ -1,0 +1,72 @@
+"""Credit in bytes: a large message goes to whoever has room for it, and outboxes that nobody reads keep room for
+others."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.broker.link import broker
+from timeline.broker.dispatch.roster import Outboxes
+from timeline.broker.limits import Limits
+from timeline.columns import Ragged
+from timeline.wire import Deliver, TopicAction
+
+MIB = 1024 * 1024
+
+
+@pytest.mark.slow
+async def test_a_message_larger_than_a_share_of_the_round_goes_to_one_that_has_the_credit() -> None:
+    """Each consumer has something in hand. A round of twenty gives each 0.8 MiB."""
+    async with broker() as link:
+        pipes = [await link.consume(f"c{n:02}", credit=10, credit_bytes=16 * MIB) for n in range(20)]
+        await link.put([f"small{n}" for n in range(20)])
+        for pipe in pipes:
+            await pipe.down(Deliver)
+        await link.put(["large", "behind"], payloads=Ragged.of([b"x" * MIB, b"y"]))
+        waits = {asyncio.ensure_future(pipe.down(Deliver)) for pipe in pipes}
+        found: list[bytes] = []
+        while len(found) < 2:
+            done, waits = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            found += [id for one in done for id in one.result().ids.tolist()]
+        for wait in waits:
+            wait.cancel()
+    assert sorted(found) == [b"behind", b"large"]
+
+
+async def test_consumers_that_do_not_read_hold_up_no_other_host() -> None:
+    limits = Limits(outboxes_bytes=4 * MIB, outbox_bytes=MIB, lease_bytes=MIB, stall_ms=3_600_000)
+    async with broker(limits=limits) as link:
+        await link.topic(TopicAction.CREATE, "u")
+        good = await link.consume("good", topic="u", credit=100, peer="host2:1")
+        for number in range(16):
+            ids = [f"m{number}-{at}" for at in range(8)]
+            await link.put(ids, payloads=Ragged.of([b"x" * (MIB // 8)] * 8))
+        for number in range(12):
+            bad = await link.consume(f"bad{number}", credit=1_000, credit_bytes=1024 * MIB, peer=f"host1:{number}")
+            bad.flowing.clear()
+        while link.node.outboxes.bytes < 3 * MIB:
+            await asyncio.sleep(0)
+        for number in range(3):
+            await link.put([f"good{number}"], topic="u")
+            assert (await good.down(Deliver)).ids.tolist() == [b"good%d" % number]
+
+
+def test_a_host_has_no_more_of_the_outboxes_than_is_left_to_others() -> None:
+    freed: list[int] = []
+    outboxes = Outboxes(100, lambda: freed.append(outboxes.bytes))
+    outboxes.add("a", 99)
+    assert outboxes.admits("a") and not freed
+    outboxes.add("a", 20)
+    assert not outboxes.admits("a") and outboxes.admits("b")
+    outboxes.add("b", 31)
+    assert not outboxes.admits("b") and not outboxes.admits("c")
+    outboxes.add("a", -60)
+    outboxes.add("a", -1)
+    assert freed == [90] and outboxes.admits("c")
+    assert not outboxes.admits("a") and not outboxes.admits("b"), "they have more than is left"
+    outboxes.add("b", -25)
+    assert outboxes.admits("b") and not outboxes.admits("a")
+    outboxes.add("b", -6)
+    assert outboxes.admits("a")
