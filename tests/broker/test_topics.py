@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.broker.link import Link, broker, statuses
-from tests.broker.machines import town
+from tests.broker.machines import TOPIC, Registered, town
 from tests.broker.slow import SlowStore
 from timeline.broker.catalog import Catalog
 from timeline.broker.fairness import LoopScheduler
@@ -23,6 +23,7 @@ from timeline.broker.lanes import MeteredStore
 from timeline.broker.limits import Limits
 from timeline.broker.runtime import Runtime, Tasks
 from timeline.clock import Clock
+from timeline.errors import NotFound
 from timeline.metrics import Metrics
 from timeline.model import LeavingReason, Operation, PushSecret, Status, Topic, TopicSettings
 from timeline.storage_plugins.memory import MemoryStore
@@ -140,6 +141,28 @@ async def test_a_topic_that_changes_under_load_is_changed_for_what_waits() -> No
         store.release("settle")
         assert [statuses(one) for one in await asyncio.gather(*acks)] == [[Status.OK], [Status.OK]]
         assert statuses(await link.put(["second"])) == [Status.DUPLICATE]
+
+
+def test_a_topic_that_another_broker_made_again_takes_puts_though_nobody_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """etcd is away, or the news is on its way."""
+    monkeypatch.setattr(Registered, "topics_changed", lambda membership: None)
+    with town() as there:
+
+        async def story() -> None:
+            await there.broker("b1")
+            await there.broker("b2")
+            await there.create_topic()
+            await there.put([3_600.0], "b1:9000")
+            await there.ask(lambda client: client.drop_topic(TOPIC), "b2:9000")
+            await there.ask(lambda client: client.create_topic(TOPIC), "b2:9000")
+            await there.put([3_600.0], "b1:9000")
+            await there.ask(lambda client: client.drop_topic(TOPIC), "b2:9000")
+            with pytest.raises(NotFound):
+                await there.put([3_600.0], "b1:9000")
+
+        there.run(story())
 
 
 class Readings(MemoryStore):

@@ -25,7 +25,14 @@ from timeline.broker.runtime import Runtime
 from timeline.columns import Ragged
 from timeline.errors import Invalid
 from timeline.model import Answers, Operation, Status, Topic
-from timeline.storage_plugins.contract import Mutations, ScanFilter, StoreError, StoreUnavailable, TagMutation
+from timeline.storage_plugins.contract import (
+    Mutations,
+    ScanFilter,
+    StoreError,
+    StoreUnavailable,
+    StoreUnknown,
+    TagMutation,
+)
 from timeline.wire import Mutate, Mutated, MutateTag, TagMutated, validate_mutate
 from timeline.wording import no_such_topic
 
@@ -196,9 +203,13 @@ class MutateHandler:
             # Shifted messages must count as asked for after its start, or a repeat would shift them again.
             await asyncio.sleep(min(mutation.started_ms + 1 - now_ms, MOST_AHEAD_MS) / 1000.0)
             now_ms = self._clock.now_ms()
-        step = await self._store.call(
-            "mutate_tag", self._store.store.mutate_tag(topic, now_ms, mutation, cursor, limit)
-        )
+        work = self._store.store.mutate_tag(topic, now_ms, mutation, cursor, limit)
+        try:
+            step = await self._store.call("mutate_tag", work)
+        except StoreUnknown:
+            if mutation.operation is Operation.MOVE and not mutation.dry_run:
+                self._cluster.scheduled_somewhere(topic, mutation.due_ms or now_ms)
+            raise
         if step.earliest_due_ms is not None:
             self._cluster.scheduled_somewhere(topic, step.earliest_due_ms)
         if not mutation.dry_run:

@@ -13,7 +13,7 @@ from timeline.broker.catalog import Catalog, Readiness
 from timeline.broker.lanes import Intake
 from timeline.broker.late import Traces
 from timeline.broker.runtime import Runtime
-from timeline.model import MAX_PAYLOAD_BYTES, Answers, LeavingReason, Operation, Status
+from timeline.model import MAX_PAYLOAD_BYTES, Answers, LeavingReason, Operation, Status, Topic
 from timeline.storage_plugins.contract import StoreError
 from timeline.wire import (
     Leaving,
@@ -152,8 +152,20 @@ class PutHandler:
         if len(puts):
             deadline_ms = started_ms + frame.timeout_ms if frame.timeout_ms else math.inf
             answers = await self._intake.put(topic, puts, deadline_ms, peer)
+            if Status.NOT_FOUND.code in answers.status.tobytes() and (made := await self._made_again(topic)):
+                answers = await self._intake.put(made, puts, deadline_ms, peer)
         whole = refusals.merge(answers)
         count_answers(self._metrics, Operation.PUT, whole.status)
         if frame.headers is not None:
             self._traces.stored(topic.name, frame.ids, frame.headers, whole, begin_ms, clock.now())
         return whole
+
+    async def _made_again(self, topic: Topic) -> Topic | None:
+        """Return the topic that has the name of `topic` by now, which another broker has dropped and made again. None:
+        there is none, or it cannot be known."""
+        try:
+            await self._catalog.refresh()
+        except StoreError:
+            return None
+        found = self._catalog.known(topic.name)
+        return None if found is None or found.uid == topic.uid else found
