@@ -181,3 +181,12 @@ async def test_a_refusal_in_the_driver_carries_the_id(tl: timeline.Timeline) -> 
                 await settle
             assert refused.value.id == "due"
         await d.ack()
+
+
+@pytest.mark.parametrize("kind", [bytes, str])
+def test_a_list_of_ids_may_change_once_it_is_given(kind: type) -> None:
+    """It is sent later, and perhaps twice."""
+    ids = ["a", "b"] if kind is str else [b"a", b"b"]
+    batch = timeline.Batch([b"", b""], in_=0, ids=ids)
+    ids[:] = ["c"] if kind is str else [b"c"]
+    assert batch.ids is not None and batch.ids.take(np.array([0, 1])).tolist() == [b"a", b"b"]

@@ -13,7 +13,14 @@ from timeline.clock import Clock
 from timeline.driver.client import Timeline
 from timeline.driver.queries import settings_of
 from timeline.driver.transport.addresses import NoConnection, ProbeResult, parse_addresses
-from timeline.driver.transport.channel import BACKOFF_CAP_MS, LEAVING_REST_MS, Channel, Deadline, ask_all
+from timeline.driver.transport.channel import (
+    BACKOFF_CAP_MS,
+    LEAVING_REST_MS,
+    AttemptState,
+    Channel,
+    Deadline,
+    ask_all,
+)
 from timeline.driver.transport.grpc_transport import GrpcTransport
 from timeline.errors import Invalid, Unavailable
 from timeline.model import Answers
@@ -333,4 +340,27 @@ async def test_no_call_that_writes_goes_again_without_time_for_its_answer(writes
     with pytest.raises(timeline.Unavailable, match="no broker took the call: a:1: its disk is full"):
         await channel.unary("Topics", b"", Deadline.after(clock, 250.0), writes=writes)
     assert refusing.calls == (2 if writes else 3)
+    await channel.close()
+
+
+class _LosesAndForbids(GrpcTransport):
+    """The way to a broker whose first answer is lost. The token is refused from then on."""
+
+    faults: list[TransportError]
+
+    async def ready(self, timeout_s: float) -> None:
+        pass
+
+    async def unary(self, method: str, frame: bytes, timeout_s: float) -> bytes:
+        raise self.faults.pop()
+
+
+@pytest.mark.parametrize("writes", [True, False])
+async def test_a_refusal_after_a_lost_answer_leaves_open_what_happened(writes: bool) -> None:
+    channel, _, clock = _channel("a:1")
+    channel._places["a:1"].transport = losing = _LosesAndForbids("a:1")
+    losing.faults = [TransportError(Fault.FORBIDDEN, "no right"), TransportError(Fault.BROKEN, "gone")]
+    error = timeline.Unknown if writes else timeline.Forbidden
+    with pytest.raises(error, match="no right"):
+        await channel.call("Mutate", b"", Deadline.after(clock, 60_000), AttemptState(), writes=writes)
     await channel.close()

@@ -209,3 +209,36 @@ async def test_a_close_that_is_cancelled_cuts_off_an_abandoned_producer_that_lea
     with pytest.raises(asyncio.CancelledError):
         await closing
     assert left.is_set()
+
+
+async def test_a_close_that_is_cancelled_leaves_no_stream_of_a_producer_open(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaving = asyncio.Event()
+
+    async def never(stream: ProduceStream, *given: Any) -> None:
+        leaving.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(ProduceStream, "_part", never)
+    async with timeline.connect(broker.address, timeout="10s") as tl:
+        await tl.create_topic("t")
+        p = tl.producer("t")
+        await p.produce(b"", in_="1h", id="m")
+        await p.move("m", in_="2h")
+        closing = asyncio.ensure_future(p.aclose())
+        await leaving.wait()
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        left = {task.get_coro().__qualname__ for task in asyncio.all_tasks()}  # type: ignore[union-attr]
+        assert not left & {"ProduceStream._read", "QueueRunner._run"}
+
+
+async def test_a_consumer_that_is_stopped_before_its_first_use_takes_nothing(tl: timeline.Timeline) -> None:
+    """As by a signal that comes while the topic is created."""
+    await tl.producer("t").produce(b"", in_=0)
+    async with tl.consumer("t") as c:
+        c.stop_taking()
+        assert [d async for d in c] == []
+        assert await c.take() is None

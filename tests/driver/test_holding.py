@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 
 import timeline
+from tests.driver.broker import Broker
+from timeline.driver.transport.grpc_transport import GrpcStream
 from timeline.model import Operation, Rows, Status, bucket_of
 
 
@@ -74,3 +78,15 @@ async def test_the_very_same_batch_made_again_is_recognised_by_its_births(tl: ti
         [False] * 3,
     )
     assert not other.settled.any()
+
+
+async def test_a_broker_that_reads_no_more_is_given_up(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(stream: GrpcStream, frame: bytes) -> None:
+        await asyncio.Event().wait()
+
+    async with timeline.connect(broker.address, timeout="100ms") as tl:
+        await tl.create_topic("t", timeout="10s")
+        async with tl.holding("t", "b") as holding:
+            monkeypatch.setattr(GrpcStream, "send", never)
+            with pytest.raises(timeline.Unavailable, match=r"the broker took nothing for 0\.1 s"):
+                await holding.lease(1, first_ms=0, more_ms=0)

@@ -33,6 +33,12 @@ async def test_a_call_and_what_refuses_it(relay: RelayTransport) -> None:
     assert await relay.unary("Ping", encode(Ping(1.5)), 20.0)
 
 
+async def test_ctrl_c_in_a_terminal_is_for_the_program_alone(relay: RelayTransport) -> None:
+    assert await relay.unary("Ping", encode(Ping(1.5)), 20.0)
+    assert relay._process is not None
+    assert os.getpgid(relay._process._process.pid) != os.getpgid(0)
+
+
 async def test_nobody_there_is_told_with_the_address() -> None:
     relay = RelayTransport("127.0.0.1:1")
     for _ in range(2):

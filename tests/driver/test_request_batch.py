@@ -40,13 +40,19 @@ def _answers(*statuses: Status, repeat: int = 0, settled: int = 0) -> Answers:
     return answers
 
 
+TAKEN = (Status.EXISTS, Status.FORBIDDEN, Status.LEASED, Status.DEAD)
+"""Answers to a put whose id another message has. The put's own may have been delivered before that one came."""
+
+
 @pytest.mark.parametrize(
     ("operation", "unsure", "status", "repeat", "settled", "final"),
     [
         (Operation.PUT, True, Status.DUPLICATE, 1, 0, Status.OK),
         (Operation.PUT, True, Status.DUPLICATE, 0, 0, Status.DUPLICATE),
         (Operation.PUT, True, Status.DUPLICATE, 0, 1, Status.DUPLICATE),
-        (Operation.PUT, True, Status.EXISTS, 0, 0, Status.EXISTS),
+        (Operation.PUT, False, Status.EXISTS, 0, 0, Status.EXISTS),
+        *((Operation.PUT, True, status, 0, 0, Status.UNKNOWN) for status in TAKEN),
+        (Operation.MOVE, True, Status.FORBIDDEN, 0, 0, Status.FORBIDDEN),
         (Operation.ACK, True, Status.NOT_FOUND, 0, 0, Status.OK),
         (Operation.ACK, False, Status.NOT_FOUND, 0, 0, Status.NOT_FOUND),
         (Operation.ACK, True, Status.FENCED, 0, 0, Status.FENCED),

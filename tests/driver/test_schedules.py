@@ -15,7 +15,9 @@ import pytest
 import timeline
 from tests.driver.broker import Broker, FewerMethods
 from timeline import CatchUp, Invalid, Overlap, ScheduleState, Specification, Status
-from timeline.driver.schedules import Schedule, ScheduleOrigin, specification_fields, why_absent
+from timeline.clock import Clock
+from timeline.driver.client import Timeline
+from timeline.driver.schedules import Schedule, ScheduleOrigin, ScheduleView, specification_fields, why_absent
 from timeline.driver.times import as_datetime, instant_ms
 from timeline.driver.transport.grpc_transport import GrpcTransport
 from timeline.wire import Fault, TransportError
@@ -394,3 +396,15 @@ def test_all_of_it_from_a_plain_thread(served: str) -> None:
         assert [one.next(2) for one in tl.schedules("t")] == [s.next(2)]
         s.delete()
         assert tl.get_schedule("t", "monthly") is None and list(tl.schedules()) == []
+
+
+@pytest.mark.parametrize(("now_s", "status", "left"), [(-1, "active", 3), (30, "active", 1), (41, "ended", 0)])
+def test_a_schedule_has_ended_once_its_last_time_is_over(now_s: int, status: str, left: int) -> None:
+    """Occurrences are put two minutes ahead, so the broker knows of its end before."""
+    start_ms, hands = 1_900_000_000_000, [0.0]
+    hands[0] = start_ms / 1_000 + now_s
+    tl = Timeline("a:1", clock=Clock(lambda: hands[0], lambda: hands[0]))
+    shown = Specification("t", "s", every_ms=20_000, start_ms=start_ms, count=3).to_json()
+    state = {"position_ms": start_ms + 40_001, "sequence": 3, "ended": True}
+    found = ScheduleView(shown | {"state": state}, tl._context)
+    assert (found.status, len(found.next())) == (status, left)

@@ -430,3 +430,18 @@ def test_a_handler_that_exits_ends_the_run_and_not_the_hope_of_an_answer(served:
         with pytest.raises(SystemExit):
             tl.consumer("t", id="w").run(handler)
         assert [topic.name for topic in tl.topics()] == ["t"]
+
+
+def test_a_close_where_it_may_not_be_closes_nothing(served: str) -> None:
+    tl = timeline.connect_sync(served)
+
+    async def closes() -> None:
+        tl.close()
+
+    with pytest.raises(timeline.Invalid, match="would block the event loop"):
+        asyncio.run(closes())
+    with pytest.raises(timeline.Invalid, match="the client's own thread"):
+        tl._run(closes())
+    assert tl.topics() == []
+    tl.close()
+    tl.close()

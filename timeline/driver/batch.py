@@ -276,7 +276,7 @@ def ids_column(ids: Any, count: int, bad: Judgement | None = None) -> Ragged:
     if isinstance(ids, str | bytes):
         raise Invalid("ids must be one id each, not one for all: an id is unique in its topic")
     if isinstance(ids, list) and set(map(type, ids)) == {bytes}:
-        ids = Ragged.of(ids)  # checked as a column
+        ids = Ragged.of(ids.copy())  # checked as a column; the caller may change the list
     return _sound(_texts_column(ids, count, "ids", encode_id, bad), "ids", ID_TEXT, bad)
 
 

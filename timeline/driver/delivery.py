@@ -482,10 +482,12 @@ class LeaseHolder(Closing):
         self._context.check()
         if self._epoch != self._context.epoch:
             # First use, or a child process: messages in the parent's hands are the parent's.
-            self._epoch = self._context.epoch
+            stopped, self._epoch = self._epoch < 0 and not self._session.taking, self._context.epoch
             self._context.leave_behind(self._session, self._settler)
             self._event = asyncio.Event()
             self._assemble(self._credit_asked or credit or CREDIT_MESSAGES)
+            if stopped:
+                self.stop_taking()
         self._session.start()
 
     @property

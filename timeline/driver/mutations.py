@@ -463,7 +463,7 @@ class _TagWalk:
             return encode(replace(frame, timeout_ms=timeout_ms))
 
         deadline = self.context.deadline(self.timeout)
-        data = await self.context.channel.unary("Mutate", timed, deadline, attempt, writes=not frame.dry_run)
+        data = await self.context.channel.call("Mutate", timed, deadline, attempt, writes=not frame.dry_run)
         chunk = decode_as(data, TagMutated)
         told.started_ms, told.at_ms = chunk.started_ms, chunk.at_ms
         return chunk

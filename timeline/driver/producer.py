@@ -19,7 +19,7 @@ from timeline.driver.mutations import MutationCalls
 from timeline.driver.produce.produce_stream import OVERHEAD_BYTES, PUT_COLUMNS, ProduceStream, put_sizes
 from timeline.driver.produce.request_queue import BatchCall, Columns, QueueRunner
 from timeline.driver.receipts import Receipt, Receipts, receipt_of
-from timeline.driver.tasks import SharedClose
+from timeline.driver.tasks import SharedClose, all_of
 from timeline.driver.times import Duration, Expiry, When, shown
 from timeline.driver.transport.channel import ClientContext
 from timeline.errors import Closed, Invalid, TimelineError, Unknown
@@ -76,8 +76,7 @@ class Producer(MutationCalls):
         await self._stop()
 
     async def _stop(self) -> None:
-        for runner in self._runners:
-            await runner.stop()
+        await all_of(*(runner.stop() for runner in self._runners))
 
     @property
     def _runners(self) -> list[QueueRunner]:

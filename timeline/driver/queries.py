@@ -317,7 +317,7 @@ class Queries:
         frame = encode(Topics(action, name, settings))
         attempt = AttemptState()
         writes = action not in (TopicAction.LIST, TopicAction.SECRETS)
-        data = await self._context.channel.unary(
+        data = await self._context.channel.call(
             "Topics",
             frame,
             self._context.deadline(timeout),

@@ -180,9 +180,10 @@ class ScheduleView:
             return "deleted"
         if self.specification.paused:
             return "paused"
-        if self.state.ended:
-            return "ended"
-        return "waiting" if self.state.waiting else "active"
+        if self.state.waiting:
+            return "waiting"
+        over = self.state.ended and self.state.position_ms <= self._context.clock.now_ms()
+        return "ended" if over else "active"
 
     @property
     def paused(self) -> bool:
@@ -205,7 +206,7 @@ class ScheduleView:
     def occurrences(self) -> Iterator[Occurrence]:
         """Yield what `next` returns, with the wall time of each, and whether clocks change there. It gives up where too
         many times in a row are excluded."""
-        if self.state.ended or self._deleted:
+        if self._deleted:
             return
         now_ms, position_ms = self._context.clock.now_ms(), self.state.position_ms
         recurrence = self.specification.recurrence
@@ -214,6 +215,8 @@ class ScheduleView:
             decided = occurrences_of(recurrence.walk(now_ms, None), SHOWN_SLICES, now_ms + MOST_AHEAD_MS)
             yield from takewhile(lambda one: one.at_ms < position_ms, decided)
             now_ms = position_ms
+        if self.state.ended:
+            return
         since_ms = max(now_ms, position_ms) if not recurrence.count else position_ms or recurrence.start_ms
         walk = recurrence.walk(since_ms, self.state.sequence)
         found = occurrences_of(walk, SHOWN_SLICES, since_ms + MOST_AHEAD_MS)
@@ -364,7 +367,7 @@ async def ask_schedules(
     if writes and not call.op:
         call = replace(call, op=context.ids.number())
     try:
-        data = await context.channel.unary("Schedules", encode(call), deadline, attempt, writes=writes)
+        data = await context.channel.call("Schedules", encode(call), deadline, attempt, writes=writes)
     except Invalid as refused:
         if isinstance(refused.__cause__, TransportError) and refused.__cause__.fault is Fault.WRONG_VERSION:
             needs = f"recurring schedules need brokers of wire version {MAJOR}.{SCHEDULES_MINOR}"

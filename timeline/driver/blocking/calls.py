@@ -58,18 +58,23 @@ class Background:
         except CancelledError:
             raise Closed("the client was closed meanwhile") from None
 
-    def _begin(self) -> None:
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-
-    def _ready(self) -> asyncio.AbstractEventLoop:
+    def check(self) -> None:
+        """Raise Closed after `close`, and Invalid where a call would block an event loop: the client's own, or another
+        one."""
         if self._closed:
             raise Closed(CLIENT_CLOSED)
         if threading.current_thread() is self._thread:
             raise Invalid("this is the client's own thread: use the asynchronous client here")
         if not self._in_loop:
             _check_no_loop()
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def _ready(self) -> asyncio.AbstractEventLoop:
+        self.check()
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._work, args=(self._loop,), name="timeline", daemon=True)

@@ -258,6 +258,8 @@ class SyncTimeline(Blocking):
 
     def close(self) -> None:
         """Close its producers and consumers, which flush, then all connections and the thread."""
+        with suppress(Closed):
+            self._background.check()  # before anything is closed
         try:
             self._run(self._target.aclose())
         except Closed:

@@ -13,7 +13,7 @@ import numpy as np
 
 from timeline.columns import Ragged
 from timeline.driver.tasks import Closing, end
-from timeline.driver.transport.channel import REFUSALS, ClientContext, Deadline, OpenedStream, refusal
+from timeline.driver.transport.channel import REFUSALS, ClientContext, Deadline, OpenedStream, refusal, send_within
 from timeline.errors import Superseded, TimelineError, Unavailable
 from timeline.model import LeavingReason, Operation, Rows, Status
 from timeline.wire import (
@@ -147,8 +147,10 @@ class Holding(Closing):
 
     async def _send(self, frame: Frame) -> None:
         assert self._opened is not None
+        deadline = self._context.deadline(None)
         try:
-            await self._opened.stream.send(encode(frame))
+            silent = f"the broker took nothing for {self._context.timeout_ms / 1000.0:g} s"
+            await send_within(self._opened.stream, encode(frame), lambda: deadline.left_ms, silent)
         except TransportError as fault:
             raise await self._last_word(fault) from fault
 

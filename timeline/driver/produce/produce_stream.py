@@ -113,10 +113,12 @@ class ProduceStream(QueueRunner):
         except TransportError as fault:
             state.fault = state.fault or fault
         finally:
-            if not state.over and not self.queue.outstanding:
-                await self._part(opened, reader)
-            opened.stream.cancel()
-            await end(reader)
+            try:
+                if not state.over and not self.queue.outstanding:
+                    await self._part(opened, reader)
+            finally:
+                opened.stream.cancel()
+                await end(reader)
         return state
 
     async def _part(self, opened: OpenedStream, reader: asyncio.Task[None]) -> None:

@@ -359,6 +359,10 @@ def refusal_of(count: int, status: Status, detail: str) -> Answers:
     return answers
 
 
+_TAKEN = (Status.EXISTS.code, Status.LEASED.code, Status.DEAD.code, Status.FORBIDDEN.code)
+"""What a put is answered if another message has its id."""
+
+
 def judge(
     batch: RequestBatch, answers: Answers, retry_after_ms: int = 0
 ) -> tuple[Indexes | None, Answers, list[RequestBatch]]:
@@ -366,7 +370,7 @@ def judge(
 
     An unsure batch is settled here. A put's DUPLICATE of its own birth was the put; an ack's NOT_FOUND was the ack. A
     cancel's or purge's NOT_FOUND stays UNKNOWN unless the id is remembered. A put whose repeat came too late for its
-    expiry is UNKNOWN, too.
+    expiry is UNKNOWN, too, and so is one whose repeat finds another message under its id.
     """
     _spread_detail(answers)
     operation = batch.operation
@@ -379,9 +383,11 @@ def judge(
         status[missing & _is(operation, Operation.ACK)] = OK
         gone = missing & (_is(operation, Operation.CANCEL) | _is(operation, Operation.PURGE)) & (answers.settled == 0)
         late = (status == Status.INVALID.code) & _may_have_been_in_time(batch)
+        taken = _is(operation, Operation.PUT) & np.isin(status, _TAKEN)
         for where, why in (
             (gone, "it is gone: this call did it, or it was delivered first"),
             (late, "repeated too late for its expiry: it was never stored, or delivered meanwhile"),
+            (taken, "another message has the id: this one was never stored, or delivered meanwhile"),
         ):
             status[where] = UNKNOWN
             answers.details.update(dict.fromkeys(np.flatnonzero(where).tolist(), why))
@@ -711,9 +717,11 @@ class QueueRunner(ABC):
 
     async def stop(self, within_ms: float = 0.0) -> None:
         """End at once, whatever `within_ms` allows. Callers that still wait get what is known."""
-        await end(*self._under_way, *([] if self._task is None else [self._task]))
-        self._task = None
-        self.queue.drop()
+        try:
+            await end(*self._under_way, *([] if self._task is None else [self._task]))
+        finally:
+            self._task = None
+            self.queue.drop()
 
 
 CALLS_OUTSTANDING = 4

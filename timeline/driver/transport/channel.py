@@ -394,6 +394,25 @@ class Channel:
             raise Unknown("the answer was lost: it may or may not have happened")
         raise self.unreached()
 
+    async def call(
+        self,
+        method: str,
+        frame: bytes | Timed,
+        deadline: Deadline,
+        attempt: AttemptState,
+        *,
+        writes: bool,
+        once: bool = False,
+    ) -> bytes:
+        """Send one frame as `unary` does. Raise Unknown for a lasting refusal, too, if the frame `writes` and an answer
+        was lost before."""
+        try:
+            return await self.unary(method, frame, deadline, attempt, writes=writes, once=once)
+        except (Invalid, NotFound, Forbidden) as refused:
+            if writes and attempt.unsure:
+                raise Unknown(f"the answer was lost, and then the call was refused: {refused.reason}") from refused
+            raise
+
     async def pages(self, method: str, frame: bytes, deadline: Deadline) -> AsyncGenerator[bytes, None]:
         """Send one frame to one broker and yield its pages. Each may take as long as is left until `deadline` now. The
         first may take less, so that time is left for another broker. The caller stops after the last page, which only

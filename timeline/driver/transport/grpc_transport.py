@@ -144,7 +144,9 @@ class GrpcStream:
             await self._call.write(frame)
         except grpc.aio.AioRpcError as error:
             raise self._met.fault(error) from error
-        except (asyncio.InvalidStateError, grpc.aio.UsageError) as over:
+        except (asyncio.CancelledError, asyncio.InvalidStateError, grpc.aio.UsageError) as over:
+            if _ours(over):
+                raise
             raise await self._why(over) from over
 
     async def receive(self) -> bytes | None:
@@ -153,7 +155,9 @@ class GrpcStream:
             frame = await self._call.read()
         except grpc.aio.AioRpcError as error:
             raise self._met.fault(error) from error
-        except (asyncio.InvalidStateError, grpc.aio.UsageError) as over:
+        except (asyncio.CancelledError, asyncio.InvalidStateError, grpc.aio.UsageError) as over:
+            if _ours(over):
+                raise
             raise await self._why(over) from over
         if frame is grpc.aio.EOF:
             if await self._call.code() is not grpc.StatusCode.OK:
@@ -184,7 +188,7 @@ class GrpcStream:
     async def _why(self, over: BaseException | None) -> TransportError:
         """Return the fault of a call that was over before it was used."""
         if not self._call.done():
-            return TransportError(Fault.BROKEN, str(over or "the stream ended"))
+            return TransportError(Fault.BROKEN, str(over or "") or "the stream ended")
         code, text = await self._call.code(), await self._call.details()
         return self._met.ended(code, text or str(over or code))
 
@@ -194,8 +198,15 @@ class GrpcStream:
             self._closed = True
             try:
                 await self._call.done_writing()
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
-                pass  # it is over already
+            except (
+                grpc.aio.AioRpcError,
+                asyncio.CancelledError,
+                asyncio.InvalidStateError,
+                grpc.aio.UsageError,
+            ) as over:
+                if _ours(over):
+                    raise
+                # It is over already.
 
     def cancel(self) -> None:
         """End the stream at once."""

@@ -128,7 +128,10 @@ class _Process:
         command = (sys.executable, "-m", "timeline.driver.transport.relay", address)
         pipe = asyncio.subprocess.PIPE
         try:
-            process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, env=environment)
+            # Ctrl-C in a terminal is for the program. The relay ends with its input.
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=pipe, stdout=pipe, env=environment, start_new_session=True
+            )
         except OSError as trouble:
             raise TransportError(Fault.UNREACHABLE, f"the relay could not be started: {trouble}") from trouble
         made = cls(process)
