@@ -6,13 +6,16 @@ from __future__ import annotations
 import os
 import re
 import ssl
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from timeline.errors import Invalid
 from timeline.files import read_file, stamp_of
 
 MAX_BYTES = 4 * 1024 * 1024
+_PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 TOKEN = re.compile(r"timeline_[0-9a-f]{12}_[0-9a-f]{64}")
 AUTHORIZATION = "authorization"
 AS_OPERATOR = "timeline-as-operator"
@@ -164,6 +167,74 @@ def load_pair(context: ssl.SSLContext, cert: str, key: str) -> None:
         raise Invalid(f"{cert!r} and {key!r} must be a certificate and its key, in PEM") from bad
     except OSError as cannot:
         raise Invalid(f"{cert!r} and {key!r} cannot be read: {cannot.strerror}") from cannot
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPair:
+    """A server's certificates and key, in PEM. `expires_ms`: when the first certificate expires."""
+
+    chain: bytes
+    key: bytes
+    expires_ms: int
+
+
+def load_server_pair(context: ssl.SSLContext, cert: str, key: str, now_ms: int) -> ServerPair:
+    """Load a server's certificate and key from plain files. Raise Invalid, also if the certificate is not valid now."""
+    chain, secret = read_file(cert, "certificate", MAX_BYTES), read_file(key, "key", MAX_BYTES)
+    for content, file in ((chain, cert), (secret, key)):
+        if b"\0" in content:  # gRPC would read no further, and go on with what it had
+            raise Invalid(f"{file!r} has a zero byte in it, and must be text, in PEM")
+    load_pair(context, cert, key)
+    starts_ms, expires_ms = validity_ms(chain, cert)
+    if now_ms >= expires_ms:
+        raise Invalid(f"the certificate {cert!r} expired on {shown_day(expires_ms)}: renew it")
+    if now_ms < starts_ms:
+        raise Invalid(
+            f"the certificate {cert!r} is valid from {shown_day(starts_ms)} on: is this machine's clock right?"
+        )
+    return ServerPair(chain, secret, expires_ms)
+
+
+def validity_ms(chain: bytes, file: str) -> tuple[int, int]:
+    """Return from when until when the first certificate in `chain` (PEM) is valid, ms UTC. Raise Invalid."""
+    found = _PEM.search(chain)
+    try:
+        if found is None:
+            raise ValueError("no certificate")
+        (_, certificate), *_ = _elements(ssl.PEM_cert_to_DER_cert(found[0].decode("ascii")))
+        (_, signed), *_ = _elements(certificate)
+        fields = [content for tag, content in _elements(signed) if tag != 0xA0]  # but for the version
+        starts, ends = (_time_ms(tag, content) for tag, content in _elements(fields[3]))
+    except (ValueError, IndexError) as bad:
+        raise Invalid(f"{file!r} must be a certificate in PEM") from bad
+    return starts, ends
+
+
+def _elements(der: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield tag and content of each element (X.690). Raise ValueError or IndexError if it is not DER."""
+    at = 0
+    while at < len(der):
+        tag, length, at = der[at], der[at + 1], at + 2
+        if length & 0x80:
+            size = length & 0x7F
+            length, at = int.from_bytes(der[at : at + size], "big"), at + size
+        if at + length > len(der):
+            raise ValueError("cut off")
+        yield tag, der[at : at + length]
+        at += length
+
+
+def _time_ms(tag: int, content: bytes) -> int:
+    """Return a time of RFC 5280. UTCTime has years from 1950 to 2049."""
+    text = content.decode("ascii")
+    if tag == 0x17:
+        text = ("19" if text[:2] >= "50" else "20") + text
+    return int(datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp() * 1000)
+
+
+def shown_day(at_ms: int) -> str:
+    """Return a day and a time of UTC."""
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def load_authorities(context: ssl.SSLContext, authorities: bytes, file: str) -> None:

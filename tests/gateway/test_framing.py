@@ -220,3 +220,26 @@ async def test_an_encoded_body_is_refused_and_not_stored_as_it_is(http: httpx.As
     answer = await http.post(MESSAGES, content=BODY, headers=headers)
     assert (answer.status_code, answer.json()["code"]) == (400, "INVALID")
     assert "Content-Encoding 'gzip' is not read: send the body as it is" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("head", "status", "said"),
+    [
+        (
+            f"GET {MESSAGES}?tag=".encode() + "frühling".encode(),
+            400,
+            "must be written with percent signs, such as %C3%BC",
+        ),
+        (b"GET /" + b"p" * 4_096, 431, "a path of at most 4096 bytes"),
+        (b"GET /login?" + b"a" * 8_193, 431, "a query of 8192"),
+        (b"GET /login?" + b"a&" * 100, 431, "100 fields in each"),
+        (b"GET /login HTTP/1.1\r\nCookie: " + b"a" * 16_385, 431, "cookies of 16384"),
+        (b"GET /login HTTP/1.1\r\nCookie: " + b"a=b;" * 100, 431, "100 fields in each"),
+    ],
+)
+async def test_an_address_that_cannot_be_served_says_why(site: Site, head: bytes, status: int, said: str) -> None:
+    version = b"" if b"HTTP/1.1" in head else b" HTTP/1.1"
+    async with Connection(site.url) as connection:
+        await connection.send(head + version + b"\r\nHost: localhost\r\n\r\n")
+        answer = await connection.answer()
+    assert (answer.status, said in answer.body.decode()) == (status, True), answer.body

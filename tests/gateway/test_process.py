@@ -21,7 +21,7 @@ from tests.broker.journalled import until
 from tests.gateway.conftest import Site
 from tests.gateway.processes import broker, gateway
 from tests.gateway.test_messages import problem
-from tests.security.certificates import Authority, Pair
+from tests.security.certificates import DAY, NOW, Authority, Pair
 from tests.security.guarded import Tokens
 from tests.servers.disk import small_disk
 from timeline.credentials import PLAIN
@@ -413,6 +413,11 @@ async def test_a_renewed_certificate_is_served_and_handshakes_are_bounded(tmp_pa
         assert before in Path(first.cert).read_bytes()
         key.write_text("no key")
         assert await served() == before, "the last good one stays"
+        use(authority.issue("expired", starts=NOW - 20 * DAY, ends=NOW - DAY))
+        assert await served() == before, "nobody would accept this one"
+        cert.unlink()
+        os.mkfifo(cert)
+        assert await served() == before, "a pipe is not waited for"
         use(second)
         assert await served() in Path(second.cert).read_bytes()
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MOST_CONNECTIONS + 50)]

@@ -173,6 +173,13 @@ async def test_a_stream_of_events_gives_as_many_as_there_is_credit_for(
                     break
                 assert await settle(http, "ack", message["receipt"]) == ["OK"]
     assert sorted(seen) == ["a", "b", "c"]
+    await put(http, "streamed", "fleeting", expires="1m")
+    async with http.stream("GET", "/v1/topics/streamed/stream?credit=1&lease=10m") as answer:
+        lines = (line.removeprefix("data: ") async for line in answer.aiter_lines() if line.startswith("data: "))
+        message = json.loads(await anext(lines))
+        assert await settle(http, "release", message["receipt"], **{"in": "5m"}) == ["EXPIRED"]
+        await put(http, "streamed", "next")
+        assert json.loads(await anext(lines))["id"] == "next", "a message that is gone takes no credit"
     problem(await http.get("/v1/topics/nowhere/stream"), 404, "NOT_FOUND")
     problem(await http.get("/v1/topics/streamed/stream?credit=0"), 400, "INVALID")
 

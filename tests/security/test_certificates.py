@@ -14,8 +14,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests.security.certificates import DAY, NOW, Authority, Pair, pem_of
 from tests.security.conftest import Papers
 from tests.security.guarded import Tokens
-from timeline.broker.server.certificates import Certificates, validity_ms
+from timeline.broker.server.certificates import Certificates
 from timeline.broker.server.gatekeeper import Gatekeeper
+from timeline.credentials import validity_ms
 from timeline.errors import Invalid
 from timeline.metrics import Metrics
 
@@ -41,7 +42,7 @@ def test_validity_is_what_the_certificate_says(tmp_path: Path, ends: datetime) -
     chain = Path(pair.cert).read_bytes()
     parsed = x509.load_pem_x509_certificate(chain)
     assert validity_ms(chain, pair.cert) == (ms(parsed.not_valid_before_utc), ms(parsed.not_valid_after_utc))
-    assert opened(pair).loaded.expires_ms == ms(ends)
+    assert opened(pair).loaded.pair.expires_ms == ms(ends)
 
 
 @pytest.mark.parametrize("cut", range(0, 400, 23))
@@ -107,7 +108,7 @@ def test_what_is_broken_later_changes_nothing_and_is_told_once(
     shutil.copy(renewed.cert, pair.cert)
     shutil.copy(renewed.key, pair.key)
     certificates.look()
-    assert certificates.loaded.expires_ms == ms(NOW + 9 * DAY)
+    assert certificates.loaded.pair.expires_ms == ms(NOW + 9 * DAY)
     assert any("expires on" in record.getMessage() for record in caplog.records if record.levelname == "WARNING")
 
 

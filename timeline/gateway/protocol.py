@@ -24,6 +24,8 @@ HEAD_S = 20.0
 """How long the head of a request may take, and how long a new connection may say nothing."""
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 256
+MAX_PATH_BYTES, MAX_QUERY_BYTES, MAX_COOKIE_BYTES, MAX_FIELDS = 4 * 1024, 8 * 1024, 16 * 1024, 100
+"""Of one request. The framework keeps the last thousand of each that it has parsed."""
 MAX_WAITING = 16
 """Requests of one connection that may wait for the answer of the one before."""
 HEADS_BYTES = 32 * 1024 * 1024
@@ -173,6 +175,9 @@ class _Parser:
             try:
                 self._parser.feed_data(data)
                 return
+            except httptools.HttpParserInvalidURLError:
+                self._http.wrong_address()
+                raise
             except httptools.HttpParserUpgrade as asked:
                 data = data[asked.args[0] :]
                 self._begin()
@@ -258,6 +263,16 @@ class BoundedHttp(HttpToolsProtocol):
         self._refusal = 408, f"the head of a request takes at most {HEAD_S:g} s"
         self.send_400_response("")
 
+    def wrong_address(self) -> None:
+        """Note that the address has a character that no address may have."""
+        self._refusal = (
+            400,
+            (
+                "the address has a character that must be written with percent signs, such as %C3%BC for ü: "
+                "curl takes -G --data-urlencode NAME=VALUE"
+            ),
+        )
+
     def _too_long(self) -> None:
         self._refusal = 431, f"a head has at most {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers"
 
@@ -288,6 +303,23 @@ class BoundedHttp(HttpToolsProtocol):
             self._too_long()
             raise ValueError("the head is too long")
 
+    def _check_parsed(self) -> None:
+        """Check the sizes of what is parsed, and kept, before any token is looked at."""
+        path, _, query = self.url.partition(b"?")
+        cookies = [value for name, value in self.headers if name == b"cookie"]
+        fields = max(query.count(b"&"), sum(each.count(b";") for each in cookies))
+        sizes = len(path), len(query), sum(map(len, cookies))
+        most = MAX_PATH_BYTES, MAX_QUERY_BYTES, MAX_COOKIE_BYTES
+        if fields >= MAX_FIELDS or any(size > limit for size, limit in zip(sizes, most, strict=True)):
+            self._refusal = (
+                431,
+                (
+                    f"a request has a path of at most {MAX_PATH_BYTES} bytes, a query of {MAX_QUERY_BYTES}, cookies of "
+                    f"{MAX_COOKIE_BYTES}, and {MAX_FIELDS} fields in each"
+                ),
+            )
+            raise ValueError("the address or the cookies are too long")
+
     def framing(self) -> bytes:
         """Return the headers that say how long the body is. Empty: there is none."""
         found = (one for one in self.headers if one[0] in (b"content-length", b"transfer-encoding"))
@@ -304,6 +336,7 @@ class BoundedHttp(HttpToolsProtocol):
         if any(name == b"transfer-encoding" and value.strip().lower() != b"chunked" for name, value in self.headers):
             self._refusal = 501, "of transfer codings, only chunked is read"
             raise ValueError("another coding")
+        self._check_parsed()
         super().on_headers_complete()
         if not self.pipeline:
             self._served = self.cycle

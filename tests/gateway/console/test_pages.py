@@ -317,6 +317,8 @@ async def test_a_form_that_is_sent_twice_puts_one_message(console: Console, tl: 
     answers = [await console.post("/produce", form) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [303, 303]
     assert [entry.id async for entry in tl.scan(TOPIC, tag="twice")] == [drawn[1]]
+    changed = await console.post("/produce", form | {"payload": "changed"})
+    assert changed.status_code == 409, "another message, which nobody takes for a repeat"
     other = await console.post("/produce", form | {"drawn": "f" * 16, "id": drawn[1], "payload": "other"})
     assert other.status_code == 409 and "\nother</textarea>" in other.text, "what was typed stays"
 

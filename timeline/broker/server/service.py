@@ -413,7 +413,7 @@ async def _watch_files(gate: Gatekeeper, certificates: Certificates | None, metr
             gate.look()
             if certificates is not None:
                 certificates.look()
-                expires_s = certificates.loaded.expires_ms / 1000.0
+                expires_s = certificates.loaded.pair.expires_ms / 1000.0
                 metrics.gauge("timeline_certificate_expires_timestamp_seconds", expires_s)
         except Exception:
             log.exception("the tokens or the certificate could not be looked at; once more soon")

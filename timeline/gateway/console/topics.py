@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import re
 import secrets
 from functools import partial
 from typing import Any
@@ -18,6 +17,7 @@ from timeline.gateway.console.overview import WINDOWS
 from timeline.gateway.console.rendering import link
 from timeline.gateway.console.search import begins_with, search
 from timeline.gateway.console.visit import Fields, Visit, sentence, visiting
+from timeline.gateway.keys import RepeatKey
 from timeline.gateway.problems import problem_of
 from timeline.gateway.requests import ApiRequest
 from timeline.gateway.values import CONTENT_TYPE, JSON, expiry, length
@@ -25,6 +25,8 @@ from timeline.model import DEFAULT_GROUP, Status, Topic, TopicSettings
 from timeline.wording import typed_name, typed_value
 
 FIXED = ("buckets", "kind")
+PRODUCED = ("id", "tag", "headers", "json", "expires", "in", "at", "zone")
+"""Fields of the form that produces, beside topic, group and payload."""
 GROUPS = {
     "Delivery": ("paused", "max_rate_per_s", "lease", "max_lease", "lease_ahead", "max_deliveries"),
     "Retry": ("redelivery_backoff", "retry_first", "retry_factor", "retry_cap", "retry_jitter"),
@@ -224,20 +226,18 @@ async def _produced(visit: Visit, form: Fields) -> Response[bytes]:
         "expires": expiry(form.text("expires")) if form.text("expires") else None,
         **(form.due() if form.text("in") or form.text("at") else {"in_": 0}),
     }
-    async with visit.client.producer(name, form.text("group") or DEFAULT_GROUP) as producer:
-        receipt = await producer.produce(form.raw("payload").encode(), birth=_birth(form), **asked)
+    payload, group = form.raw("payload").encode(), form.text("group") or DEFAULT_GROUP
+    # The form twice puts one message. What was changed before it was sent again is another one.
+    drawn, fields = form.text("drawn"), [form.raw(field) for field in PRODUCED]
+    birth = RepeatKey(drawn, name).birth(0, payload, group, *fields) if drawn else None
+    async with visit.client.producer(name, group) as producer:
+        receipt = await producer.produce(payload, birth=birth, **asked)
     said = f"{receipt.id} is on the timeline of {name}."
     if receipt.settled:
         said = f"{receipt.id} was produced before and is settled. Nothing was put on the timeline."
     elif receipt.status == Status.DUPLICATE:
         said = f"{receipt.id} was on the timeline of {name} already, with the same payload. It stays as it is."
     return visit.back(link("/message", topic=name, id=receipt.id), said)
-
-
-def _birth(form: Fields) -> int | None:
-    """Return the birth that the form's page drew, so that a form that is sent twice puts one message."""
-    drawn = form.text("drawn")
-    return int(drawn, 16) or None if re.fullmatch(r"[0-9a-f]{16}", drawn) else None
 
 
 def _headers(text: str) -> dict[str, str]:

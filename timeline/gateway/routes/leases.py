@@ -69,6 +69,10 @@ async def stream(request: ApiRequest, topic: str, credit: int = 10, lease: str |
     return Streamed(events(request, gateway_of(request), text_of(topic), credit, lasts), 200, EVENT_STREAM)
 
 
+_LOST = (Status.NOT_FOUND, Status.FENCED, Status.EXPIRED, Status.DEAD)
+"""Answers to a settle of a message that its caller has no more."""
+
+
 async def _settle(
     request: ApiRequest, client: CallerClient, receipts: list[str], verb: str, **asked: Any
 ) -> Response[SettleAnswers]:
@@ -77,7 +81,7 @@ async def _settle(
     if gateway.streams:
         answers = [*zip(receipts, told, strict=True)]
         done = {receipt for receipt, answer in answers if answer.status is Status.OK}
-        lost = {receipt for receipt, answer in answers if answer.status in (Status.NOT_FOUND, Status.FENCED)}
+        lost = {receipt for receipt, answer in answers if answer.status in _LOST}
         for open_stream in gateway.streams:
             open_stream.settled(lost)
             if verb == "extend":
