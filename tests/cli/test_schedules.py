@@ -223,6 +223,14 @@ def test_a_line_more_in_a_crontab_moves_no_name(topic: str, tell: Call, tmp_path
     assert "line 4: @reboot is no time" in done.err
 
 
+def test_a_line_that_no_schedule_can_have_is_refused_alone(topic: str, tell: Call, tmp_path: Path) -> None:
+    file = tmp_path / "crontab"
+    file.write_text(f"@daily good\n@daily long % {'x' * 9_000}\nRANDOM_DELAY=1500\n@daily late\n")
+    done = tell("schedule", "import", topic, file, "--zone", "UTC", "--json")
+    assert (done.code, [(one["name"], one["result"]) for one in done.json]) == (1, [("good", "created")])
+    assert "line 2: headers take " in done.err and "line 4: jitter must be 0 to 1d" in done.err
+
+
 def test_a_dry_run_of_a_crontab_needs_no_broker(call: Call, tmp_path: Path) -> None:
     file = tmp_path / "crontab"
     file.write_text("@daily report\n")

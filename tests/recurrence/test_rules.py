@@ -42,6 +42,7 @@ def shown(most: int = 3, since: datetime = FROM, **asked: Any) -> list[str]:
         ("0 8 31W 1 *", ["Fri 2027-01-29 08:00:00", "Mon 2028-01-31 08:00:00", "Wed 2029-01-31 08:00:00"]),
         ("0 8 1W,20 * *", ["Tue 2026-12-01 08:00:00", "Sun 2026-12-20 08:00:00", "Fri 2027-01-01 08:00:00"]),
         # Either day field, as in cron.
+        ("0 9 15W * */2", ["Tue 2026-12-15 09:00:00", "Thu 2027-04-15 09:00:00", "Tue 2027-06-15 09:00:00"]),
         ("0 8 1W * 6", ["Sat 2026-11-28 08:00:00", "Tue 2026-12-01 08:00:00", "Sat 2026-12-05 08:00:00"]),
         ("0 8 13 * 5", ["Fri 2026-11-27 08:00:00", "Fri 2026-12-04 08:00:00", "Fri 2026-12-11 08:00:00"]),
         ("*/20 * * * * *", ["Thu 2026-11-26 12:00:00", "Thu 2026-11-26 12:00:20", "Thu 2026-11-26 12:00:40"]),
@@ -240,6 +241,7 @@ def test_other_mistakes_are_refused_by_their_field(asked: dict[str, Any], said: 
     [
         ({"cron": ["0 9 * * 1-5"]}, "At 09:00 on Monday through Friday, in UTC"),
         ({"cron": ["0 9 15W * *"], "zone": "Asia/Tokyo"}, "By the cron expression 0 9 15W * *, in Asia/Tokyo"),
+        ({"cron": ["0 9 31 2 1"]}, "At 09:00 on Monday in February, in UTC"),
         ({"every_ms": 900_000, "rrule": ["FREQ=DAILY"]}, "By the rule FREQ=DAILY and every 15m, in UTC"),
         # Both kinds of day, of which either counts; and one of them covers all days.
         ({"cron": ["0 9 15 * 1"]}, "At 09:00 on the 15th day of every month, or at 09:00 on Monday, in UTC"),
@@ -374,3 +376,11 @@ def test_rules_that_exclude_cost_nothing_before_the_first_time() -> None:
     holidays = [f"cron:0 9 {day} {month} *" for month in range(1, 11) for day in (3, 9, 12, 20, 25, 27)]
     first = next(Recurrence(cron=["0 9 * * *"], exclude=holidays).walk(ms(FROM)))
     assert not isinstance(first, int) and first.at_ms == ms(datetime(2026, 11, 27, 9, tzinfo=UTC))
+
+
+@pytest.mark.parametrize("exclude", ["2027-03-28T02:30", "2027-03-28T03:30", "2027-03-28", "cron:30 3 28 3 *"])
+def test_a_time_that_clocks_moved_is_excluded_as_named_and_as_shown(exclude: str) -> None:
+    from_time = datetime(2027, 3, 27, tzinfo=UTC)
+    assert shown(2, from_time, cron=["30 2 * * *"], zone="Europe/Berlin")[1] == "Sun 2027-03-28 01:30:00"
+    found = shown(2, from_time, cron=["30 2 * * *"], zone="Europe/Berlin", exclude=[exclude])
+    assert found == ["Sat 2027-03-27 01:30:00", "Mon 2027-03-29 00:30:00"]

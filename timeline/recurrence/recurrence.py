@@ -247,8 +247,11 @@ class _Compiled:
         return min(_utc_ms(midnight, self._zone, 0), _utc_ms(midnight, self._zone, 1))
 
     def _is_excluded(self, occurrence: Occurrence) -> bool:
-        wall = occurrence.wall
-        return occurrence.at_ms in self._times_ms or wall in self._walls or wall.date() in self._dates
+        at_ms, wall = occurrence.at_ms, occurrence.wall
+        if at_ms in self._times_ms or wall in self._walls or wall.date() in self._dates:
+            return True
+        # Previews show the wall time to which clocks moved it.
+        return occurrence.change is WallChange.SKIPPED and _wall(at_ms, self._zone) in self._walls
 
     def _of_period(self, from_ms: int) -> Iterator[Occurrence]:
         period_ms, anchor_ms = self._asked.every_ms, self._asked.start_ms

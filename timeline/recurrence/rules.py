@@ -98,7 +98,8 @@ class CronRule:
         either = [*fields[:_WEEKDAY], _ANY], [*fields[:_DAY], _ANY, *fields[_DAY + 1 :]]
         if read.days >= _ALL_DAYS or {day % 7 for day in read.weekdays if isinstance(day, int)} == _ALL_WEEKDAYS:
             return _explained([*fields[:_DAY], _ANY, fields[_DAY + 1], _ANY])
-        return f"{_explained(either[0])}, or {_explained(either[1])}"
+        # A day that none of the months has leaves the weekday.
+        return ", or ".join(_explained(one) for one in either if _reads(" ".join(one)))
 
     def walls(self, begin: datetime) -> Iterator[datetime]:
         """Yield its wall times from `begin`, which may be one of them."""
@@ -126,8 +127,9 @@ class CronRule:
         if not nearest <= set(range(1, 32)):
             raise self._wrong(_DAY, fields[_DAY])
         self._checked([*fields[:_DAY], str(min(nearest)), fields[_DAY + 1], _ANY])  # that its months have such a day
-        yield self._checked([*fields[:_DAY], _ANY, fields[_DAY + 1], _ANY]), nearest
-        if others or not fields[_WEEKDAY].startswith(_ANY):
+        both = fields[_WEEKDAY].startswith(_ANY)
+        yield self._checked([*fields[:_DAY], _ANY, fields[_DAY + 1], fields[_WEEKDAY] if both else _ANY]), nearest
+        if others or not both:
             yield self._checked([*fields[:_DAY], ",".join(others) or _ANY, *fields[_DAY + 1 :]]), frozenset()
 
     def _checked(self, fields: list[str]) -> str:

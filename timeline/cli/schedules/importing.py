@@ -18,6 +18,7 @@ from timeline.cli.output import Progress, print_json, print_table, shown_payload
 from timeline.cli.schedules.crontab import (
     Crontab,
     CrontabEntry,
+    CrontabNote,
     CrontabStyle,
     machine_zone,
     named_entries,
@@ -28,7 +29,7 @@ from timeline.clock import Clock
 from timeline.driver.schedules import specification_fields
 from timeline.driver.tasks import all_of
 from timeline.driver.times import iso_or_none
-from timeline.errors import Closed, Exists, Invalid, TimelineError, Unavailable, explain
+from timeline.errors import Closed, Exists, Invalid, TimelineError, TooLarge, Unavailable, explain
 from timeline.schedules import Specification
 
 MAX_CRONTAB_BYTES = 1024 * 1024
@@ -147,19 +148,27 @@ def plan_import(
     topic: str, read: Crontab, shared: Mapping[str, Any], standing: Sequence[timeline.Schedule]
 ) -> list[ImportedEntry]:
     """Return a schedule for each entry. One that says the same, under whatever name, stands for it. Another name that
-    is in the way is refused, unless a further entry of the crontab explains it."""
+    is in the way is refused, unless a further entry of the crontab explains it. An entry that no schedule can have
+    becomes a note of the crontab."""
     left: dict[str, list[Specification]] = defaultdict(list)
     for one in standing:
         left[_meaning(one.specification)].append(one.specification)
     claimed: dict[int, Specification] = {}
+    entries = []
     for entry in read.entries:
-        if same := left[_meaning(_specification(topic, entry.base, entry, shared))]:
+        try:
+            meaning = _meaning(_specification(topic, entry.base, entry, shared))
+        except (Invalid, TooLarge) as bad:
+            read.notes.append(CrontabNote(entry.line, bad.reason, refused=True))
+            continue
+        entries.append(entry)
+        if same := left[meaning]:
             claimed[entry.line] = same.pop(0)
     in_the_way = {one.name for rest in left.values() for one in rest}
-    fresh = [entry for entry in read.entries if entry.line not in claimed]
+    fresh = [entry for entry in entries if entry.line not in claimed]
     names = {entry.line: name for name, entry in named_entries(fresh, [one.name for one in claimed.values()])}
     planned = []
-    for entry in read.entries:
+    for entry in entries:
         if entry.line in claimed:
             planned.append(ImportedEntry(entry, claimed[entry.line], THERE))
             continue
