@@ -64,9 +64,11 @@ GUILTY: dict[str, list[dict[str, Any]]] = {
         put("twice"), seen(1, "delivered", "twice", 2), seen(2, "relet", "twice", 2),
         seen(3, "delivered", "twice", 2), seen(4, "acked", "twice", 2),
     ],
+    # The release was sent twice, because its answer was lost: it explains one redelivery.
     "unexplained": [
-        put("unexplained"), seen(1, "delivered", "unexplained", 2), seen(2, "delivered", "unexplained", 3),
-        seen(3, "acked", "unexplained", 3),
+        put("unexplained"), seen(1, "delivered", "unexplained", 2), seen(2, "released", "unexplained", 3),
+        seen(3, "delivered", "unexplained", 4), seen(4, "released", "unexplained", 3),
+        seen(5, "delivered", "unexplained", 5), seen(6, "acked", "unexplained", 5),
     ],
     "resurrected": [
         put("resurrected"), seen(1, "delivered", "resurrected", 2), seen(2, "acked", "resurrected", 2),

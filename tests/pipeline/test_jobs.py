@@ -17,12 +17,13 @@ import pytest
 import timeline
 from tests.pipeline.conftest import LATER, MAPPING, Serving, serving, stored, write_events
 from timeline.errors import Invalid, Unavailable
+from timeline.model import TopicSettings
 from timeline.pipeline import connection
 from timeline.pipeline.jobs.audit import audit, audit_page, pending_in
 from timeline.pipeline.jobs.backup import backup, restore, verify
 from timeline.pipeline.jobs.forecast import forecast, forecast_page
 from timeline.pipeline.jobs.journal import compact, live_files
-from timeline.pipeline.jobs.load import LoadRequest, load
+from timeline.pipeline.jobs.load import LoadRequest, check, load
 from timeline.pipeline.jobs.measure import measure
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -103,6 +104,8 @@ def test_a_backup_that_died_goes_on_after_the_last_chunk_that_it_had_written(
     assert again["until_ms"] >= whole["until_ms"] >= whole["taken_ms"] > 1_700_000_000_000
     assert written == {path: path.stat().st_mtime_ns for path in folder.glob("data/chunk=000[01]/*.parquet")}
     assert not victim.exists()
+    compared = verify(spark, broker.address, url)  # the dead letter is still there, too
+    assert compared.well and (compared.same, compared.extra) == (201, 0)
 
 
 def test_a_job_says_that_no_broker_answers(
@@ -339,3 +342,23 @@ def test_a_measurement_gets_all_rows_in_and_out(spark: Any, tmp_path: Path) -> N
     assert list(found.steps) == ["parquet", "load", "scan", "scan with payload", "back up", "restore"]
     load_step = found.steps["load"]
     assert load_step.rows_per_s > 0 and load_step.engine_us > 0 and load_step.engine_mib and load_step.driver_mib
+
+
+def test_a_check_finds_what_brokers_would_refuse(spark: Any) -> None:
+    """Otherwise a load would break off in its middle."""
+    now = datetime.now(UTC)
+    due = now + timedelta(hours=1)
+    rows = [
+        (due, "p", "good", None, {"a": "b"}),
+        (due, "p", "nul\0", None, None),
+        (due, "p", "null", None, {"a": None}),
+        (due, "p", "long", None, {"a": "x" * 5_000, "b": "y" * 3_200}),
+        (due, "p", "fits", None, {"a": "x" * 5_000, "b": "y" * 3_182}),
+        (now - timedelta(hours=2), "p", "over", now - timedelta(hours=1), None),
+    ]
+    schema = "due timestamp, payload string, id string, expires timestamp, headers map<string,string>"
+    frame = spark.createDataFrame(rows, schema)
+    checked = check(frame, TopicSettings(), round(now.timestamp() * 1_000), "now", own_ids=True)
+    assert checked.bad == {
+        "id has a NUL": 1, "a header is null": 1, "headers are above 8192 bytes": 1, "expires is past": 1,
+    }  # fmt: skip

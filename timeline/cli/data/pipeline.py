@@ -196,7 +196,7 @@ def pipeline() -> None:
 @group_option
 @click.option("--shift-to", metavar="TIME", help="Shift all due times so that the first is this time, or now.")
 @click.option("--past", type=click.Choice(("reject", "now")), default="reject", help="Rows due before now.")
-@click.option("--max-rejects", default=0, help="Rows that may be rejected.")
+@click.option("--max-rejects", type=click.IntRange(0), default=0, help="Rows that may be rejected.")
 @text_option("--rejects", metavar="URL", help="Folder for rejected rows.")
 @click.option("--allow-identical", is_flag=True, help="Collapse identical rows without an id into one.")
 @text_option("--state", metavar="URL", help="File that lets an interrupted run continue.")
@@ -226,7 +226,8 @@ def load(
         wish = LoadRequest(job.address, topic, shift_to_ms=shift_ms, **asked)
         loaded = run(spark, table, wish, expressions, watch)
     _tell_load(loaded, topic, job.as_json)
-    return SOME_FAILED if loaded.rejected or (loaded.dry_run and loaded.checked.rejected) else DONE
+    unclear = loaded.checked.identical and not wish.allow_identical
+    return SOME_FAILED if loaded.rejected or (loaded.dry_run and (loaded.checked.rejected or unclear)) else DONE
 
 
 def _tell_load(loaded: Any, topic: str, as_json: bool) -> None:
@@ -271,7 +272,7 @@ def _tell_load(loaded: Any, topic: str, as_json: bool) -> None:
 @text_option("--where", metavar="SQL", help="Only these rows.")
 @click.option("--column", "columns", multiple=True, metavar="FIELD=SQL", help="A field of the schedules; repeatable.")
 @click.option("--if-exists", type=click.Choice(("refuse", "replace")), default="refuse", help="Schedules that differ.")
-@click.option("--max-rejects", default=0, help="Rows that may be rejected.")
+@click.option("--max-rejects", type=click.IntRange(0), default=0, help="Rows that may be rejected.")
 @text_option("--rejects", metavar="URL", help="Folder for rejected rows.")
 @click.option("--dry-run", is_flag=True, help="Check the rows, print what would happen, create nothing.")
 @pipeline_command
@@ -321,7 +322,7 @@ def _tell_schedules(loaded: Any, topic: str, as_json: bool) -> None:
 @pipeline.command()
 @click.argument("topic", shell_complete=topic_names)
 @click.argument("url")
-@click.option("--chunks", default=8, help="Parts, written one after the other.")
+@click.option("--chunks", type=click.IntRange(1), default=8, help="Parts, written one after the other.")
 @pipeline_command
 def backup(job: SparkJob, topic: str, url: str, chunks: int) -> int:
     """Write TOPIC below URL, with payloads, dead letters, schedules and a manifest.

@@ -62,6 +62,14 @@ def _times(*kinds: str) -> Column:
     return F.count_if(is_kind(*kinds))
 
 
+def _changes(*kinds: str) -> Column:
+    """Return how many changes there were. A repeated call, whose first answer was lost, is an event of the same
+    version."""
+    change, version = is_kind(*kinds), F.col("version")
+    told = F.collect_set(F.when(change & version.isNotNull(), F.struct("kind", "version")))
+    return F.size(told) + F.count_if(change & version.isNull())
+
+
 def lives(events: DataFrame, until_ms: int) -> DataFrame:
     """Return a row per life of an id, as of `until_ms`: what happened to it, how often, and when."""
     delivered = is_kind("delivered")
@@ -77,8 +85,8 @@ def lives(events: DataFrame, until_ms: int) -> DataFrame:
         F.size(F.collect_set(F.when(delivered, F.col("version")))).alias("versions"),
         _times("acked").alias("acked"),
         F.count_if(is_kind("acked") & F.col("again")).alias("acked_late"),
-        _times("buried").alias("buried"),
-        _times(*_AGAIN).alias("explained"),
+        _changes("buried").alias("buried"),
+        _changes(*_AGAIN).alias("explained"),
         _times(*ENDS).alias("ends"),
         _times("unknown").alias("unknown"),
         F.max(F.when(delivered, F.col("version"))).alias("last_version"),
@@ -122,8 +130,8 @@ def _by_id(events: DataFrame) -> DataFrame:
     """Return what producers did to each id, in any of its lives."""
     asked = events.where(is_kind(*BY_ID) & F.col("id").isNotNull() & F.col("birth").isNull())
     return asked.groupBy("topic", "id").agg(
-        _times("moved").alias("moved"),
-        _times("revived").alias("revived"),
+        _changes("moved").alias("moved"),
+        _changes("revived").alias("revived"),
         _times("unknown").alias("unknown_by_id"),
         F.max(F.when(is_kind("moved"), F.col("time"))).alias("moved_at"),
         F.max(F.when(is_kind("cancelled"), F.col("time"))).alias("cancelled_at"),

@@ -196,7 +196,9 @@ def backup(
     spark: SparkSession, addresses: str, topic: str, url: str, chunks: int = CHUNKS, progress: Progress = quiet
 ) -> Manifest:
     """Write the topic's messages below `url`, and return the manifest. Raise Invalid if another backup is there,
-    NotFound, or Unavailable. The same call continues after the last written chunk."""
+    NotFound, or Unavailable. The same call continues after the last written chunk. `chunks`: 1 or more."""
+    if chunks < 1:
+        raise Invalid(f"chunks must be 1 or more, not {chunks}")
     with SparkConnection(addresses) as connection:
         record = connection.topic(topic)
     manifest = Manifest(record.name, str(record.uid), asdict(record.settings), Clock().now_ms())
@@ -445,13 +447,19 @@ def verify(
     schedules: str = "refuse",
 ) -> BackupComparison:
     """Compare the topic with the backup, message by message: scheduled time unless it was past, tag, group, expiry, and
-    the content's checksum. Compare the specifications of schedules, unless `schedules` is "skip"."""
+    the content's checksum. Compare the specifications of schedules, unless `schedules` is "skip". Dead letters that a
+    restore skips may still be there."""
     manifest = read_manifest(url)
     saved = saved_schedules(url, manifest.schedules, manifest.schedules_checksum)
     now_ms = Clock().now_ms()
-    ours = _chosen(data_of(spark, url, manifest.chunks), now_ms, past, dead)
+    saved_rows = data_of(spark, url, manifest.chunks)
+    ours = _chosen(saved_rows, now_ms, past, dead)
     columns = "id string, scheduled timestamp, tag string, `group` string, expires timestamp, payload_sum long"
-    theirs = read_topic(spark, addresses, topic or manifest.topic, columns)
+    theirs = read_topic(spark, addresses, topic or manifest.topic, f"{columns}, died timestamp")
+    if dead == "skip":
+        skipped = saved_rows.where("died IS NOT NULL").select("id")
+        dead_still = theirs.where("died IS NOT NULL").join(skipped, "id", "left_semi").select("id")
+        theirs = theirs.join(dead_still, "id", "left_anti")
     both = ours.alias("a").join(theirs.alias("b"), F.col("a.id") == F.col("b.id"), "full_outer")
     wrong = [
         F.when(~F.col(f"a.{name}").eqNullSafe(F.col(f"b.{name}")), F.lit(name))

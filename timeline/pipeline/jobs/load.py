@@ -22,7 +22,15 @@ from pyspark.sql.types import StructType
 from timeline.clock import Clock
 from timeline.driver.times import as_datetime
 from timeline.errors import Invalid
-from timeline.model import DEFAULT_GROUP, MAX_ID_BYTES, MAX_TAG_BYTES, MAX_TIME_MS, Topic, TopicSettings
+from timeline.model import (
+    DEFAULT_GROUP,
+    MAX_HEADERS_BYTES,
+    MAX_ID_BYTES,
+    MAX_TAG_BYTES,
+    MAX_TIME_MS,
+    Topic,
+    TopicSettings,
+)
 from timeline.pipeline.connection import SparkConnection
 from timeline.pipeline.files import read_json, remove, write_json
 from timeline.pipeline.session import Progress, quiet, watched
@@ -163,10 +171,19 @@ def _reasons(rows: DataFrame, settings: TopicSettings, now_ms: int, past: str) -
     if "id" in rows.columns:
         sizes = F.octet_length(F.coalesce("id", F.lit("")))
         found.append((f"id is null, empty or above {MAX_ID_BYTES} bytes", (sizes < 1) | (sizes > MAX_ID_BYTES)))
+        found.append(("id has a NUL", F.instr("id", "\0") > 0))
     if "tag" in rows.columns:
         found.append((f"tag is above {MAX_TAG_BYTES} bytes", F.octet_length("tag") > MAX_TAG_BYTES))
     if "expires" in rows.columns:
         found.append(("expires before it is due", _millis("expires") <= due_ms))
+        found.append(("expires is past", _millis("expires") <= now_ms))
+    if "headers" in rows.columns:
+        pairs = F.map_entries("headers")
+        size = F.aggregate(
+            pairs, F.lit(0), lambda sum, pair: sum + 4 + F.octet_length(pair.key) + F.octet_length(pair.value)
+        )
+        found.append(("a header is null", F.exists(F.map_values("headers"), lambda value: value.isNull())))
+        found.append((f"headers are above {MAX_HEADERS_BYTES} bytes", size > MAX_HEADERS_BYTES))
     return found
 
 
