@@ -39,7 +39,7 @@ class Parts:
         self.runtime = Runtime(clock, limits, metrics, self.tasks, LoopScheduler(clock.monotonic_ms))
         self.store = MeteredStore(MemoryStore(), self.runtime, lambda: None, lambda uid: None)
         self.dealers = Dealers(self._dealer_of, self.tasks)
-        self.cluster = ClusterHints(self.runtime, membership, "b1", None, self.dealers.hint)
+        self.cluster = ClusterHints(self.runtime, membership, "b1", None, self.dealers.hint, self.dealers.supersede)
         self.random_bits = random.Random(1).getrandbits
         catalog = Catalog(self.store, clock, self.random_bits, lambda before, after, made: None, self.cluster.alone)
         self.settling = Settling(self.store, self.runtime, self.cluster.scheduled)

@@ -66,9 +66,9 @@ GUILTY: dict[str, list[dict[str, Any]]] = {
     ],
     # The release was sent twice, because its answer was lost: it explains one redelivery.
     "unexplained": [
-        put("unexplained"), seen(1, "delivered", "unexplained", 2), seen(2, "released", "unexplained", 3),
-        seen(3, "delivered", "unexplained", 4), seen(4, "released", "unexplained", 3),
-        seen(5, "delivered", "unexplained", 5), seen(6, "acked", "unexplained", 5),
+        put("unexplained"), seen(1, "delivered", "unexplained", 2), seen(1.2, "released", "unexplained", 3),
+        seen(1.5, "delivered", "unexplained", 4), seen(1.7, "released", "unexplained", 3),
+        seen(2, "delivered", "unexplained", 5), seen(3, "acked", "unexplained", 5),
     ],
     "resurrected": [
         put("resurrected"), seen(1, "delivered", "resurrected", 2), seen(2, "acked", "resurrected", 2),

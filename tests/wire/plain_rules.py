@@ -32,6 +32,7 @@ TEXT_SIZES = {
     "group": (1, 255),
     "holders": (0, 255),
     "consumers": (0, 255),
+    "bearers": (0, 255),
     "consumer": (1, 255),
     "holder": (0, 255),
     "topic": (0, 1020),
@@ -61,7 +62,7 @@ MOST = {
     "retry_jitter_percent": 100,
 }
 LEAST = {"version": 1, "by_ms": -CENTURY_MS, "in_ms": -1, "retry_factor_percent": 100}
-WHOLE_64 = {"request", "session", "echo", "op", "birth", "last_op", "payload_sum"}
+WHOLE_64 = {"request", "session", "sessions", "echo", "op", "birth", "last_op", "payload_sum"}
 DIFFERENCES = {"ahead_ms", "error_ms", "step_ms"}
 DURATIONS = {
     "timeout_ms",

@@ -328,4 +328,5 @@ SAMPLES: list[frames.Frame] = [
     frames.ScheduleCall(frames.ScheduleAction.LIST),
     frames.ScheduleAnswer(0, "été", '[{"topic": "departures"}]', b"on", {"produced": 24, "failed": 0}),
     frames.ScheduleAnswer(4, "there is no schedule 'x'"),
+    frames.Hint("b1", longs(1, 2), longs(5, 6), Ragged.of([b"", b"w"]), ulongs(0, 2**64 - 1), Ragged.of([b"", b"ops"])),
 ]

@@ -297,6 +297,9 @@ _ROW_VALUES = {
 }
 
 
+some_holders = encoded(texts(0, 255, characters))
+
+
 @st.composite
 def rows(draw: st.DrawFn) -> Rows:
     n = draw(sizes)
@@ -305,7 +308,7 @@ def rows(draw: st.DrawFn) -> Rows:
     return Rows(
         ids=draw(ragged(ids, n)),
         groups=draw(ragged(encoded(names), n)),
-        holders=draw(ragged(encoded(texts(0, 255, characters)), n)),
+        holders=draw(ragged(some_holders, n)),
         tags=draw(ragged(tags, n)),
         dead=draw(ragged(reasons, n)),
         payloads=draw(ragged(payloads, n)) if with_payload else None,
@@ -434,7 +437,14 @@ FRAMES: dict[type, st.SearchStrategy[Any]] = {
         st.lists(texts(0, 1024), max_size=3).map(tuple),
     ),
     frames.Hint: sizes.flatmap(
-        lambda n: st.builds(frames.Hint, texts(0, 1024), column(uids, np.int64, n), column(times, np.int64, n))
+        lambda n: st.builds(
+            frames.Hint,
+            *(texts(0, 1024), column(uids, np.int64, n), column(times, np.int64, n)),
+            *(
+                st.none() | each
+                for each in (ragged(some_holders, n), column(whole64, np.uint64, n), ragged(some_holders, n))
+            ),
+        )
     ),
     frames.Hinted: st.builds(frames.Hinted, counts),
     frames.Take: takes,

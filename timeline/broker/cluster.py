@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
+from timeline.broker.dispatch.roster import JoinedConsumer
 from timeline.broker.runtime import Runtime
 from timeline.columns import Bools, Int64, Ragged
 from timeline.model import Topic, buckets_of
@@ -40,25 +41,36 @@ PeerFactory = Callable[[str], PeerChannel]
 """Makes the channel to an address."""
 
 
+Told: TypeAlias = dict[tuple[int, bytes], int | JoinedConsumer]
+"""What a peer is to be told, by topic's uid and consumer's id: that the consumer joined, or without an id the earliest
+due."""
+
+
 class BrokerPeer:
     """Another broker, and the connection to it for calls and hints."""
 
     def __init__(self, peers: BrokerPeers, member: Member, channel: PeerChannel) -> None:
         self._peers, self.member, self.channel = peers, member, channel
-        self.waiting: dict[int, int] = {}
-        """By topic's uid, the earliest due that is yet to be told."""
+        self.waiting: Told = {}
         self.gone = False
         self._running = False
         self._silent = False
 
     def tell(self, topic_uid: int, due_ms: int) -> None:
         """Hint that something of the topic is due there at `due_ms`."""
-        known_ms = self.waiting.get(topic_uid)
-        if known_ms is None and len(self.waiting) >= self._peers.limits.hints_waiting:
+        known_ms = self.waiting.get((topic_uid, b""))
+        if not isinstance(known_ms, int) or due_ms < known_ms:
+            self._wait((topic_uid, b""), due_ms)
+
+    def tell_joined(self, topic_uid: int, consumer: JoinedConsumer) -> None:
+        """Tell that a consumer of the topic has connected here."""
+        self._wait((topic_uid, consumer.id), consumer)
+
+    def _wait(self, about: tuple[int, bytes], told: int | JoinedConsumer) -> None:
+        if about not in self.waiting and len(self.waiting) >= self._peers.limits.hints_waiting:
             self._peers.count("dropped", 1)
             return
-        if known_ms is None or due_ms < known_ms:
-            self.waiting[topic_uid] = due_ms
+        self.waiting[about] = told
         if not self._running:
             self._running = True
             self._peers.tasks.spawn(self._run(), f"hints to {self.member.name}")
@@ -73,21 +85,27 @@ class BrokerPeer:
                 if isinstance(trouble, TransportError) and trouble.fault is Fault.OVERLOADED:
                     # It is there, and may have time in a moment: what it refused waits with what has come since.
                     rest_ms = limits.throttle_ms
-                    self.waiting = {**told, **{uid: min(at, told.get(uid, at)) for uid, at in self.waiting.items()}}
+                    self.waiting = told | {about: _sooner(one, told.get(about)) for about, one in self.waiting.items()}
                 elif trouble is not None:
                     self._peers.count("dropped", len(told))
                 await asyncio.sleep(rest_ms / 1000.0)
         finally:
             self._running = False
 
-    async def _send(self, told: dict[int, int]) -> TransportError | WireError | None:
+    async def _send(self, told: Told) -> TransportError | WireError | None:
         """Return why the peer has not received them. None: it has."""
         count = len(told)
+        joined = [None if isinstance(one, int) else one for one in told.values()]
+        dues = (one if isinstance(one, int) else one.joined_ms for one in told.values())
         frame = Hint(
             self._peers.name,
-            np.fromiter(told.keys(), dtype=np.int64, count=count),
-            np.fromiter(told.values(), dtype=np.int64, count=count),
+            np.fromiter((uid for uid, _ in told), dtype=np.int64, count=count),
+            np.fromiter(dues, dtype=np.int64, count=count),
         )
+        if any(joined):
+            frame.consumers = Ragged.of([b"" if one is None else one.id for one in joined])
+            frame.sessions = np.array([0 if one is None else one.session for one in joined], dtype=np.uint64)
+            frame.bearers = Ragged.of([b"" if one is None else one.bearer.encode() for one in joined])
         try:
             data = await self.channel.unary("Hint", encode(frame), self._peers.limits.hint_timeout_ms / 1000.0)
             decode_as(data, Hinted)
@@ -99,6 +117,11 @@ class BrokerPeer:
         self._silent = False
         self._peers.count("sent", count)
         return None
+
+
+def _sooner(new: int | JoinedConsumer, old: int | JoinedConsumer | None) -> int | JoinedConsumer:
+    """Return what to tell: the sooner due, or the consumer that joined last."""
+    return min(new, old) if isinstance(new, int) and isinstance(old, int) else new
 
 
 class BrokerPeers:
@@ -120,6 +143,14 @@ class BrokerPeers:
             self.count("dropped", 1)
         else:
             peer.tell(topic_uid, due_ms)
+
+    def tell_joined(self, member: Member, topic_uid: int, consumer: JoinedConsumer) -> None:
+        """Tell `member` that a consumer of the topic has connected here. Return at once."""
+        peer = self.peer(member)
+        if peer is None:
+            self.count("dropped", 1)
+        else:
+            peer.tell_joined(topic_uid, consumer)
 
     def peer(self, member: Member) -> BrokerPeer | None:
         """Return `member` with its one connection. None: it has no address, or there are as many as there may be."""
@@ -158,7 +189,7 @@ Hosting = Mapping[int, Mapping[str, int]]
 
 class ClusterHints:
     """One broker's knowledge of the others, and its hints to them. `wake(topic uid, due_ms, commit_seq)` hears what
-    comes due in this broker's own buckets."""
+    comes due in this broker's own buckets, and `supersede(topic uid, consumer)` who connected elsewhere."""
 
     def __init__(
         self,
@@ -167,8 +198,9 @@ class ClusterHints:
         name: str,
         make_peer: PeerFactory | None,
         wake: Callable[[int, int, int], bool],
+        supersede: Callable[[int, JoinedConsumer], None],
     ) -> None:
-        self.membership, self.name, self._wake = membership, name, wake
+        self.membership, self.name, self._wake, self._supersede = membership, name, wake, supersede
         self.peers = BrokerPeers(runtime, name, make_peer)
         self._retell_ms = runtime.limits.retell_ms
         self._serving = True
@@ -266,8 +298,20 @@ class ClusterHints:
                 if member.name in told:
                     self.peers.tell(member, topic.uid, told[member.name])
 
+    def joined(self, topic: Topic, consumer: JoinedConsumer) -> None:
+        """Tell all hosts of the topic's consumers that one has connected here. An earlier session of it ends there."""
+        hosting = self.membership.hosting(topic.uid)
+        for member in self.membership.members():
+            if member.name != self.name and member.name in hosting:
+                self.peers.tell_joined(member, topic.uid, consumer)
+
     def hinted(self, hint: Hint) -> Hinted:
-        """Take another broker's hints of what comes due here."""
+        """Take another broker's hints of what comes due here, and of who connected there."""
+        if hint.consumers is not None and hint.sessions is not None and hint.bearers is not None:
+            columns = (hint.topic_uid, hint.due_ms, hint.consumers, hint.sessions, hint.bearers)
+            for uid, at_ms, id, session, bearer in zip(*(column.tolist() for column in columns), strict=True):
+                if id:
+                    self._supersede(uid, JoinedConsumer(id, session, bearer.decode(), at_ms))
         self.peers.count("received", len(hint.topic_uid))
         known = [
             self._wake(uid, due_ms, 0)

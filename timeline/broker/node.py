@@ -82,7 +82,7 @@ class Node:
         self.store = MeteredStore(store, runtime, changed.set, lambda uid: self.counts.used(uid), journal)
         self.readiness = Readiness(self.store, membership, changed)
         self.dealers = Dealers(self._dealer_of, self.tasks)
-        self.cluster = ClusterHints(runtime, membership, name, make_peer, self.dealers.hint)
+        self.cluster = ClusterHints(runtime, membership, name, make_peer, self.dealers.hint, self.dealers.supersede)
         self._membership_log = MembershipLog(membership, name)
         self.catalog = Catalog(self.store, clock, random_bits, self._topic_changed, self.cluster.alone)
         self.intake = Intake(self.store, runtime, self.cluster.scheduled)

@@ -665,11 +665,18 @@ class Pong:
 @dataclass(slots=True)
 class Hint:
     """Broker to broker: messages of topics, each by its uid, came due in buckets that the receiver dispatches. Only the
-    earliest of each topic is named. `broker`: the sender."""
+    earliest of each topic is named. `broker`: the sender.
+
+    Where `consumers` has an id, that consumer connected to the sender at `due_ms`, in one of the `sessions`, with the
+    token that `bearers` names.
+    """
 
     broker: Sentence
     topic_uid: Annotated[Int64, Range(0)]
     due_ms: Times
+    consumers: Holders | None = None
+    sessions: UInt64 | None = None
+    bearers: Holders | None = None
 
 
 @dataclass(slots=True)

@@ -61,10 +61,6 @@ SHORT_BYTES = 4096
 """A frame up to this size goes ahead of others' if a message was sent for it."""
 MOST_EARNED = 1_000
 """Most such frames that a stream may have left, however much was sent to it."""
-SUPERSEDED = (
-    "another session connected under this consumer id: give each consumer an id of its own (a forked child, too), or "
-    "none, and they share the messages"
-)
 
 
 class ConsumeStream:
@@ -117,6 +113,7 @@ class ConsumeStream:
         try:
             if before is not None:
                 self._take_over(before, consumer, dealer)
+            self._cluster.joined(topic, consumer.joined)
             consumer.push(self._welcome(consumer, dealer))
             in_hand = tokens(hello.ids, hello.birth, hello.version)
             resuming = self._tasks.spawn(self._resume(consumer, dealer, in_hand), f"resuming {hello.consumer}")
@@ -157,6 +154,7 @@ class ConsumeStream:
             session=hello.session,
             bearer=bearer,
             host=host_of(self._peer),
+            joined_ms=self._clock.now_ms(),
             lease_ms=hello.lease_ms or dealer.topic.settings.lease_ms,
             heartbeat_ms=self._streams.heartbeat_ms,
             credit_messages=hello.credit_messages,
@@ -188,7 +186,7 @@ class ConsumeStream:
             unsent = before.leave(LeavingReason.STALLED, "this session connected again")
         else:
             log.info("consumer %r was taken over by another session from %s", consumer.id.decode(), self._peer)
-            unsent = before.leave(LeavingReason.SUPERSEDED, SUPERSEDED)
+            unsent = before.superseded()
         dealer.part_with(before, unsent)
 
     async def _resume(self, consumer: ConnectedConsumer, dealer: Dealer, in_hand: set[Token]) -> None:

@@ -22,7 +22,7 @@ from timeline.broker.dispatch.leased_batch import (
     tokens,
     unsound_rows,
 )
-from timeline.broker.dispatch.roster import ConnectedConsumer, Outboxes, Roster, grants_for, lone_grant
+from timeline.broker.dispatch.roster import ConnectedConsumer, JoinedConsumer, Outboxes, Roster, grants_for, lone_grant
 from timeline.broker.dispatch.rounds import DueRate, LeaseAhead, NextDue, RateLimit
 from timeline.broker.lanes import MeteredStore, Settling
 from timeline.broker.late import TopicLateness
@@ -601,6 +601,14 @@ class Dealers:
         if dealer is not None:
             dealer.hint(due_ms, commit_seq)
         return dealer is not None
+
+    def supersede(self, topic_uid: int, joined: JoinedConsumer) -> None:
+        """End the stream of an earlier session of a consumer that has connected to another broker."""
+        dealer = self._dealers.get(topic_uid)
+        here = None if dealer is None else dealer.roster.consumers.get(joined.id)
+        if dealer is not None and here is not None and joined.supersedes(here.joined):
+            log.info("consumer %r was taken over by a session at another broker", joined.id.decode())
+            dealer.part_with(here, here.superseded())
 
     def update(self, topic: Topic) -> None:
         """Pass on the topic's changed record."""

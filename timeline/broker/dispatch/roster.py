@@ -71,6 +71,27 @@ class LeaveNotice:
     text: str
 
 
+SUPERSEDED = (
+    "another session connected under this consumer id: give each consumer an id of its own (a forked child, too), or "
+    "none, and they share the messages"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedConsumer:
+    """A consumer that connected: its id, its session, the name of its token, and when, in ms UTC."""
+
+    id: bytes
+    session: int
+    bearer: str
+    joined_ms: int
+
+    def supersedes(self, other: JoinedConsumer) -> bool:
+        """Return whether it is a later session of the same consumer, with the same token."""
+        mine, its = (self.joined_ms, self.session), (other.joined_ms, other.session)
+        return self.id == other.id and self.bearer == other.bearer and self.session != other.session and mine > its
+
+
 @dataclass(slots=True)
 class ConnectedConsumer:
     """One consumer's stream on this broker.
@@ -96,6 +117,8 @@ class ConnectedConsumer:
     """The name of the token of its stream. While it is here, no other token may use its id."""
     host: str = ""
     """Where its stream comes from."""
+    joined_ms: int = 0
+    """When it connected, in ms UTC."""
     trickled: Callable[[], None] = lambda: None
     changed: Callable[[ConnectedConsumer], None] = lambda _: None
     outbox: deque[object] = field(default_factory=deque)
@@ -128,6 +151,11 @@ class ConnectedConsumer:
     def __post_init__(self) -> None:
         self.room_messages = max(self.credit_messages, min(self.room_messages, self.credit_messages + MAX_BATCH))
         self.room_bytes = max(self.room_bytes, self.credit_bytes)
+
+    @property
+    def joined(self) -> JoinedConsumer:
+        """What other brokers learn of it."""
+        return JoinedConsumer(self.id, self.session, self.bearer, self.joined_ms)
 
     @property
     def idle(self) -> bool:
@@ -320,6 +348,10 @@ class ConnectedConsumer:
         self._weigh(-self.outbox_bytes)
         self._room.set()
         return unsent
+
+    def superseded(self) -> list[LeasedBatch]:
+        """Have it leave, because another session has its id. Return the batches that were not sent."""
+        return self.leave(LeavingReason.SUPERSEDED, SUPERSEDED)
 
     def leave(self, reason: LeavingReason, text: str) -> list[LeasedBatch]:
         """Ask it to leave. Return the batches that were not sent."""

@@ -116,10 +116,16 @@ class ProduceStream(QueueRunner):
             try:
                 if not state.over and not self.queue.outstanding:
                     await self._part(opened, reader)
-            finally:
-                opened.stream.cancel()
-                await end(reader)
+            except asyncio.CancelledError:
+                await self._cut_off(opened, reader)
+                raise
+            await self._cut_off(opened, reader)
         return state
+
+    @staticmethod
+    async def _cut_off(opened: OpenedStream, reader: asyncio.Task[None]) -> None:
+        opened.stream.cancel()
+        await end(reader)
 
     async def _part(self, opened: OpenedStream, reader: asyncio.Task[None]) -> None:
         """Say that no more comes, and give the broker a moment to end the stream."""

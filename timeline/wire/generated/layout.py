@@ -181,6 +181,11 @@ TABLES: dict[str, tuple[tuple[str, str, int, int | float], ...]] = {
         ('broker', 'string', 4, 0),
         ('topic_uid', '[long]', 6, 0),
         ('due_ms', '[long]', 8, 0),
+        ('consumers_offsets', '[uint]', 10, 0),
+        ('consumers', '[ubyte]', 12, 0),
+        ('sessions', '[ulong]', 14, 0),
+        ('bearers_offsets', '[uint]', 16, 0),
+        ('bearers', '[ubyte]', 18, 0),
     ),
     'Hinted': (
         ('known', 'long', 4, 0),
