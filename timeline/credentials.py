@@ -187,10 +187,10 @@ def load_server_pair(context: ssl.SSLContext, cert: str, key: str, now_ms: int) 
     load_pair(context, cert, key)
     starts_ms, expires_ms = validity_ms(chain, cert)
     if now_ms >= expires_ms:
-        raise Invalid(f"the certificate {cert!r} expired on {shown_day(expires_ms)}: renew it")
+        raise Invalid(f"the certificate {cert!r} expired on {shown_minute(expires_ms)}: renew it")
     if now_ms < starts_ms:
         raise Invalid(
-            f"the certificate {cert!r} is valid from {shown_day(starts_ms)} on: is this machine's clock right?"
+            f"the certificate {cert!r} is valid from {shown_minute(starts_ms)} on: is this machine's clock right?"
         )
     return ServerPair(chain, secret, expires_ms)
 
@@ -232,7 +232,7 @@ def _time_ms(tag: int, content: bytes) -> int:
     return int(datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp() * 1000)
 
 
-def shown_day(at_ms: int) -> str:
+def shown_minute(at_ms: int) -> str:
     """Return a day and a time of UTC."""
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
 

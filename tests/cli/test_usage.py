@@ -361,7 +361,7 @@ def test_serve_says_what_hinders_it(tmp_path: Path) -> None:
         assert port_taken.returncode == 4
         assert len(errors.splitlines()) == 1, errors
         assert f"{listen[0]} is taken: the Timeline broker ".encode() in errors
-        assert errors.endswith(b". A second broker also needs --http HOST:PORT if it shall have HTTP.\n")
+        assert errors.endswith(b". A second broker also needs --http HOST:PORT for HTTP.\n")
         assert first.stderr is not None
         assert b"ready" in first.stderr.readline()
         file_taken = start("serve", "--listen", "127.0.0.1:0", "--metrics", "off", cwd=tmp_path)

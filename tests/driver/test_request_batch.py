@@ -40,8 +40,8 @@ def _answers(*statuses: Status, repeat: int = 0, settled: int = 0) -> Answers:
     return answers
 
 
-TAKEN = (Status.EXISTS, Status.FORBIDDEN, Status.LEASED, Status.DEAD)
-"""Answers to a put whose id another message has. The put's own may have been delivered before that one came."""
+CHANGED_SINCE = (Status.EXISTS, Status.FORBIDDEN, Status.LEASED, Status.DEAD, Status.NOT_FOUND)
+"""Answers to a put that was perhaps stored, delivered and settled before they became true."""
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ TAKEN = (Status.EXISTS, Status.FORBIDDEN, Status.LEASED, Status.DEAD)
         (Operation.PUT, True, Status.DUPLICATE, 0, 0, Status.DUPLICATE),
         (Operation.PUT, True, Status.DUPLICATE, 0, 1, Status.DUPLICATE),
         (Operation.PUT, False, Status.EXISTS, 0, 0, Status.EXISTS),
-        *((Operation.PUT, True, status, 0, 0, Status.UNKNOWN) for status in TAKEN),
+        *((Operation.PUT, True, status, 0, 0, Status.UNKNOWN) for status in CHANGED_SINCE),
         (Operation.MOVE, True, Status.FORBIDDEN, 0, 0, Status.FORBIDDEN),
         (Operation.ACK, True, Status.NOT_FOUND, 0, 0, Status.OK),
         (Operation.ACK, False, Status.NOT_FOUND, 0, 0, Status.NOT_FOUND),

@@ -230,11 +230,12 @@ async def test_an_encoded_body_is_refused_and_not_stored_as_it_is(http: httpx.As
             400,
             "must be written with percent signs, such as %C3%BC",
         ),
+        (b"GET foo", 400, "begins with /"),
         (b"GET /" + b"p" * 4_096, 431, "a path of at most 4096 bytes"),
-        (b"GET /login?" + b"a" * 8_193, 431, "a query of 8192"),
-        (b"GET /login?" + b"a&" * 100, 431, "100 fields in each"),
-        (b"GET /login HTTP/1.1\r\nCookie: " + b"a" * 16_385, 431, "cookies of 16384"),
-        (b"GET /login HTTP/1.1\r\nCookie: " + b"a=b;" * 100, 431, "100 fields in each"),
+        (b"GET /login?" + b"a" * 8_193, 431, "a query of 8192 with 100 fields"),
+        (b"GET /login?" + b"a&" * 100, 431, "a query of 8192 with 100 fields"),
+        (b"GET /login HTTP/1.1\r\nCookie: " + b"a" * 16_385, 431, "100 cookies of 16384 bytes in all"),
+        (b"GET /login HTTP/1.1\r\nCookie: " + b"a=b;" * 100, 431, "100 cookies of 16384 bytes in all"),
     ],
 )
 async def test_an_address_that_cannot_be_served_says_why(site: Site, head: bytes, status: int, said: str) -> None:

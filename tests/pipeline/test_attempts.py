@@ -17,12 +17,14 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 import timeline
 from tests.driver.broker import Broker
+from timeline.driver.transport.grpc_transport import GrpcStream
 from timeline.errors import Invalid
 from timeline.model import Operation
 from timeline.pipeline.source.columns import read_schema
 from timeline.pipeline.source.options import SourceOptions
 from timeline.pipeline.source.streaming import LATE_MS, HolderPartition, TimelineStreamReader, gather, held, settle_all
 from timeline.pipeline.source.writing import SeenBirths, WritePlan, WriteTask
+from timeline.wire import Fault, Produced, TransportError, decode
 
 pytestmark = pytest.mark.slow
 
@@ -238,3 +240,27 @@ async def test_what_was_done_when_a_query_ended_is_acknowledged_by_the_next(
     assert len(done) == 10 and await _there(broker) == ids, "read, and not acknowledged"
     assert await asyncio.to_thread(goes_on, first, second) == ids - done
     assert await _there(broker) == ids - done
+
+
+async def test_a_row_whose_id_is_taken_is_rejected_though_the_first_answer_was_lost(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver cannot know what became of the first call. A second one tells."""
+    receive, lost = GrpcStream.receive, [True]
+
+    async def losing(stream: GrpcStream) -> bytes | None:
+        frame = await receive(stream)
+        if lost and frame is not None and isinstance(decode(frame), Produced):
+            lost.pop()
+            raise TransportError(Fault.BROKEN, "the answer was lost")
+        return frame
+
+    async with timeline.connect(broker.address) as tl, tl.producer("t") as p:
+        await p.produce(b"theirs", at=LATER_US // 1_000, id="a")
+        monkeypatch.setattr(GrpcStream, "receive", losing)
+        due = pa.array([LATER_US] * 2, pa.timestamp("us", tz="UTC"))
+        rows = pa.RecordBatch.from_arrays([due, pa.array(["mine"] * 2), pa.array(["a", "b"])], ["due", "payload", "id"])
+        done = await asyncio.to_thread(WriteTask(plan(broker, max_rejects=1), 0).write, iter([rows]))
+        assert not lost and (done.put + done.there, done.rejected.total()) == (1, 1)
+        assert next(iter(done.rejected)).startswith("EXISTS: ")
+        assert sorted([m.id async for m in tl.scan("t")]) == ["a", "b"]

@@ -63,7 +63,9 @@ async def run(
     protocol: Any = partial(BoundedHttp, Connections(most, note))
     if settings.tls_cert:
         connections = Connections(min(most, MOST_CONNECTIONS), note)
-        protocol = partial(TlsConnection, connections, TlsFiles(settings.tls_cert, settings.tls_key, Clock().now_ms))
+        protocol = partial(
+            TlsConnection, connections, TlsFiles(settings.tls_cert, settings.tls_key, lambda: Clock().now_ms())
+        )
     port = listening(settings.listen, BACKLOG)
     port.setblocking(False)
     host, _ = split_address(settings.listen)

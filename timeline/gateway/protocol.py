@@ -176,7 +176,7 @@ class _Parser:
                 self._parser.feed_data(data)
                 return
             except httptools.HttpParserInvalidURLError:
-                self._http.wrong_address()
+                self._http.wrong_address(data.isascii())
                 raise
             except httptools.HttpParserUpgrade as asked:
                 data = data[asked.args[0] :]
@@ -263,12 +263,14 @@ class BoundedHttp(HttpToolsProtocol):
         self._refusal = 408, f"the head of a request takes at most {HEAD_S:g} s"
         self.send_400_response("")
 
-    def wrong_address(self) -> None:
-        """Note that the address has a character that no address may have."""
+    def wrong_address(self, ascii: bool) -> None:
+        """Note that the address is none. `ascii`: it has no other letters."""
         self._refusal = (
             400,
             (
-                "the address has a character that must be written with percent signs, such as %C3%BC for ü: "
+                "the address of a request begins with /, and has no spaces and no control characters"
+                if ascii
+                else "the address has a character that must be written with percent signs, such as %C3%BC for ü: "
                 "curl takes -G --data-urlencode NAME=VALUE"
             ),
         )
@@ -314,8 +316,8 @@ class BoundedHttp(HttpToolsProtocol):
             self._refusal = (
                 431,
                 (
-                    f"a request has a path of at most {MAX_PATH_BYTES} bytes, a query of {MAX_QUERY_BYTES}, cookies of "
-                    f"{MAX_COOKIE_BYTES}, and {MAX_FIELDS} fields in each"
+                    f"a request has a path of at most {MAX_PATH_BYTES} bytes, a query of {MAX_QUERY_BYTES} with "
+                    f"{MAX_FIELDS} fields, and {MAX_FIELDS} cookies of {MAX_COOKIE_BYTES} bytes in all"
                 ),
             )
             raise ValueError("the address or the cookies are too long")

@@ -146,26 +146,23 @@ class PutHandler:
             return refused(count, Status.UNAVAILABLE, trouble.detail)
         if topic is None:
             return refused(count, Status.NOT_FOUND, no_such_topic(frame.topic))
-        with self._scheduler.work(peer):
-            refusals, puts = admit_puts(frame, topic, clock.now())
-        answers, begin_ms = None, clock.now()
-        if len(puts):
-            deadline_ms = started_ms + frame.timeout_ms if frame.timeout_ms else math.inf
-            answers = await self._intake.put(topic, puts, deadline_ms, peer)
-            if Status.NOT_FOUND.code in answers.status.tobytes() and (made := await self._made_again(topic)):
-                answers = await self._intake.put(made, puts, deadline_ms, peer)
-        whole = refusals.merge(answers)
+        deadline_ms, begin_ms = started_ms + frame.timeout_ms if frame.timeout_ms else math.inf, clock.now()
+        whole = await self._admitted(frame, topic, deadline_ms, peer)
+        if Status.NOT_FOUND.code in whole.status.tobytes():
+            try:
+                await self._catalog.refresh()
+            except StoreError as trouble:
+                return refused(count, Status.UNAVAILABLE, trouble.detail)
+            made = self._catalog.known(topic.name)
+            if made is not None and made.uid != topic.uid:  # another broker has dropped it, and made it again
+                whole = await self._admitted(frame, made, deadline_ms, peer)
         count_answers(self._metrics, Operation.PUT, whole.status)
         if frame.headers is not None:
             self._traces.stored(topic.name, frame.ids, frame.headers, whole, begin_ms, clock.now())
         return whole
 
-    async def _made_again(self, topic: Topic) -> Topic | None:
-        """Return the topic that has the name of `topic` by now, which another broker has dropped and made again. None:
-        there is none, or it cannot be known."""
-        try:
-            await self._catalog.refresh()
-        except StoreError:
-            return None
-        found = self._catalog.known(topic.name)
-        return None if found is None or found.uid == topic.uid else found
+    async def _admitted(self, frame: Produce, topic: Topic, deadline_ms: float, peer: str) -> Answers:
+        """Put what the topic takes of a frame. Return the answers to all of it."""
+        with self._scheduler.work(peer):
+            refusals, puts = admit_puts(frame, topic, self._clock.now())
+        return refusals.merge(await self._intake.put(topic, puts, deadline_ms, peer) if len(puts) else None)

@@ -22,7 +22,7 @@ from timeline.broker.dispatch.leased_batch import (
     tokens,
     unsound_rows,
 )
-from timeline.broker.dispatch.roster import ConnectedConsumer, JoinedConsumer, Outboxes, Roster, grants_for, lone_grant
+from timeline.broker.dispatch.roster import ConnectedConsumer, JoinedConsumer, Outboxes, Roster, grants_for
 from timeline.broker.dispatch.rounds import DueRate, LeaseAhead, NextDue, RateLimit
 from timeline.broker.lanes import MeteredStore, Settling
 from timeline.broker.late import TopicLateness
@@ -330,9 +330,8 @@ class Dealer:
         most = self._rate.allowance(topic.settings.max_rate_per_s, mono_ms, most)
         grants = grants_for(consumers, self._limits, most, early)
         consumers = consumers[: len(grants)]
-        if self._lone and grants:
-            one, grant = lone_grant(consumers)
-            consumers, grants = [one], [grant]
+        if self._lone and grants and (one := self.roster.widest(mono_ms)) is not None:
+            consumers, grants = [one], [Grant(one.id, 1, one.lease_ms, max(0, one.credit_bytes), one.idle)]
         self._between_rounds.clear()
         self._dry = False
         for consumer in consumers:
@@ -422,7 +421,8 @@ class Dealer:
             return
         if leased.next_due_ms <= now_ms:
             # The next message is larger than each share of the round. It may fit all the credit of one consumer.
-            self._lone = not lone and self.roster.any_wider(mono_ms, most_bytes)
+            one = self.roster.widest(mono_ms)
+            self._lone = not lone and one is not None and one.credit_bytes > most_bytes
             if not self._lone:  # wait for more credit in bytes
                 self._fruitless_until_ms = mono_ms + FRUITLESS_MS
         elif leased.next_due_ms <= until_ms:

@@ -29,8 +29,8 @@ class ConsumerHealth(StrEnum):
 
 
 class Outboxes:
-    """The outboxes of all consumers of a broker, in bytes, shared between hosts. `freed` is called when there is more
-    room after somebody found none.
+    """The outboxes of all consumers of a broker, in bytes, shared between hosts. `freed` is called when there is room
+    for a host that found none.
 
     If several hosts fill the bound, none may have more of it than is left. A host with nothing still gets something up
     to half the bound beyond it, so that hosts that do not read hold up no other.
@@ -39,18 +39,22 @@ class Outboxes:
     def __init__(self, limit_bytes: int, freed: Callable[[], None]) -> None:
         self._limit_bytes, self._freed = limit_bytes, freed
         self._of_host: dict[str, int] = {}
-        self._lacked = False
+        self._refused: set[str] = set()
+        """Hosts that found no room."""
         self.bytes = 0
 
     def admits(self, host: str) -> bool:
         """Return whether more may be leased for consumers of `host`."""
+        found = self._has_room(host)
+        if not found:
+            self._refused.add(host)
+        return found
+
+    def _has_room(self, host: str) -> bool:
         left, mine = self._limit_bytes - self.bytes, self._of_host.get(host, 0)
         if not mine:
-            found = left + self._limit_bytes // 2 > 0
-        else:
-            found = left > 0 and (len(self._of_host) == 1 or mine <= left)
-        self._lacked = self._lacked or not found
-        return found
+            return left + self._limit_bytes // 2 > 0
+        return left > 0 and (len(self._of_host) == 1 or mine <= left)
 
     def add(self, host: str, bytes_: int) -> None:
         """Add bytes of a consumer of `host`; negative: remove them."""
@@ -58,8 +62,8 @@ class Outboxes:
         self._of_host[host] = self._of_host.get(host, 0) + bytes_
         if not self._of_host[host]:
             del self._of_host[host]
-        if bytes_ < 0 and self._lacked:
-            self._lacked = False
+        if bytes_ < 0 and self._refused and any(map(self._has_room, self._refused)):
+            self._refused.clear()
             self._freed()
 
 
@@ -487,9 +491,9 @@ class Roster:
         """Return whether there is one."""
         return next(self._able(now_ms), None) is not None
 
-    def any_wider(self, now_ms: float, bytes_: int) -> bool:
-        """Return whether one of them has more credit in bytes."""
-        return any(consumer.credit_bytes > bytes_ for consumer in self._able(now_ms))
+    def widest(self, now_ms: float) -> ConnectedConsumer | None:
+        """Return the one with the most credit in bytes. None: there is none."""
+        return max(self._able(now_ms), key=lambda consumer: consumer.credit_bytes, default=None)
 
     def any_ahead(self, now_ms: float) -> bool:
         """Return whether one of them may be leased messages ahead."""
@@ -535,12 +539,6 @@ def grants_for(consumers: list[ConnectedConsumer], limits: Limits, most: int, ea
         for consumer, count in zip(consumers, counts, strict=True)
         if count
     ]
-
-
-def lone_grant(consumers: list[ConnectedConsumer]) -> tuple[ConnectedConsumer, Grant]:
-    """Return a grant for one message, and its consumer: the one with the most credit in bytes."""
-    one = max(consumers, key=lambda each: each.credit_bytes)
-    return one, Grant(one.id, 1, one.lease_ms, max(0, one.credit_bytes), one.idle)
 
 
 def _shares(credit: list[int], most: int) -> list[int]:

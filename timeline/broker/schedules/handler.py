@@ -36,6 +36,7 @@ MOST_ANSWERED, MOST_ANSWERED_CHARS = 1_000, 16 * 1024 * 1024
 """Answers that are kept for calls that are repeated, and the characters of all."""
 _READING = (ScheduleAction.GET, ScheduleAction.LIST)
 _DONE = (Status.OK, Status.DUPLICATE)
+LONG_SEQUENCE = 9_999_999_999
 MOST_TRIGGER_SKEW_MS = 86_400_000
 PART_MESSAGES = 2_000
 WALKED_ROWS, LISTED_BYTES = 5_000, 4 * 1024 * 1024
@@ -447,9 +448,9 @@ def _lists(record: ScheduleRecord, call: ScheduleCall, caller: Principal) -> boo
 
 
 def _check_fits(said: Specification, target: Topic, now_ms: int) -> None:
-    """Check the message of an occurrence. Times and numbers make it longer than its template."""
+    """Check the message of an occurrence, which has a time and a number in the place of the template's words."""
     most = target.settings.max_payload_bytes
-    payload, headers = filled_in(said, now_ms // 1_000 * 1_000, sequence=1)
+    payload, headers = filled_in(said, now_ms // 1_000 * 1_000, LONG_SEQUENCE)
     if len(payload) > most:
         raise TooLarge(f"payload takes {len(payload)} bytes; topic {target.name!r} takes up to {most}")
     size = len(encode_headers(headers))

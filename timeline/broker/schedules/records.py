@@ -111,8 +111,12 @@ class ScheduleStore:
     async def targets(self, schedules: Iterable[Specification]) -> dict[str, Topic | None]:
         """Return the topics of schedules by name, as `target` does. One reading of the store looks for all that are not
         known."""
-        names = list({said.topic: None for said in schedules})
-        return dict(zip(names, await asyncio.gather(*map(self.target, names)), strict=True))
+        found: dict[str, Topic | None] = {}
+        read = False
+        for name in {said.topic: None for said in schedules}:
+            found[name] = self._catalog.known(name) if read else await self.target(name)
+            read = read or found[name] is None
+        return found
 
     # ── reading ──
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from timeline.credentials import MAX_BYTES, ServerPair, load_authorities, load_server_pair, shown_day
+from timeline.credentials import MAX_BYTES, ServerPair, load_authorities, load_server_pair, shown_minute
 from timeline.files import Reloaded, read_file
 
 log = logging.getLogger("timeline.broker")
@@ -73,7 +73,7 @@ class Certificates:
         self._warn()
         if self._files.look():
             self._warned_ms = 0
-            log.info("the certificate was read again", extra={"expires": shown_day(self.loaded.pair.expires_ms)})
+            log.info("the certificate was read again", extra={"expires": shown_minute(self.loaded.pair.expires_ms)})
             self._warn()
 
     def _warn(self) -> None:
@@ -82,7 +82,7 @@ class Certificates:
             self._warned_ms = now_ms
             does = "expired" if now_ms >= self.loaded.pair.expires_ms else "expires"
             log.warning(
-                "the certificate %s %s on %s: renew it", self._cert, does, shown_day(self.loaded.pair.expires_ms)
+                "the certificate %s %s on %s: renew it", self._cert, does, shown_minute(self.loaded.pair.expires_ms)
             )
 
     def _load(self) -> LoadedCertificate:

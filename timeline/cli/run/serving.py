@@ -125,6 +125,6 @@ async def _cannot_listen(refused: OSError, settings: config.ServeConfig) -> str:
     if not of_metrics and settings.metrics == config.ServeConfig().metrics:
         others.append("--metrics HOST:PORT (or --metrics off)")
     if not of_metrics and not settings.http:
-        others.append("--http HOST:PORT if it shall have HTTP")
+        others.append("--http HOST:PORT for HTTP")
     also = f". A second broker also needs {', and '.join(others)}" if others else ""
     return f"{address} is taken: {who}. Stop that one, or give this one another: {option}{also}."

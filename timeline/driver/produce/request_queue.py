@@ -359,8 +359,10 @@ def refusal_of(count: int, status: Status, detail: str) -> Answers:
     return answers
 
 
-_TAKEN = (Status.EXISTS.code, Status.LEASED.code, Status.DEAD.code, Status.FORBIDDEN.code)
-"""What a put is answered if another message has its id."""
+_CHANGED_SINCE = tuple(
+    status.code for status in (Status.EXISTS, Status.LEASED, Status.DEAD, Status.FORBIDDEN, Status.NOT_FOUND)
+)
+"""Answers to a put that depend on what is there now: another message, a right, the topic."""
 
 
 def judge(
@@ -369,8 +371,8 @@ def judge(
     """Return (indexes, final answers there, batches to go again); None: all answers are final.
 
     An unsure batch is settled here. A put's DUPLICATE of its own birth was the put; an ack's NOT_FOUND was the ack. A
-    cancel's or purge's NOT_FOUND stays UNKNOWN unless the id is remembered. A put whose repeat came too late for its
-    expiry is UNKNOWN, too, and so is one whose repeat finds another message under its id.
+    cancel's or purge's NOT_FOUND stays UNKNOWN unless the id is remembered. A put whose repeat is refused for what has
+    changed since is UNKNOWN, too: its first sending may have been delivered.
     """
     _spread_detail(answers)
     operation = batch.operation
@@ -383,14 +385,16 @@ def judge(
         status[missing & _is(operation, Operation.ACK)] = OK
         gone = missing & (_is(operation, Operation.CANCEL) | _is(operation, Operation.PURGE)) & (answers.settled == 0)
         late = (status == Status.INVALID.code) & _may_have_been_in_time(batch)
-        taken = _is(operation, Operation.PUT) & np.isin(status, _TAKEN)
+        refused = _is(operation, Operation.PUT) & np.isin(status, _CHANGED_SINCE)
         for where, why in (
             (gone, "it is gone: this call did it, or it was delivered first"),
             (late, "repeated too late for its expiry: it was never stored, or delivered meanwhile"),
-            (taken, "another message has the id: this one was never stored, or delivered meanwhile"),
+            (refused, ""),
         ):
+            for at in np.flatnonzero(where).tolist():
+                told = answers.details.get(at) or Status.of(int(status[at]))
+                answers.details[at] = why or f"the answer was lost, and then the repeat was refused: {told}"
             status[where] = UNKNOWN
-            answers.details.update(dict.fromkeys(np.flatnonzero(where).tolist(), why))
     again = []
     for code in (THROTTLED, UNAVAILABLE, UNKNOWN):
         where = np.flatnonzero(answers.status == code)

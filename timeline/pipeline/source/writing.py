@@ -64,13 +64,14 @@ _REMEDIES = {Status.FORBIDDEN: ". Write such rows for the group that owns them (
 @dataclass(slots=True)
 class JudgedRows:
     """One Arrow batch. `good`: indexes of the rows that can be put, as `batch`. `bad`: the reason per index of the
-    others. `derived`: the ids are made of the rows' content."""
+    others. `derived`: the ids are made of the rows' content. `repeated`: they were sent before."""
 
     rows: pa.RecordBatch
     good: np.ndarray[Any, np.dtype[np.intp]]
     batch: Batch
     bad: dict[int, str]
     derived: bool
+    repeated: bool = False
 
 
 class _BadRows:
@@ -382,8 +383,10 @@ class WriteTask:
             self._connection.close()
         return self._done
 
-    def _put(self, rows: pa.RecordBatch) -> None:
+    def _put(self, rows: pa.RecordBatch, repeated: bool = False) -> None:
+        """Put rows. `repeated`: they were sent before, and the answer was lost."""
         judged = judge(rows, self._past_ms)
+        judged.repeated = repeated
         batch, nbytes = judged.batch, rows.nbytes
         if judged.derived and len(batch):
             self._give_births(batch)
@@ -408,8 +411,10 @@ class WriteTask:
         codes, done = receipts.status_codes, self._done
         if (codes == Status.NOT_FOUND.code).any():
             raise NotFound(f"the topic {self._options.topic!r} is gone")
-        if np.isin(codes, _AGAIN).any():
-            receipts.raise_failed()
+        again = np.isin(codes, _AGAIN)
+        unsure = np.flatnonzero(codes == Status.UNKNOWN.code)
+        if again.any() and (judged.derived or judged.repeated or len(unsure) < again.sum()):
+            receipts[int(np.flatnonzero(again)[0])].raise_failed()
         duplicate = codes == _DUPLICATE
         # The broker answers OK to the same birth again: an earlier try of this task has put it.
         repeats = receipts.repeats & (codes == _OK)
@@ -427,10 +432,13 @@ class WriteTask:
         done.there += int(repeats.sum())
         done.settled += int(settled.sum())
         self._reject(judged, receipts, used_twice)
+        if len(unsure):  # a call of its own gets definite answers
+            self._put(judged.rows.take(pa.array(judged.good[unsure])), repeated=True)
 
     def _reject(self, judged: JudgedRows, receipts: Receipts, used_twice: Bools) -> None:
         bad, codes = judged.bad, receipts.status_codes
-        for at in np.flatnonzero(used_twice | ((codes != _OK) & (codes != _DUPLICATE))).tolist():
+        failed = (codes != _OK) & (codes != _DUPLICATE) & (codes != Status.UNKNOWN.code)
+        for at in np.flatnonzero(used_twice | failed).tolist():
             if used_twice[at]:
                 why = "EXISTS: the id is there already with the same payload and another due"
             else:
