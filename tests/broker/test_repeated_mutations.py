@@ -17,11 +17,24 @@ from tests.broker.slow import SlowStore
 from timeline.broker.api import mutate
 from timeline.broker.api.access import ANYBODY, Principal
 from timeline.broker.api.mutate import Sendings
+from timeline.broker.limits import Limits
 from timeline.clock import Clock
 from timeline.columns import Ragged
 from timeline.model import Operation, Status
+from timeline.storage_plugins.contract import StoreUnknown
 from timeline.storage_plugins.memory import MemoryStore
-from timeline.wire import Fault, Mutate, Mutated, MutateFlag, MutateTag, TagMutated, TransportError, decode, encode
+from timeline.wire import (
+    Deliver,
+    Fault,
+    Mutate,
+    Mutated,
+    MutateFlag,
+    MutateTag,
+    TagMutated,
+    TransportError,
+    decode,
+    encode,
+)
 
 HOUR_MS = 3_600_000
 
@@ -297,3 +310,22 @@ async def test_a_third_sending_waits_for_the_second_though_the_first_is_over() -
     go[1].set()
     await asyncio.gather(second, third)
     assert order == [f"{number} {what}" for number in range(3) for what in ("begins", "ends")]
+
+
+class LosesAnswers(MemoryStore):
+    """Each mutation by tag is done, and its answer is lost."""
+
+    async def mutate_tag(self, *arguments: Any) -> Any:
+        await super().mutate_tag(*arguments)
+        raise StoreUnknown("the answer was lost by the test")
+
+
+async def test_messages_that_a_lost_answer_moved_are_delivered_at_once() -> None:
+    """Nothing looks for what is due by itself within the hour."""
+    async with broker(LosesAnswers(), limits=Limits(sweep_every_ms=HOUR_MS)) as link:
+        consumer = await link.consume()
+        await link.put(["a"], HOUR_MS, tags=Ragged.of([b"red"]))
+        frame = MutateTag("t", "default", Operation.MOVE, b"red", 7, in_ms=0)
+        with pytest.raises(TransportError):
+            await sent(link, frame)
+        assert (await consumer.down(Deliver)).ids.tolist() == [b"a"]
