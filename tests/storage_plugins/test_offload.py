@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from timeline.model import MAX_PAYLOAD_BYTES, Operation, Status
+from timeline.model import MAX_PAYLOAD_BYTES, Operation, Status, Topic
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance import CHECKS, run_check
 from timeline.storage_plugins.conformance.trial import T0, Trial, named, statuses
@@ -424,3 +424,23 @@ async def test_dropping_a_topic_deletes_its_payloads() -> None:
         await trial.stored(other, named(2), payload=LARGE)
         await trial.store.drop_topic(topic)
         assert len(place.files) == 2
+
+
+async def test_a_drop_whose_answer_was_lost_deletes_the_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repeat of it finds no topic."""
+    async with offloading() as (trial, place, _):
+        topic = await trial.topic()
+        await trial.stored(topic, named(3), payload=LARGE)
+        assert isinstance(trial.store, OffloadingStore)
+        inner = trial.store.inner
+        drop_topic = inner.drop_topic
+
+        async def losing(asked: Topic) -> bool:
+            await drop_topic(asked)
+            raise StoreUnknown("the answer was lost")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(inner, "drop_topic", losing)
+            with pytest.raises(StoreUnknown):
+                await trial.store.drop_topic(topic)
+        assert not place.files

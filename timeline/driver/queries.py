@@ -256,6 +256,10 @@ def _message(rows: Rows, at: int, now_ms: int) -> StoredMessage:
     )
 
 
+_LEAST = {Cause.NO_CONSUMER: 0, Cause.UNEXPLAINED: 1}
+"""Causes that any other one outweighs, the least first."""
+
+
 class Queries:
     """The part of a client that asks for topics and messages, and how brokers fare. See `Timeline`."""
 
@@ -497,8 +501,9 @@ class Queries:
         report = await self.late(EVER, topic=topic, id=id, limit=MAX_BATCH, timeout=timeout)
         message = await self.get(topic, id, payload=False, timeout=timeout)
         late = tuple(one for one in report.deliveries if one.consumer)
-        # Each broker says why it does not deliver the message: the latest reason counts.
-        kept = next((one for one in reversed(report.deliveries) if not one.consumer), None) if message else None
+        # Each broker says why it does not deliver the message. One with a consumer knows better than one without.
+        reasons = [one for one in report.deliveries if not one.consumer] if message else []
+        kept = max(reversed(reasons), key=lambda one: _LEAST.get(one.cause, len(_LEAST)), default=None)
         origin, schedule = await origin_of(self._context, topic, id, timeout) or (None, None)
         if message is None and not late:
             of_schedule = "" if origin is None else why_absent(origin, schedule)

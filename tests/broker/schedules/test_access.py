@@ -163,6 +163,7 @@ async def test_bad_input_gets_a_sentence_that_names_the_field() -> None:
             ({"every_ms": 1}, "every must be at least 1s"),
             ({"cron": ["x"]}, "cron"),
             ({"evry_ms": 1}, "a schedule has no field 'evry_ms'"),
+            ({"every_ms": 1_000, "tag": "a\0b"}, "tag must have no NUL"),
             ({"every_ms": 1_000, "name": "other"}, "name is 'other' in the specification and 's' in the call"),
             ({"every_ms": 1_000, "zone": "Mars"}, "no time zone 'Mars'"),
         ):

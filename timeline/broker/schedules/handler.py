@@ -225,6 +225,7 @@ class ScheduleHandler:
             raise _Refused(Status.FORBIDDEN, why)
         said = await self._specified(call)
         _permit(caller, said)
+        _check_tag(said)
         target = await self._target(said.topic)
         _check_fits(said, target, self._clock.now_ms())
         for attempt in range(TRIES):
@@ -336,6 +337,8 @@ class ScheduleHandler:
         """Return the specification with other values of `fields`, which the topic can take."""
         said = await self._off_loop(lambda: record.specification.changed(**fields))
         _permit(caller, said)
+        if "tag" in fields:
+            _check_tag(said)
         target = await self._store.target(said.topic)
         if target is not None:
             if fields.keys() & {
@@ -456,6 +459,12 @@ def _check_fits(said: Specification, target: Topic, now_ms: int) -> None:
     size = len(encode_headers(headers))
     if size > MAX_HEADERS_BYTES:
         raise TooLarge(f"headers take {size} bytes once they are filled in; they may take {MAX_HEADERS_BYTES}")
+
+
+def _check_tag(said: Specification) -> None:
+    """Check what older brokers did not. Their schedules stay readable."""
+    if "\0" in said.tag:
+        raise Invalid("tag must have no NUL: no call by tag would find such messages")
 
 
 def _warnings(said: Specification, target: Topic | None) -> list[str]:

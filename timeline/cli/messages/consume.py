@@ -296,7 +296,7 @@ async def execute(delivery: timeline.Delivery, command: str, consumer: timeline.
     environment = {
         **os.environ,
         "TIMELINE_ID": delivery.id,
-        "TIMELINE_TAG": delivery.tag or "",
+        "TIMELINE_TAG": (delivery.tag or "").replace("\0", "\ufffd"),  # which no environment can have
         "TIMELINE_DUE": iso_or_none(delivery.scheduled_ms) or "",
         "TIMELINE_DELIVERIES": str(delivery.deliveries),
     }

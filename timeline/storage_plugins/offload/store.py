@@ -16,6 +16,7 @@ import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -37,6 +38,7 @@ from timeline.storage_plugins.contract import (
     StoreError,
     StoreRefused,
     StoreUnavailable,
+    StoreUnknown,
     Swept,
     TagMutation,
     TagStep,
@@ -291,14 +293,24 @@ class OffloadingStore(Store):
         return await self.inner.update_topic(topic)
 
     async def drop_topic(self, topic: Topic) -> bool:
-        dropped = await self.inner.drop_topic(topic)
+        try:
+            dropped = await self.inner.drop_topic(topic)
+        except StoreUnknown:
+            # A repeat finds no topic, and so would leave its payloads.
+            with suppress(StoreError):
+                if all(each.uid != topic.uid for each in await self.inner.topics()):
+                    await self._delete_payloads(topic)
+            raise
         if dropped:
-            try:
-                await self.payloads.delete_folder(topic_folder(topic.uid))
-            except PayloadsUnavailable as trouble:
-                folder, why = f"{self.payloads.described}/{topic_folder(topic.uid)}", trouble.reason
-                log.warning("topic %s is dropped; delete the folder %s yourself: %s", topic.name, folder, why)
+            await self._delete_payloads(topic)
         return dropped
+
+    async def _delete_payloads(self, topic: Topic) -> None:
+        try:
+            await self.payloads.delete_folder(topic_folder(topic.uid))
+        except PayloadsUnavailable as trouble:
+            folder, why = f"{self.payloads.described}/{topic_folder(topic.uid)}", trouble.reason
+            log.warning("topic %s is dropped; delete the folder %s yourself: %s", topic.name, folder, why)
 
     # ── messages ──
 
