@@ -156,7 +156,7 @@ CATALOG: dict[str, Declaration] = {
     "timeline_clients_adrift": gauge("Consumers whose clocks are 50 ms off this broker's, or more"),
     "timeline_cluster_brokers": gauge("Brokers that this one believes to be there, itself too"),
     "timeline_hints_total": counter(
-        "Hints between brokers of what comes due: sent, received, or dropped (a sweep finds these messages)",
+        "Hints between brokers of what comes due or who connected: sent, received, or dropped (a sweep finds messages)",
         "outcome",
     ),
     "timeline_journal_events_total": counter("Events handed to the journal"),

@@ -7,10 +7,11 @@ import asyncio
 
 import pytest
 
-from tests.broker.link import broker
+from tests.broker.link import broker, statuses
 from timeline.broker.dispatch.roster import Outboxes
 from timeline.broker.limits import Limits
 from timeline.columns import Ragged
+from timeline.model import Operation, Status
 from timeline.wire import Deliver, TopicAction
 
 MIB = 1024 * 1024
@@ -22,11 +23,28 @@ async def test_a_message_goes_past_a_consumer_whose_turn_it_is_without_the_credi
     async with broker() as link:
         await link.topic(TopicAction.UPDATE, max_rate_per_s=10)
         narrow = await link.consume("a", credit=10, credit_bytes=100_000)
-        await link.put(["small"])
-        await narrow.down(Deliver)
         wide = await link.consume("b", credit=10, credit_bytes=16 * MIB)
+        await link.put(["small0"])
+        await narrow.down(Deliver)
+        await link.put(["small1"])
+        await wide.down(Deliver)
         await link.put(["large"], payloads=Ragged.of([b"x" * MIB]))
         assert (await wide.down(Deliver)).ids.tolist() == [b"large"]
+
+
+@pytest.mark.slow
+async def test_a_message_larger_than_all_credit_goes_to_one_that_has_nothing_in_hand() -> None:
+    async with broker() as link:
+        await link.topic(TopicAction.UPDATE, max_rate_per_s=10)
+        idle = await link.consume("a", credit=10, credit_bytes=400_000)
+        busy = await link.consume("b", credit=10, credit_bytes=900_000)
+        await link.put(["small0"])
+        small = await idle.down(Deliver)
+        await link.put(["small1"])
+        await busy.down(Deliver)
+        assert statuses(await link.settle(idle, small, Operation.ACK)) == [Status.OK]
+        await link.put(["large"], payloads=Ragged.of([b"x" * 950_000]))
+        assert (await idle.down(Deliver)).ids.tolist() == [b"large"]
 
 
 @pytest.mark.slow

@@ -86,6 +86,9 @@ class BrokerPeer:
                     # It is there, and may have time in a moment: what it refused waits with what has come since.
                     rest_ms = limits.throttle_ms
                     self.waiting = told | {about: _sooner(one, told.get(about)) for about, one in self.waiting.items()}
+                    for about in list(self.waiting)[limits.hints_waiting :]:
+                        del self.waiting[about]
+                        self._peers.count("dropped", 1)
                 elif trouble is not None:
                     self._peers.count("dropped", len(told))
                 await asyncio.sleep(rest_ms / 1000.0)
@@ -206,6 +209,8 @@ class ClusterHints:
         self._serving = True
         self._lately: tuple[dict[int, int], dict[int, int]] = {}, {}
         """By topic's uid, the earliest due of recent hints, and that of a while before."""
+        self._joined: tuple[dict[tuple[int, bytes], JoinedConsumer], dict[tuple[int, bytes], JoinedConsumer]] = {}, {}
+        """Consumers that connected here, by topic's uid and id: of a while, and of a while before."""
         self._turned_ms = 0.0
 
     # ── what it hosts ──
@@ -218,7 +223,7 @@ class ClusterHints:
         """Note whether this broker can dispatch at all. Return whether that has changed: then all that it hosts must be
         registered again."""
         if mono_ms - self._turned_ms >= self._retell_ms:
-            self._turned_ms, self._lately = mono_ms, ({}, self._lately[0])
+            self._turned_ms, self._lately, self._joined = mono_ms, ({}, self._lately[0]), ({}, self._joined[0])
         changed, self._serving = serving != self._serving, serving
         return changed
 
@@ -276,6 +281,10 @@ class ClusterHints:
             for member in members:
                 if member.name != self.name and member.name in hosting:
                     self.peers.tell(member, uid, due_ms)
+        for (uid, _), consumer in (self._joined[1] | self._joined[0]).items():
+            for member in members:
+                if member.name != self.name:
+                    self.peers.tell_joined(member, uid, consumer)
 
     def _keep(self, uid: int, due_ms: int) -> None:
         known_ms = self._lately[0].get(uid)
@@ -299,25 +308,24 @@ class ClusterHints:
                     self.peers.tell(member, topic.uid, told[member.name])
 
     def joined(self, topic: Topic, consumer: JoinedConsumer) -> None:
-        """Tell all hosts of the topic's consumers that one has connected here. An earlier session of it ends there."""
-        hosting = self.membership.hosting(topic.uid)
+        """Tell all other brokers that a consumer of the topic has connected here. An earlier session of it ends there,
+        also one that is silent or suspended, which makes a broker no host."""
+        self._joined[0][topic.uid, consumer.id] = consumer
         for member in self.membership.members():
-            if member.name != self.name and member.name in hosting:
+            if member.name != self.name:
                 self.peers.tell_joined(member, topic.uid, consumer)
 
     def hinted(self, hint: Hint) -> Hinted:
         """Take another broker's hints of what comes due here, and of who connected there."""
-        if hint.consumers is not None and hint.sessions is not None and hint.bearers is not None:
-            columns = (hint.topic_uid, hint.due_ms, hint.consumers, hint.sessions, hint.bearers)
-            for uid, at_ms, id, session, bearer in zip(*(column.tolist() for column in columns), strict=True):
-                if id:
-                    self._supersede(uid, JoinedConsumer(id, session, bearer.decode(), at_ms))
         self.peers.count("received", len(hint.topic_uid))
-        known = [
-            self._wake(uid, due_ms, 0)
-            for uid, due_ms in zip(hint.topic_uid.tolist(), hint.due_ms.tolist(), strict=True)
-        ]
-        return Hinted(sum(known))
+        known = 0
+        ids = [b""] * len(hint.topic_uid) if hint.consumers is None else hint.consumers.tolist()
+        for at, (uid, at_ms, id) in enumerate(zip(hint.topic_uid.tolist(), hint.due_ms.tolist(), ids, strict=True)):
+            if not id:
+                known += self._wake(uid, at_ms, 0)
+            elif hint.sessions is not None and hint.bearers is not None:
+                self._supersede(uid, JoinedConsumer(id, int(hint.sessions[at]), hint.bearers[at].decode(), at_ms))
+        return Hinted(known)
 
     # ── who is there ──
 

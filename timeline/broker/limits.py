@@ -97,7 +97,8 @@ class Limits:
     """The wait that a throttled caller is asked for."""
     catalog_every_ms: int = 15_000
     hints_waiting: int = 10_000
-    """Topics whose next due is yet to be told to one other broker. Past it a hint is dropped."""
+    """What is yet to be told to one other broker: a topic's next due, or a consumer that connected. Past it a hint is
+    dropped."""
     hint_pace_ms: int = 2
     """Between two calls with hints to one broker, which gather meanwhile. After a failed call:"""
     hint_rest_ms: int = 250

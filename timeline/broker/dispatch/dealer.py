@@ -422,7 +422,7 @@ class Dealer:
         if leased.next_due_ms <= now_ms:
             # The next message is larger than each share of the round. It may fit all the credit of one consumer.
             one = self.roster.widest(mono_ms)
-            self._lone = not lone and one is not None and one.credit_bytes > most_bytes
+            self._lone = not lone and one is not None and (one.idle or one.credit_bytes > most_bytes)
             if not self._lone:  # wait for more credit in bytes
                 self._fruitless_until_ms = mono_ms + FRUITLESS_MS
         elif leased.next_due_ms <= until_ms:

@@ -83,7 +83,8 @@ SUPERSEDED = (
 
 @dataclass(frozen=True, slots=True)
 class JoinedConsumer:
-    """A consumer that connected: its id, its session, the name of its token, and when, in ms UTC."""
+    """A consumer that connected: its id, its session, the name of its token, and when, in ms UTC. 0: it is a broker's
+    own."""
 
     id: bytes
     session: int
@@ -92,8 +93,9 @@ class JoinedConsumer:
 
     def supersedes(self, other: JoinedConsumer) -> bool:
         """Return whether it is a later session of the same consumer, with the same token."""
-        mine, its = (self.joined_ms, self.session), (other.joined_ms, other.session)
-        return self.id == other.id and self.bearer == other.bearer and self.session != other.session and mine > its
+        same = self.id == other.id and self.bearer == other.bearer and self.session != other.session
+        later = (self.joined_ms, self.session) > (other.joined_ms, other.session)
+        return same and later and other.joined_ms > 0
 
 
 @dataclass(slots=True)
@@ -158,7 +160,7 @@ class ConnectedConsumer:
 
     @property
     def joined(self) -> JoinedConsumer:
-        """What other brokers learn of it."""
+        """Itself, as other brokers are told of it."""
         return JoinedConsumer(self.id, self.session, self.bearer, self.joined_ms)
 
     @property
@@ -354,7 +356,7 @@ class ConnectedConsumer:
         return unsent
 
     def superseded(self) -> list[LeasedBatch]:
-        """Have it leave, because another session has its id. Return the batches that were not sent."""
+        """Ask it to leave, because another session has its id. Return the batches that were not sent."""
         return self.leave(LeavingReason.SUPERSEDED, SUPERSEDED)
 
     def leave(self, reason: LeavingReason, text: str) -> list[LeasedBatch]:
@@ -492,8 +494,9 @@ class Roster:
         return next(self._able(now_ms), None) is not None
 
     def widest(self, now_ms: float) -> ConnectedConsumer | None:
-        """Return the one with the most credit in bytes. None: there is none."""
-        return max(self._able(now_ms), key=lambda consumer: consumer.credit_bytes, default=None)
+        """Return the one that may have the largest message: one with nothing in flight, or else the most credit in
+        bytes. None: there is none."""
+        return max(self._able(now_ms), key=lambda consumer: (consumer.idle, consumer.credit_bytes), default=None)
 
     def any_ahead(self, now_ms: float) -> bool:
         """Return whether one of them may be leased messages ahead."""

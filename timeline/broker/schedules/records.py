@@ -114,8 +114,9 @@ class ScheduleStore:
         found: dict[str, Topic | None] = {}
         read = False
         for name in {said.topic: None for said in schedules}:
-            found[name] = self._catalog.known(name) if read else await self.target(name)
-            read = read or found[name] is None
+            found[name] = self._catalog.known(name)
+            if found[name] is None and not read:
+                found[name], read = await self._catalog.find(name), True
         return found
 
     # ── reading ──

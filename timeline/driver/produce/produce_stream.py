@@ -116,7 +116,7 @@ class ProduceStream(QueueRunner):
             try:
                 if not state.over and not self.queue.outstanding:
                     await self._part(opened, reader)
-            except asyncio.CancelledError:
+            except (asyncio.CancelledError, Exception):
                 await self._cut_off(opened, reader)
                 raise
             await self._cut_off(opened, reader)

@@ -9,6 +9,7 @@ A task that runs again, or twice at once, puts the same ids. The broker answers 
 
 from __future__ import annotations
 
+import secrets
 import uuid
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -383,13 +384,16 @@ class WriteTask:
             self._connection.close()
         return self._done
 
-    def _put(self, rows: pa.RecordBatch, repeated: bool = False) -> None:
-        """Put rows. `repeated`: they were sent before, and the answer was lost."""
+    def _put(self, rows: pa.RecordBatch, births: UInt64 | None = None) -> None:
+        """Put rows. `births`: of rows that were sent before, and whose answer was lost."""
         judged = judge(rows, self._past_ms)
-        judged.repeated = repeated
+        judged.repeated = births is not None
         batch, nbytes = judged.batch, rows.nbytes
         if judged.derived and len(batch):
             self._give_births(batch)
+        else:
+            drawn = np.frombuffer(secrets.token_bytes(8 * len(batch)), dtype=np.uint64) | np.uint64(1)
+            batch.births = drawn if births is None else births
         while self._under_way and (len(self._under_way) >= CALLS_UNDER_WAY or self._bytes + nbytes > BYTES_UNDER_WAY):
             self._take()
         asked = self._producer.produce_many(batch, if_exists=self._options.if_exists or None)
@@ -433,7 +437,8 @@ class WriteTask:
         done.settled += int(settled.sum())
         self._reject(judged, receipts, used_twice)
         if len(unsure):  # a call of its own gets definite answers
-            self._put(judged.rows.take(pa.array(judged.good[unsure])), repeated=True)
+            assert judged.batch.births is not None
+            self._put(judged.rows.take(pa.array(judged.good[unsure])), judged.batch.births[unsure])
 
     def _reject(self, judged: JudgedRows, receipts: Receipts, used_twice: Bools) -> None:
         bad, codes = judged.bad, receipts.status_codes
