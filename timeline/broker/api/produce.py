@@ -146,23 +146,30 @@ class PutHandler:
             return refused(count, Status.UNAVAILABLE, trouble.detail)
         if topic is None:
             return refused(count, Status.NOT_FOUND, no_such_topic(frame.topic))
-        deadline_ms, begin_ms = started_ms + frame.timeout_ms if frame.timeout_ms else math.inf, clock.now()
-        whole = await self._admitted(frame, topic, deadline_ms, peer)
+        with self._scheduler.work(peer):
+            refusals, puts = admit_puts(frame, topic, clock.now())
+        answers, begin_ms = None, clock.now()
+        deadline_ms = started_ms + frame.timeout_ms if frame.timeout_ms else math.inf
+        if len(puts):
+            answers = await self._intake.put(topic, puts, deadline_ms, peer)
+        whole = refusals.merge(answers)
         if Status.NOT_FOUND.code in whole.status.tobytes():
-            try:
-                await self._catalog.refresh()
-            except StoreError as trouble:
-                return refused(count, Status.UNAVAILABLE, trouble.detail)
-            made = self._catalog.known(topic.name)
-            if made is not None and made.uid != topic.uid:  # another broker has dropped it, and made it again
-                whole = await self._admitted(frame, made, deadline_ms, peer)
+            whole = await self._put_anew(frame, topic, whole, deadline_ms, peer)
         count_answers(self._metrics, Operation.PUT, whole.status)
         if frame.headers is not None:
             self._traces.stored(topic.name, frame.ids, frame.headers, whole, begin_ms, clock.now())
         return whole
 
-    async def _admitted(self, frame: Produce, topic: Topic, deadline_ms: float, peer: str) -> Answers:
-        """Put what the topic takes of a frame. Return the answers to all of it."""
+    async def _put_anew(self, frame: Produce, topic: Topic, whole: Answers, deadline_ms: float, peer: str) -> Answers:
+        """Put a frame into the topic that has the name of `topic` by now, if another broker has dropped it and made it
+        again. Return the answers, `whole` if there is none."""
+        try:
+            await self._catalog.refresh()
+        except StoreError as trouble:
+            return refused(len(frame.birth), Status.UNAVAILABLE, trouble.detail)
+        made = self._catalog.known(topic.name)
+        if made is None or made.uid == topic.uid:
+            return whole
         with self._scheduler.work(peer):
-            refusals, puts = admit_puts(frame, topic, self._clock.now())
-        return refusals.merge(await self._intake.put(topic, puts, deadline_ms, peer) if len(puts) else None)
+            refusals, puts = admit_puts(frame, made, self._clock.now())
+        return refusals.merge(await self._intake.put(made, puts, deadline_ms, peer) if len(puts) else None)
