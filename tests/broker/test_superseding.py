@@ -8,8 +8,16 @@ import timeline
 from tests.broker.machines import TOPIC, Registered, Town, town
 from tests.simulation.loop import Process
 from timeline.broker.dispatch.roster import JoinedConsumer
+from timeline.sync import Member
 
 B1, B2 = "b1:9000", "b2:9000"
+
+
+async def begin(there: Town) -> None:
+    """Two brokers, and a topic."""
+    for name in ("b1", "b2"):
+        await there.broker(name)
+    await there.create_topic(lease="30s")
 
 
 class Twins:
@@ -41,9 +49,7 @@ def test_the_later_one_takes_over_at_whatever_broker(second: str) -> None:
         twins = Twins(there)
 
         async def story() -> None:
-            await there.broker("b1")
-            await there.broker("b2")
-            await there.create_topic(lease="30s")
+            await begin(there)
             twins.start("first", B1)
             await there.timer.wait(2)
             await there.put([0.0, 0.0])
@@ -68,15 +74,38 @@ def test_of_two_that_come_at_the_same_time_one_stays(monkeypatch: pytest.MonkeyP
         twins = Twins(there)
 
         async def story() -> None:
-            await there.broker("b1")
-            await there.broker("b2")
-            await there.create_topic(lease="30s")
+            await begin(there)
             twins.start("first", B1)
             twins.start("second", B2)
             await there.timer.wait(5)
 
         there.run(story())
         assert [code for _, code in twins.errors] == ["SUPERSEDED"]
+
+
+def test_a_broker_that_comes_hears_of_those_that_connected_before_it_came() -> None:
+    """It may have the earlier session still: the two did not know each other."""
+    told: list[tuple[str, int | JoinedConsumer]] = []
+    with town() as there:
+
+        async def story() -> None:
+            cluster = (await there.broker("b1")).node.cluster
+            await there.create_topic(lease="30s")
+            there.consume("worker", B1)
+            await there.timer.wait(2)
+            tell = cluster.peers.tell
+
+            def noted(member: Member, uid: int, news: int | JoinedConsumer) -> None:
+                told.append((member.name, news))
+                tell(member, uid, news)
+
+            cluster.peers.tell = noted  # type: ignore[method-assign]
+            await there.broker("b2")
+            await there.timer.wait(2)
+
+        there.run(story())
+        joined = [(name, news.id) for name, news in told if isinstance(news, JoinedConsumer)]
+        assert joined == [("b2", b"worker")]
 
 
 def test_only_a_later_session_with_the_same_token_takes_over() -> None:

@@ -41,9 +41,10 @@ PeerFactory = Callable[[str], PeerChannel]
 """Makes the channel to an address."""
 
 
-Told: TypeAlias = dict[tuple[int, bytes], int | JoinedConsumer]
-"""What a peer is to be told, by topic's uid and consumer's id: that the consumer joined, or without an id the earliest
-due."""
+News: TypeAlias = int | JoinedConsumer
+"""What a peer is told of a topic: when something is due, in ms UTC, or who connected."""
+Told: TypeAlias = dict[tuple[int, bytes], News]
+"""News by topic's uid and consumer's id; the id of a due time is empty."""
 
 
 class BrokerPeer:
@@ -56,21 +57,13 @@ class BrokerPeer:
         self._running = False
         self._silent = False
 
-    def tell(self, topic_uid: int, due_ms: int) -> None:
-        """Hint that something of the topic is due there at `due_ms`."""
-        known_ms = self.waiting.get((topic_uid, b""))
-        if not isinstance(known_ms, int) or due_ms < known_ms:
-            self._wait((topic_uid, b""), due_ms)
-
-    def tell_joined(self, topic_uid: int, consumer: JoinedConsumer) -> None:
-        """Tell that a consumer of the topic has connected here."""
-        self._wait((topic_uid, consumer.id), consumer)
-
-    def _wait(self, about: tuple[int, bytes], told: int | JoinedConsumer) -> None:
+    def tell(self, topic_uid: int, news: News) -> None:
+        """Tell when something of the topic is due there, or that a consumer of it has connected here."""
+        about = topic_uid, b"" if isinstance(news, int) else news.id
         if about not in self.waiting and len(self.waiting) >= self._peers.limits.hints_waiting:
             self._peers.count("dropped", 1)
             return
-        self.waiting[about] = told
+        self.waiting[about] = _newest(news, self.waiting.get(about))
         if not self._running:
             self._running = True
             self._peers.tasks.spawn(self._run(), f"hints to {self.member.name}")
@@ -85,7 +78,7 @@ class BrokerPeer:
                 if isinstance(trouble, TransportError) and trouble.fault is Fault.OVERLOADED:
                     # It is there, and may have time in a moment: what it refused waits with what has come since.
                     rest_ms = limits.throttle_ms
-                    self.waiting = told | {about: _sooner(one, told.get(about)) for about, one in self.waiting.items()}
+                    self.waiting = told | {about: _newest(one, told.get(about)) for about, one in self.waiting.items()}
                     for about in list(self.waiting)[limits.hints_waiting :]:
                         del self.waiting[about]
                         self._peers.count("dropped", 1)
@@ -122,9 +115,9 @@ class BrokerPeer:
         return None
 
 
-def _sooner(new: int | JoinedConsumer, old: int | JoinedConsumer | None) -> int | JoinedConsumer:
-    """Return what to tell: the sooner due, or the consumer that joined last."""
-    return min(new, old) if isinstance(new, int) and isinstance(old, int) else new
+def _newest(news: News, before: News | None) -> News:
+    """Return what to tell: of two due times the sooner one, of two sessions of a consumer the last one."""
+    return min(news, before) if isinstance(news, int) and isinstance(before, int) else news
 
 
 class BrokerPeers:
@@ -139,21 +132,14 @@ class BrokerPeers:
         """Count hints that were `sent`, `received` or `dropped`."""
         self._metrics.count("timeline_hints_total", outcome, by=many)
 
-    def tell(self, member: Member, topic_uid: int, due_ms: int) -> None:
-        """Hint that something of the topic is due at `due_ms` in a bucket of `member`. Return at once."""
+    def tell(self, member: Member, topic_uid: int, news: News) -> None:
+        """Tell `member` when something of the topic is due in its buckets, or that a consumer has connected here. It
+        returns at once."""
         peer = self.peer(member)
         if peer is None:
             self.count("dropped", 1)
         else:
-            peer.tell(topic_uid, due_ms)
-
-    def tell_joined(self, member: Member, topic_uid: int, consumer: JoinedConsumer) -> None:
-        """Tell `member` that a consumer of the topic has connected here. Return at once."""
-        peer = self.peer(member)
-        if peer is None:
-            self.count("dropped", 1)
-        else:
-            peer.tell_joined(topic_uid, consumer)
+            peer.tell(topic_uid, news)
 
     def peer(self, member: Member) -> BrokerPeer | None:
         """Return `member` with its one connection. None: it has no address, or there are as many as there may be."""
@@ -212,6 +198,8 @@ class ClusterHints:
         self._joined: tuple[dict[tuple[int, bytes], JoinedConsumer], dict[tuple[int, bytes], JoinedConsumer]] = {}, {}
         """Consumers that connected here, by topic's uid and id: of a while, and of a while before."""
         self._turned_ms = 0.0
+        self._others: frozenset[str] = frozenset()
+        """The other brokers' names at the last change."""
 
     # ── what it hosts ──
 
@@ -271,20 +259,21 @@ class ClusterHints:
         """Repeat recent hints after brokers, or what they host, have changed.
 
         A bucket's new dispatcher may have looked into the store before a message was put, and nobody told it of that
-        message. So all hosts hear again of what was due lately.
+        message. So all hosts hear again of what was due lately, and new brokers of who connected.
         """
         members = self.membership.members()
         self.peers.keep(members)
+        others = {member.name: member for member in members if member.name != self.name}
+        new, self._others = others.keys() - self._others, frozenset(others)
         for uid in {uid: None for dues in self._lately for uid in dues}:
             due_ms = min(dues[uid] for dues in self._lately if uid in dues)
             hosting = self.membership.hosting(uid)
-            for member in members:
-                if member.name != self.name and member.name in hosting:
+            for name, member in others.items():
+                if name in hosting:
                     self.peers.tell(member, uid, due_ms)
-        for (uid, _), consumer in (self._joined[1] | self._joined[0]).items():
-            for member in members:
-                if member.name != self.name:
-                    self.peers.tell_joined(member, uid, consumer)
+        for name in sorted(new):
+            for (uid, _), consumer in (self._joined[1] | self._joined[0]).items():
+                self.peers.tell(others[name], uid, consumer)
 
     def _keep(self, uid: int, due_ms: int) -> None:
         known_ms = self._lately[0].get(uid)
@@ -313,7 +302,7 @@ class ClusterHints:
         self._joined[0][topic.uid, consumer.id] = consumer
         for member in self.membership.members():
             if member.name != self.name:
-                self.peers.tell_joined(member, topic.uid, consumer)
+                self.peers.tell(member, topic.uid, consumer)
 
     def hinted(self, hint: Hint) -> Hinted:
         """Take another broker's hints of what comes due here, and of who connected there."""
