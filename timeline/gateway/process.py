@@ -14,7 +14,6 @@ from typing import Any
 
 import uvicorn
 
-from timeline.clock import Clock
 from timeline.config import joined, listening, split_address
 from timeline.gateway.app import application
 from timeline.gateway.protocol import BoundedHttp, Connections, most_connections
@@ -63,9 +62,7 @@ async def run(
     protocol: Any = partial(BoundedHttp, Connections(most, note))
     if settings.tls_cert:
         connections = Connections(min(most, MOST_CONNECTIONS), note)
-        protocol = partial(
-            TlsConnection, connections, TlsFiles(settings.tls_cert, settings.tls_key, lambda: Clock().now_ms())
-        )
+        protocol = partial(TlsConnection, connections, TlsFiles(settings.tls_cert, settings.tls_key))
     port = listening(settings.listen, BACKLOG)
     port.setblocking(False)
     host, _ = split_address(settings.listen)

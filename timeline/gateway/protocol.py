@@ -264,16 +264,14 @@ class BoundedHttp(HttpToolsProtocol):
         self.send_400_response("")
 
     def wrong_address(self, ascii: bool) -> None:
-        """Note that the address is none. `ascii`: it has no other letters."""
-        self._refusal = (
-            400,
-            (
-                "the address of a request begins with /, and has no spaces and no control characters"
-                if ascii
-                else "the address has a character that must be written with percent signs, such as %C3%BC for ü: "
+        """Note that there is no address. `ascii`: the request has no other letters."""
+        said = "the address of a request begins with /, and has no spaces and no control characters"
+        if not ascii:
+            said = (
+                "the address has a character that must be written with percent signs, such as %C3%BC for ü: "
                 "curl takes -G --data-urlencode NAME=VALUE"
-            ),
-        )
+            )
+        self._refusal = 400, said
 
     def _too_long(self) -> None:
         self._refusal = 431, f"a head has at most {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers"
@@ -313,13 +311,11 @@ class BoundedHttp(HttpToolsProtocol):
         sizes = len(path), len(query), sum(map(len, cookies))
         most = MAX_PATH_BYTES, MAX_QUERY_BYTES, MAX_COOKIE_BYTES
         if fields >= MAX_FIELDS or any(size > limit for size, limit in zip(sizes, most, strict=True)):
-            self._refusal = (
-                431,
-                (
-                    f"a request has a path of at most {MAX_PATH_BYTES} bytes, a query of {MAX_QUERY_BYTES} with "
-                    f"{MAX_FIELDS} fields, and {MAX_FIELDS} cookies of {MAX_COOKIE_BYTES} bytes in all"
-                ),
+            said = (
+                f"a request has a path of at most {MAX_PATH_BYTES} bytes, a query of {MAX_QUERY_BYTES} with "
+                f"{MAX_FIELDS} fields, and {MAX_FIELDS} cookies of {MAX_COOKIE_BYTES} bytes in all"
             )
+            self._refusal = 431, said
             raise ValueError("the address or the cookies are too long")
 
     def framing(self) -> bytes:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable
 from typing import Any
 
+from timeline.clock import Clock
 from timeline.credentials import load_server_pair
 from timeline.files import Reloaded
 from timeline.gateway.protocol import BoundedHttp, Connections
@@ -20,15 +20,15 @@ MOST_CONNECTIONS = 1_000
 
 
 class TlsFiles:
-    """A certificate and its key. `now_ms`: the time in ms UTC. Raise Invalid if they cannot be used at first."""
+    """A certificate and its key. Raise Invalid if they cannot be used at first."""
 
-    def __init__(self, cert: str, key: str, now_ms: Callable[[], int]) -> None:
-        self._cert, self._key, self._now_ms = cert, key, now_ms
+    def __init__(self, cert: str, key: str) -> None:
+        self._cert, self._key = cert, key
         self._files = Reloaded("the certificate stays as it was", [cert, key], self._load, log)
 
     def _load(self) -> ssl.SSLContext:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        load_server_pair(context, self._cert, self._key, self._now_ms())
+        load_server_pair(context, self._cert, self._key, Clock().now_ms())
         return context
 
     def context(self) -> ssl.SSLContext:

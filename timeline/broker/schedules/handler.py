@@ -341,10 +341,8 @@ class ScheduleHandler:
             _check_tag(said)
         target = await self._store.target(said.topic)
         if target is not None:
-            if fields.keys() & {
-                "payload",
-                "headers",
-            }:  # one that the topic has become too small for can still be paused
+            # One that the topic has become too small for can still be paused.
+            if "payload" in fields or "headers" in fields:
                 _check_fits(said, target, self._clock.now_ms())
             if said.window_ms > record.specification.window_ms:
                 await self._remember(target, said, caller)

@@ -238,11 +238,8 @@ class ScheduleStore:
         if fits.all():
             return _listed(await self._put(topic, puts, until_ms))
         answers = Answers.blank(len(puts), Status.TOO_LARGE)
-        of_headers, of_payload = (
-            f"headers may take {MAX_HEADERS_BYTES} bytes",
-            f"the topic takes payloads of up to {most} bytes",
-        )
-        answers.details = {at: of_payload if one else of_headers for at, one in enumerate(short.tolist())}
+        long, large = f"headers may take {MAX_HEADERS_BYTES} bytes", f"the topic takes payloads of up to {most} bytes"
+        answers.details = {at: large if one else long for at, one in enumerate(short.tolist())}
         if fits.any():
             answers.assign(np.flatnonzero(fits), await self._put(topic, puts.take(fits), until_ms))
         return _listed(answers)

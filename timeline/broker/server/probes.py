@@ -161,11 +161,9 @@ async def _service(data: bytes, context: Any) -> str:
     try:
         return str(health_pb2.HealthCheckRequest.FromString(data).service)
     except DecodeError:
-        return str(
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT, "the request cannot be read: send a grpc.health.v1.HealthCheckRequest"
-            )
-        )
+        said = "the request cannot be read: send a grpc.health.v1.HealthCheckRequest"
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, said)
+        raise  # which abort has done
 
 
 class HealthService:

@@ -389,12 +389,12 @@ def judge(
         for where, why in (
             (gone, "it is gone: this call did it, or it was delivered first"),
             (late, "repeated too late for its expiry: it was never stored, or delivered meanwhile"),
-            (refused, ""),
         ):
-            for at in np.flatnonzero(where).tolist():
-                told = answers.details.get(at) or Status.of(int(status[at]))
-                answers.details[at] = why or f"the answer was lost, and then the repeat was refused: {told}"
-            status[where] = UNKNOWN
+            answers.details.update(dict.fromkeys(np.flatnonzero(where).tolist(), why))
+        for at in np.flatnonzero(refused).tolist():
+            told = answers.details.get(at) or Status.of(int(status[at]))
+            answers.details[at] = f"the answer was lost, and then the repeat was refused: {told}"
+        status[gone | late | refused] = UNKNOWN
     again = []
     for code in (THROTTLED, UNAVAILABLE, UNKNOWN):
         where = np.flatnonzero(answers.status == code)

@@ -65,6 +65,10 @@ _BROKE_OFF = {
 """How calls end that no broker ended. gRPC's own text is about gRPC. It stays the cause of the error."""
 
 
+_OVER = (asyncio.CancelledError, asyncio.InvalidStateError, grpc.aio.UsageError)
+"""What gRPC raises if a call is used that is over, or whose connection is closed meanwhile."""
+
+
 def _ours(over: BaseException) -> bool:
     """Return whether our own task was cancelled. gRPC raises the same error if the connection is closed during a call,
     which must not end our task."""
@@ -144,7 +148,7 @@ class GrpcStream:
             await self._call.write(frame)
         except grpc.aio.AioRpcError as error:
             raise self._met.fault(error) from error
-        except (asyncio.CancelledError, asyncio.InvalidStateError, grpc.aio.UsageError) as over:
+        except _OVER as over:
             if _ours(over):
                 raise
             raise await self._why(over) from over
@@ -155,7 +159,7 @@ class GrpcStream:
             frame = await self._call.read()
         except grpc.aio.AioRpcError as error:
             raise self._met.fault(error) from error
-        except (asyncio.CancelledError, asyncio.InvalidStateError, grpc.aio.UsageError) as over:
+        except _OVER as over:
             if _ours(over):
                 raise
             raise await self._why(over) from over
@@ -198,15 +202,9 @@ class GrpcStream:
             self._closed = True
             try:
                 await self._call.done_writing()
-            except (
-                grpc.aio.AioRpcError,
-                asyncio.CancelledError,
-                asyncio.InvalidStateError,
-                grpc.aio.UsageError,
-            ) as over:
+            except (grpc.aio.AioRpcError, *_OVER) as over:  # it is over already
                 if _ours(over):
                     raise
-                # It is over already.
 
     def cancel(self) -> None:
         """End the stream at once."""
