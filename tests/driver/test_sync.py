@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -315,9 +315,9 @@ def test_a_few_are_taken_within_a_bounded_wait(served: str) -> None:
             c.take(max=1, wait="1s")
 
 
-@pytest.mark.parametrize("asked", [{}, {"max": 10, "wait": "20s"}])
+@pytest.mark.parametrize("take", [lambda c: c.take(), lambda c: c.take(10, "20s"), lambda c: c.take_batch()])
 def test_ctrl_c_amid_a_take_puts_back_what_was_taken(
-    served: str, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
+    served: str, monkeypatch: pytest.MonkeyPatch, take: Callable[[Any], Any]
 ) -> None:
     """It may come when the client's thread has taken, and this one was not handed it yet."""
     wait = Background.wait
@@ -333,7 +333,7 @@ def test_ctrl_c_amid_a_take_puts_back_what_was_taken(
             p.produce_many(Batch([b"x"] * 3, in_=0, ids=list("abc")))
             monkeypatch.setattr(Background, "wait", staticmethod(interrupted))
             with pytest.raises(KeyboardInterrupt):
-                c.take(**asked)
+                take(c)
             met: list[Any] = []
             while len(met) < 3:
                 met += c.take(max=10, wait="20s")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn, overload
 
@@ -29,7 +29,7 @@ from timeline.driver.client import DEFAULT_TIMEOUT, Name, Timeline
 from timeline.driver.consume.handlers import Backoff, Handler
 from timeline.driver.consume.in_flight import Stats
 from timeline.driver.consumer import CREDIT_BYTES, Consumer, wait_of
-from timeline.driver.delivery import Delivery
+from timeline.driver.delivery import Delivery, DeliveryBatch
 from timeline.driver.message import Message
 from timeline.driver.producer import MessageSource, Producer
 from timeline.driver.receipts import Receipt, Receipts
@@ -161,15 +161,8 @@ class SyncConsumer(Blocking):
         self, max: int | None = None, wait: Duration | None = None, *, timeout: Duration | None = None
     ) -> SyncDelivery | list[SyncDelivery] | None:
         """See Consumer.take. Ctrl-C loses no message."""
-        wait, taken = wait_of(wait, timeout), list[Delivery]()
-        try:
-            self._run(self._take(taken, max, wait))
-        except TimelineError:
-            raise
-        except BaseException:  # of Ctrl-C or another signal: the client's thread may have taken some
-            with suppress(Closed):
-                self._put_back(taken)
-            raise
+        taken = list[Delivery]()
+        self._taking(taken, self._take(taken, max, wait_of(wait, timeout)))
         made = [SyncDelivery.of(one, self._run) for one in taken]
         return made if max is not None else made[0] if made else None
 
@@ -179,6 +172,22 @@ class SyncConsumer(Blocking):
         elif (one := await self._target.take()) is not None:
             taken.append(one)
 
+    async def _take_batch(self, taken: list[DeliveryBatch]) -> None:
+        if (batch := await self._target.take_batch()) is not None:
+            taken.append(batch)
+
+    def _taking(self, taken: Sequence[Delivery | DeliveryBatch], asked: Coroutine[Any, Any, None]) -> None:
+        """Run `asked`, which adds to `taken`. Put that back after Ctrl-C or another signal: nobody has seen it."""
+        try:
+            self._run(asked)
+        except TimelineError:
+            raise
+        except BaseException:
+            with suppress(Closed):
+                for one in reversed(taken):
+                    self._put_back([one] if isinstance(one, Delivery) else one)
+            raise
+
     _put_back = in_loop(Consumer.put_back)
 
     def batches(self) -> Iterator[SyncDeliveryBatch]:
@@ -187,9 +196,10 @@ class SyncConsumer(Blocking):
             yield batch
 
     def take_batch(self) -> SyncDeliveryBatch | None:
-        """Wait for the next batch. Return None once the consumer is closed or takes nothing more."""
-        taken = self._run(self._target.take_batch())
-        return None if taken is None else SyncDeliveryBatch.of(taken, self._run)
+        """Wait for the next batch. Return None once the consumer is closed or takes nothing more. Ctrl-C loses none."""
+        taken = list[DeliveryBatch]()
+        self._taking(taken, self._take_batch(taken))
+        return SyncDeliveryBatch.of(taken[0], self._run) if taken else None
 
     def run(
         self,
