@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 
-from tests.broker.link import broker, statuses
+from tests.broker.link import Pipe, broker, statuses
 from timeline.broker.dispatch.roster import Outboxes
 from timeline.broker.limits import Limits
 from timeline.columns import Ragged
@@ -64,6 +64,23 @@ async def test_a_message_larger_than_a_share_of_the_round_goes_to_one_that_has_t
         for wait in waits:
             wait.cancel()
     assert sorted(found) == [b"behind", b"large"]
+
+
+async def test_a_session_that_takes_over_gets_messages_larger_than_a_round() -> None:
+    async with broker(limits=Limits(lease_bytes=MIB // 2)) as link:
+        first = await link.consume("w", credit=10, credit_bytes=16 * MIB)
+        ids = ["a", "b", "c"]
+        await link.put(ids, payloads=Ragged.of([b"x" * MIB] * 3))
+        await received(first, 3)
+        second = await link.consume("w", session=2, credit=10, credit_bytes=16 * MIB)
+        assert sorted(await received(second, 3)) == [b"a", b"b", b"c"]
+
+
+async def received(pipe: Pipe, count: int) -> list[bytes]:
+    found: list[bytes] = []
+    while len(found) < count:
+        found += (await pipe.down(Deliver)).ids.tolist()
+    return found
 
 
 async def test_consumers_that_do_not_read_hold_up_no_other_host() -> None:

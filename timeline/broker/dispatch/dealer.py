@@ -190,15 +190,17 @@ class Dealer:
                 listed = zip(rows.ids.tolist(), rows.birth.tolist(), rows.version.tolist(), strict=True)
                 missing = np.array([at for at, token in enumerate(listed) if token not in in_hand], dtype=np.intp)
                 sizes = content_sizes(rows)[missing]
-                room = deal(grants_for([consumer], self._limits, len(missing)), sizes) if len(missing) else missing
-                await consumer.room_for_batches()
-                if consumer.gone:
-                    return  # it is for the broker that it goes to
-                if len(room):
+                while len(missing):
+                    grants = grants_for([consumer], self._limits, len(missing))
+                    count = len(deal(grants, sizes)) or len(deal([consumer.lone_grant], sizes[:1]))
+                    await consumer.room_for_batches()
+                    if consumer.gone:
+                        return  # it is for the broker that it goes to
+                    if not count:
+                        return  # no credit for more: the rest comes back when its lease runs out
                     # A store may walk leases by their end: what is granted again here lies ahead on the same walk.
-                    in_hand |= await self._regrant(rows.take(missing[: len(room)]), consumer, peer)
-                if len(room) < len(missing):
-                    return  # no credit for more: the rest comes back when its lease runs out
+                    in_hand |= await self._regrant(rows.take(missing[:count]), consumer, peer)
+                    missing, sizes = missing[count:], sizes[count:]
         except StoreError as trouble:
             log.warning("cannot look up what consumer %r holds: %s", consumer.id.decode(), trouble)
 
@@ -331,7 +333,7 @@ class Dealer:
         grants = grants_for(consumers, self._limits, most, early)
         consumers = consumers[: len(grants)]
         if self._lone and grants and (one := self.roster.widest(mono_ms)) is not None:
-            consumers, grants = [one], [Grant(one.id, 1, one.lease_ms, max(0, one.credit_bytes), one.idle)]
+            consumers, grants = [one], [one.lone_grant]
         self._between_rounds.clear()
         self._dry = False
         for consumer in consumers:

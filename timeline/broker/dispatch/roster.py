@@ -164,6 +164,11 @@ class ConnectedConsumer:
         return JoinedConsumer(self.id, self.session, self.bearer, self.joined_ms)
 
     @property
+    def lone_grant(self) -> Grant:
+        """A grant for one message, however large a round is."""
+        return Grant(self.id, min(1, max(0, self.credit_messages)), self.lease_ms, max(0, self.credit_bytes), self.idle)
+
+    @property
     def idle(self) -> bool:
         """Whether nothing is in flight. A message larger than its credit in bytes may then be sent alone."""
         return self.credit_messages >= self.room_messages and self.credit_bytes >= self.room_bytes
