@@ -372,7 +372,7 @@ def test_a_store_that_a_broker_warns_of_is_told_once() -> None:
     ("load", "settings", "said"),
     [
         ({}, {}, []),
-        ({"available": 3, "credit": 0}, {}, ["all consumers of t are full, with 3 due"]),
+        ({"available": 3, "credit": 0}, {}, ["all consumers of t are full or ask for nothing, with 3 due"]),
         ({"available": 3, "consumers": 0, "credit": 0}, {}, ["nobody consumes t, with 3 due"]),
         ({"available": 3}, {"paused": True}, ["t is paused, 3 due"]),
     ],

@@ -403,8 +403,8 @@ def of_topics(standings: Standings, settings: Mapping[str, TopicSettings]) -> li
             advice = f"start one: 'timeline consume {name}' takes and prints them"
             found.append(Finding("consumers", WARNING, f"nobody consumes {name}, with {waiting:,} due", advice))
         elif waiting and not load.credit:
-            advice = "start more, give them more credit, or let handlers take less time"
-            full = f"all consumers of {name} are full, with {waiting:,} due"
+            advice = "start more, give them more credit, or let handlers take less time; see that webhooks are answered"
+            full = f"all consumers of {name} are full or ask for nothing, with {waiting:,} due"
             found.append(Finding("consumers", WARNING, full, advice))
     for consumer in (consumer for one in standings.brokers for consumer in one.consumers):
         if consumer.health is not Health.HEALTHY:

@@ -289,10 +289,10 @@ class TopicPusher:
                 return False
 
     async def _post(self, delivery: PulledDelivery) -> Settlement:
-        settings, receiver = self.topic.settings, self.receiver
+        name, settings, receiver = self.topic.name, self.topic.settings, self.receiver
         token = delivery.token
         message = PushedMessage(
-            topic=self.topic.name,
+            topic=name,
             id=delivery.id,
             birth=token.birth,
             payload=delivery.payload,
@@ -321,6 +321,12 @@ class TopicPusher:
             raise
         else:
             receiver.answered(self._clock.monotonic_ms(), works=not outcome.broken)
+        if receiver.open and not probing:
+            log.warning(
+                "webhooks of topic %r wait: the receiver fails. It is tried again, at most a minute apart", name
+            )
+        elif probing and not receiver.open:
+            log.info("webhooks of topic %r go again: the receiver answers", name)
         self._changed.set()
         return outcome
 
