@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tests.gateway.push.receiver import Answering, Receiver, always, hang_up
 from timeline.child import free_ports
 from timeline.errors import Invalid
 from timeline.gateway.metrics import GatewayMetrics
+from timeline.gateway.push import circuit as circuit_module
 from timeline.gateway.push import pusher as pusher_module
 from timeline.gateway.push.addresses import AddressGuard, host_of
 from timeline.gateway.push.circuit import Circuit
@@ -327,9 +329,15 @@ async def test_what_a_take_from_before_gets_while_the_circuit_is_open_goes_back_
 @pytest.mark.slow
 @pytest.mark.parametrize("fails", [always(500), hang_up], ids=["5xx", "no answer"])
 async def test_errors_of_one_topic_hold_up_no_other_of_its_host(
-    tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, fails: Answering
+    tl: timeline.Timeline,
+    receiver: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
+    fails: Answering,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO, "timeline.gateway.push")
     monkeypatch.setattr(pusher_module, "LOOK_MS", 20.0)
+    monkeypatch.setattr(circuit_module, "FIRST_MS", 20.0)
 
     async def one_broken(request: web.Request, body: bytes) -> web.StreamResponse:
         return await fails(request, body) if request.headers["Timeline-Topic"] == "t" else web.Response(status=204)
@@ -346,6 +354,25 @@ async def test_errors_of_one_topic_hold_up_no_other_of_its_host(
             await p.produce(b"", id="b", in_=0)
         while await tl.get("u", "b") is not None:
             pass
+        assert "webhooks of topic 't' wait: the receiver fails" in caplog.text
+        receiver.answer = always(204)
+        while await tl.get("t", "a") is not None:
+            pass
+        assert not pusher._open_circuits()
+        assert "webhooks of topic 't' go again" in caplog.text and "'u' wait" not in caplog.text
+
+
+@pytest.mark.slow
+async def test_a_dropped_topic_has_no_open_circuit(
+    tl: timeline.Timeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pusher_module, "LOOK_MS", 20.0)
+    receiver.answer = always(500)
+    await tl.create_topic("t", push_url=receiver.url)
+    async with pushing(tl) as pusher:
+        await produce(tl, "a")
+        while not pusher._open_circuits():
+            await asyncio.sleep(0)
         await tl.drop_topic("t")
         while pusher._open_circuits():
             await asyncio.sleep(0)
