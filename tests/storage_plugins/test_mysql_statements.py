@@ -133,7 +133,10 @@ async def test_hot_statements_go_along_their_indexes(server: MysqlServer) -> Non
             for statement in heard.statements:
                 if not re.match("SELECT|UPDATE|DELETE", statement) or "message" not in statement:
                     continue
-                steps = [step for step in _plan(somebody, statement) if step[0] in ("m", "w", "e", "t", "message")]
+                plan = _plan(somebody, statement)
+                confirmed = [index for table, index, rows in plan if table == "topic" and rows == 1]
+                assert ("EXISTS (SELECT 1 FROM topic" in statement) == (confirmed == ["PRIMARY"]), (statement, plan)
+                steps = [step for step in plan if step[0] in ("m", "w", "e", "t", "message")]
                 most = 2_000 if " IN (" in statement and " LIMIT " not in statement else 1 << 40
                 assert all(index is not None and rows <= most for _, index, rows in steps), (statement[:200], steps)
                 explained += len(steps)

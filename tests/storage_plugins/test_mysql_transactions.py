@@ -85,6 +85,44 @@ async def test_row_numbers_that_were_given_out_twice_harm_nobody(server: MysqlSe
         assert {row["payloads"] for row in there.values()} == {b"payload"}
 
 
+async def test_a_key_that_a_failover_gave_to_another_topic_is_not_used(server: MysqlServer) -> None:
+    """As by a replica that took over and had missed the topic's creation: AUTO_INCREMENT counts on from before it."""
+    url = server.url
+    async with trial(url) as before, trial(url) as after:
+        lost = await before.topic()
+        await before.stored(lost, [b"lost"])
+        database = database_of(url)
+        key = int(server.sql(f"SELECT `key` FROM {database}.topic WHERE uid = {lost.uid}"))
+        for table in ("topic", "message", "payload"):
+            server.sql(f"DELETE FROM {database}.{table}")
+        server.sql(f"ALTER TABLE {database}.topic AUTO_INCREMENT = {key}")
+        other_one = await after.topic()
+        assert int(server.sql(f"SELECT `key` FROM {database}.topic WHERE uid = {other_one.uid}")) == key
+        await after.stored(other_one, named(10))
+        assert not len((await before.lease(lost)).rows)
+        held = (await after.lease(other_one)).rows
+        for operation in (Operation.ACK, Operation.EXTEND, Operation.RELEASE):
+            before.store._keys[lost.uid] = key  # type: ignore[attr-defined]
+            told = await before.settle(lost, operation, held, time_ms=T0 + HOUR_MS)
+            assert set(statuses(told)) == {Status.NOT_FOUND}
+        assert set(statuses(await before.put(lost, [b"n"]))) == {Status.NOT_FOUND}
+        assert set(statuses(await after.settle(other_one, Operation.ACK, held))) == {Status.OK}
+
+
+async def test_a_topic_that_is_made_again_under_another_key_is_found_by_it(server: MysqlServer) -> None:
+    url = server.url
+    async with trial(url) as before, trial(url) as after:
+        made = await before.topic()
+        await before.stored(made, [b"a"])
+        server.sql(f"UPDATE {database_of(url)}.topic SET `key` = `key` + 1000")
+        await after.stored(made, named(3))
+        with pytest.raises(StoreUnavailable, match="another key since a failover"):
+            await before.put(made, [b"b"])
+        assert statuses(await before.put(made, [b"b"])) == [Status.OK]
+        server.sql(f"UPDATE {database_of(url)}.topic SET `key` = `key` - 1000")
+        assert (await before.lease(made)).rows.ids.tolist() == [b"a"]
+
+
 async def test_a_replace_stores_its_message_though_its_id_is_still_remembered(server: MysqlServer) -> None:
     """Clocks of two brokers differ: one has forgotten the id, and stored a message. For the other it is remembered."""
     async with trial(server.url) as trying:

@@ -13,8 +13,9 @@ from tests.servers.redis_cluster import RedisClusterServer
 from timeline.model import Operation, Status, Topic
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance.trial import T0, Trial, by_id, named, statuses
-from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown, TagMutation
-from timeline.storage_plugins.redis.changes import BucketKeys
+from timeline.storage_plugins.contract import Grant, StoreUnavailable, StoreUnknown, TagMutation
+from timeline.storage_plugins.redis.changes import BucketKeys, put
+from timeline.storage_plugins.redis.leasing import lease_due
 from timeline.storage_plugins.redis.server import Address, RedisLocation, Server, slot_of
 
 pytestmark = pytest.mark.servers
@@ -137,6 +138,23 @@ async def test_lease_tells_what_it_buried_and_removed_before_a_master_failed(ser
         rest = await trial.lease(topic, now_ms=T0 + 1, wanted=0)
         assert sorted([*part.buried.ids, *rest.buried.ids]) == ids
         assert part.expired + rest.expired == 300
+
+
+async def test_leases_do_not_wait_for_replicas_that_are_away(servers: Running) -> None:
+    url = servers.url(RedisClusterServer)
+    async with Trial(lambda: make_store(url)) as trial:
+        topic = await trial.topic(max_deliveries=1)
+        await trial.stored(topic, named(50))
+        without_replicas = Server(RedisLocation.of(f"{url}?wait_replicas=1&wait_ms=50"))
+        await without_replicas.connect()
+        keys, grants = BucketKeys(without_replicas, topic), [Grant(b"worker", 50, 1_000, 1 << 40)]
+        with pytest.raises(StoreUnknown, match="only 0 of 1 replicas"):
+            await put(keys, T0, trial.puts(named(5, "n"), T0 + 60_000))
+        leased = await lease_due(keys, None, T0, 0, grants, 0)
+        assert sorted(leased.rows.ids) == named(50)
+        again = await lease_due(keys, None, T0 + 1_000, 0, grants, 0)
+        assert sorted(again.buried.ids) == named(50) and not len(again.rows)
+        await without_replicas.close()
 
 
 async def test_sweep_that_is_done_in_part_is_unknown(servers: Running, nodes: Server) -> None:

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.servers.process import free_port
@@ -321,11 +322,17 @@ async def test_server_that_is_too_old_is_refused(start: Start, monkeypatch: pyte
     assert "upgrade it" in await _refusal(server.url)
 
 
-async def test_write_that_replicas_do_not_confirm_is_unknown(start: Start) -> None:
+async def _pair(start: Start) -> tuple[RedisServer, RedisServer]:
+    """A master and its replica, once that is up to date."""
     master, replica = start("--repl-diskless-sync-delay", "0"), start()
     await _tell(replica, "REPLICAOF", "127.0.0.1", str(master.port))
     while b"state=online" not in await _tell(master, "INFO", "replication"):  # type: ignore[operator]
         assert replica.accepts()
+    return master, replica
+
+
+async def test_write_that_replicas_do_not_confirm_is_unknown(start: Start) -> None:
+    master, replica = await _pair(start)
     async with Trial(lambda: make_store(f"{master.url}?wait_replicas=1&wait_ms=60000&timeout_ms=90000")) as trial:
         topic = await trial.topic()
         await trial.stored(topic, named(10))
@@ -341,6 +348,48 @@ async def test_write_that_replicas_do_not_confirm_is_unknown(start: Start) -> No
         await connections.close()
     finally:
         replica.signal(signal.SIGCONT)
+
+
+async def test_leases_do_not_wait_for_a_replica_that_is_away(start: Start) -> None:
+    """Else their rows would be lost, and messages buried that nobody received. Puts and settles wait as before."""
+    master, replica = await _pair(start)
+    async with Trial(lambda: make_store(f"{master.url}?wait_replicas=1&wait_ms=1000")) as trial:
+        topic = await trial.topic(max_deliveries=1)
+        await trial.stored(topic, named(10))
+        await trial.stored(topic, named(5, "over"), T0, expires_ms=T0 + 1)
+        replica.signal(signal.SIGSTOP)
+        try:
+            for _ in range(2):  # a repeat, too, is as safe as it says
+                with pytest.raises(StoreUnknown, match="only 0 of 1 replicas"):
+                    await trial.put(topic, named(1, "n"), birth=1)
+            leased = await trial.lease(topic, 11, now_ms=T0 + 1, lease_ms=1_000)
+            assert len(leased.rows) == 11 and leased.expired == 5
+            with pytest.raises(StoreUnknown, match="only 0 of 1 replicas"):
+                await trial.settle(topic, Operation.ACK, leased.rows.take(np.arange(1)))
+            again = await trial.lease(topic, 10, now_ms=T0 + 2_000)
+            assert len(again.buried) == 10 and not len(again.rows)
+        finally:
+            replica.signal(signal.SIGCONT)
+
+
+async def test_lost_lease_is_fenced_and_its_message_is_delivered_again(start: Start) -> None:
+    """A failover to a replica that did not have the leases: the messages stand there as before them."""
+    master, replica = await _pair(start)
+    async with Trial(lambda: make_store(f"{master.url}?wait_replicas=1&wait_ms=1000")) as trial:
+        topic = await trial.topic(max_deliveries=1)
+        await trial.stored(topic, named(10))
+        await _tell(replica, "REPLICAOF", "NO", "ONE")
+        lost = (await trial.lease(topic, 10, holder=b"first")).rows
+        assert len(lost) == 10
+        async with Trial(lambda: make_store(replica.url)) as after:
+            assert set(statuses(await after.settle(topic, Operation.ACK, lost))) == {Status.FENCED}
+            again = await after.lease(topic, 10, holder=b"second")
+            assert len(again.rows) == 10 and not len(again.buried)
+            assert set(statuses(await after.settle(topic, Operation.ACK, lost))) == {Status.FENCED}
+            assert set(statuses(await after.settle(topic, Operation.ACK, again.rows))) == {Status.OK}
+        await _tell(replica, "REPLICAOF", "127.0.0.1", str(master.port))  # else the topic's drop is unknown
+        while b"state=online" not in await _tell(master, "INFO", "replication"):  # type: ignore[operator]
+            assert replica.accepts()
 
 
 async def test_connections_are_bounded(start: Start) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.storage_plugins.sqlite_calls import NOW_MS, dump, grant, ids, puts, settles, topic
 from timeline.storage_plugins import open_store
+from timeline.storage_plugins.contract import StoreUnavailable
 from timeline.storage_plugins.sql.statements import Plan, Statement
 from timeline.storage_plugins.sqlite import bulk
 from timeline.storage_plugins.sqlite import store as sqlite_store
@@ -95,6 +96,48 @@ async def test_what_is_forgotten_and_what_was_dropped_goes_in_small_works_too(
             assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,), table
         assert connection.execute("SELECT count(*) FROM remembered").fetchone() == (20,)
     connection.close()
+
+
+@pytest.mark.parametrize("fine", [4, 9, 10, 12])
+async def test_a_sweep_that_fails_half_way_answers_what_it_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fine: int
+) -> None:
+    """It fails in the small works, among the remembered ids, or among the rows of a dropped topic."""
+    made, gone = topic("made", remember_ms=1_000), topic("gone")
+    store = await open_store(f"sqlite:///{tmp_path}/a.db")
+    for each in (made, gone):
+        await store.create_topic(each)
+    await store.put(gone, NOW_MS, puts(ids(20)))
+    await store.drop_topic(gone)
+    await store.put(made, NOW_MS, puts(ids(10)))
+    await store.settle(made, NOW_MS, settles((await store.lease_due(made, None, NOW_MS, 0, [grant(10)])).rows))
+    await store.put(made, NOW_MS, puts(ids(50, b"over"), LATER_MS, expires_ms=np.full(50, LATER_MS + 1)))
+    done = 0
+
+    def failing(module: Any, name: str) -> None:
+        work: Callable[..., Any] = getattr(module, name)
+
+        def act(*arguments: Any, **named: Any) -> Plan[Any]:
+            nonlocal done
+            if done == fine:
+                raise sqlite3.OperationalError("database or disk is full")
+            done += 1
+            return (yield from work(*arguments, **named))
+
+        monkeypatch.setattr(module, name, act)
+
+    for module, name in ((bulk, "remove"), (bulk, "forget"), (sqlite_store, "remove_dropped")):
+        failing(module, name)
+    swept = await store.sweep(made, LATER_MS + 1, 1_000)
+    assert (swept.expired, swept.forgotten) == (min(50, 7 * fine), 10 if fine > 9 else 7 * max(0, fine - 8))
+    assert swept.more
+    fine = done
+    with pytest.raises(StoreUnavailable, match="full"):
+        await store.sweep(made, LATER_MS + 1, 1_000)
+    fine = -1
+    rest = await store.sweep(made, LATER_MS + 1, 1_000)
+    assert (swept.expired + rest.expired, swept.forgotten + rest.forgotten, rest.more) == (50, 10, False)
+    await store.close()
 
 
 async def test_a_sweep_of_nothing_writes_nothing(tmp_path: Path, removed: list[int]) -> None:

@@ -149,7 +149,6 @@ class MysqlDialect(RowDialect):
     unless_named = "ON DUPLICATE KEY UPDATE name = name"
     most_rows = LEASED_AT_ONCE
     walks_dead = False
-    keeps_keys = True
 
     def query(self, key: int = 0) -> Query:
         return LiteralQuery(key)
@@ -288,12 +287,13 @@ class MysqlDialect(RowDialect):
         removed: int = yield Statement(text, counts=True, writes=True)
         return removed
 
-    def still_stands(self, key: int) -> Plan[bool]:
-        rows = yield Statement(f"SELECT {self.stands(key)}", (), list)
-        return bool(rows[0][0])
+    def stands(self, changes: Changes) -> str:
+        # By uid too: a server that took over may have missed the topic's creation, and given its key to another topic.
+        return f"EXISTS (SELECT 1 FROM topic WHERE `key` = {changes.key} AND uid = {changes.topic.uid})"
 
-    def stands(self, key: int) -> str:
-        return f"EXISTS (SELECT 1 FROM topic WHERE `key` = {key})"
+    def has_key(self, changes: Changes) -> Plan[bool]:
+        rows = yield Statement(f"SELECT {self.stands(changes)}", (), list)
+        return bool(rows[0][0])
 
 
 # ── put ──
@@ -412,7 +412,7 @@ def settle_plain(
     left: list[tuple[bytes, int, int, int, int]] = []
     marked = False
     for part in parts(sorted((buckets[at], ids[at]) for at in chosen)):
-        source = f"{by_id(changes.key, part)} AND m.kind = {HELD} AND {dialect.stands(changes.key)} FOR UPDATE"
+        source = f"{by_id(changes.key, part)} AND m.kind = {HELD} AND {dialect.stands(changes)} FOR UPDATE"
         found = yield _HELD.reading(_HELD.over(source, marked=_MARKED))
         columns = {name: np.array(values, dtype=np.int64) for name, values in found.numbers.items()}
         place = np.array([at_of[id] for id in found.strings["id"].tolist()], dtype=np.intp)

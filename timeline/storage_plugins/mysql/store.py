@@ -141,16 +141,21 @@ class MysqlStore(ServerStore):
         """Run `act(session, key)` if the topic stands; else return what `gone` does.
 
         A known key is confirmed in one exchange with the first statement of `act`, all of which is undone if the topic
-        was dropped. `asks`: `act` asks by itself, and returns None then. `lock`: the topic is not dropped meanwhile."""
+        was dropped. `asks`: `act` asks by itself, and returns None if the key is not the topic's. `lock`: the topic is
+        not dropped meanwhile."""
 
         def keyed(session: MysqlSession) -> Result:
             key = self._keys.get(topic.uid)
             if asks and key is not None:
                 result = act(session, key)
-            else:
-                asked = _key_of(session, topic, lock)
-                result = act(session, self._told(topic, asked) if key is None else key)
-                self._told(topic, asked)
+                if result is not None:
+                    return result
+                key = None
+            asked = _key_of(session, topic, lock)
+            used = self._told(topic, asked) if key is None else key
+            result = act(session, used)
+            if self._told(topic, asked) != used:
+                raise StoreUnavailable("the topic has another key since a failover")
             return gone() if result is None else result
 
         try:

@@ -108,13 +108,14 @@ class BucketKeys:
             _note(outcome, places, answer)
         return outcome
 
-    async def change(self, items: Items, want: bool = False) -> ChangeOutcome:
-        """Write the items whose value still stands as it was read."""
+    async def change(self, items: Items, want: bool = False, waits: bool = True) -> ChangeOutcome:
+        """Write the items whose value still stands as it was read. `want`: answer with contents. `waits`: see
+        `Server.run_each`."""
         outcome = ChangeOutcome()
         weights = items.weights or [len(content) for content in items.contents]
         shares = self._share(items.ids, sum(weights), weights=weights)
         columns = [items.ids, items.old, items.new, items.contents]
-        answers = await self._run(scripts.CHANGE, (b"1" if want else b"0",), shares, columns)
+        answers = await self._run(scripts.CHANGE, (b"1" if want else b"0",), shares, columns, waits)
         for places, answer in zip(shares.places, answers, strict=True):
             if isinstance(answer, StoreError):
                 _note(outcome, places, answer)
@@ -143,8 +144,9 @@ class BucketKeys:
         return bytes(digits), failed
 
     async def _run(
-        self, script: str, head: tuple[Any, ...], shares: _Shares, columns: Sequence[Sequence[bytes]]
-    ) -> list[Any]:
+        self, script: str, head: tuple[Any, ...], shares: _Shares, columns: Sequence[Sequence[bytes]],
+        waits: bool = True,
+    ) -> list[Any]:  # fmt: skip
         """Run a script that takes, for each bucket, a count and then the columns' values item by item."""
         ordered = [[column[at] for at in shares.order] for column in columns]
         step = len(columns)
@@ -158,7 +160,7 @@ class BucketKeys:
                     flat[number::step] = column[start:stop]
                 args += flat
             calls.append(([self.base(bucket) for bucket, _, _ in part], args))
-        return await self.server.run_each(script, calls)
+        return await self.server.run_each(script, calls, waits)
 
     def _share(
         self, ids: list[bytes], weight: int, contents: list[bytes] | None = None, weights: list[int] | None = None

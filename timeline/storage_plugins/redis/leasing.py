@@ -1,4 +1,14 @@
-"""Leases: one script finds, deals and writes. On a cluster they are dealt here, and written by compare-and-set."""
+"""Leases: one script finds, deals and writes. On a cluster they are dealt here, and written by compare-and-set.
+
+A lease does not wait for replicas, whatever `wait_replicas` says. Its rows would have to be thrown away when a replica
+is slow. The message would then count one more delivery that nobody received, and be buried after some of them.
+
+A failover may therefore lose leases. The message then stands as before its lease and is delivered once more. The settle
+of the lost lease answers FENCED: another version or another holder stands. If the same consumer leased the message
+again, both of its deliveries carry the same token, and the settle of either counts; that consumer has received the
+message. Removals and burials on the way do not wait either. If they are lost, the next lease meets the same message and
+repeats them.
+"""
 
 from __future__ import annotations
 
@@ -184,7 +194,7 @@ class _Search:
         for grant in grants:
             args += [grant.holder, grant.count, grant.lease_ms, grant.max_bytes, int(grant.alone)]
         keys = [self._keys.base(bucket) for bucket in groups[0]]
-        answer: list[Any] = await self._keys.server.run(scripts.LEASE, keys, args)
+        answer: list[Any] = await self._keys.server.run(scripts.LEASE, keys, args, waits=False)
         return answer
 
     async def contents(self, answer: list[Any]) -> list[bytes | None]:
@@ -276,7 +286,7 @@ class _Search:
             else:
                 items.add(found.ids[at], found.values[at], new)
                 buries.append(ask is not lease)
-        outcome = await self._keys.change(items)
+        outcome = await self._keys.change(items, waits=False)
         done = [at for at in range(len(items)) if at not in outcome.stands and at not in outcome.failed]
         buried = [at for at in done if buries[at]]
         taken.expired += len(done) - len(buried)
@@ -307,7 +317,7 @@ class _Search:
         marks = zip(values, turns.tolist(), bytes_of(heads), old["holder_size"].tolist(), strict=True)
         new = [head + value[HEAD_BYTES : len(value) - size] + grants[turn].holder for value, turn, head, size in marks]
         items = Items(ids, values, new, [b""] * len(ids), sizes.tolist())
-        outcome = await self._keys.change(items, want=True)
+        outcome = await self._keys.change(items, want=True, waits=False)
         won = [at for at in range(len(ids)) if at not in outcome.stands and at in outcome.contents]
         if outcome.gone:
             won = []

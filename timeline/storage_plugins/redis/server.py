@@ -40,7 +40,7 @@ SETTINGS = {
     "prefix": "the first part of every key, so that several clusters share a server (timeline)",
     "connections": "most connections to each server (16)",
     "timeout_ms": "how long a call may take (5000)",
-    "wait_replicas": "replicas that must have a write before it is answered (0)",
+    "wait_replicas": "replicas that must have a write, other than a lease, before it is answered (0)",
     "wait_ms": "how long to wait for them (1000)",
     "tls": "1: with TLS (0; 1 where ca is given)",
     "ca": "the file of certificates that TLS trusts (the system's)",
@@ -443,13 +443,15 @@ class Server:
         answers = await self._send([_Command(command, key) for key, command in commands], False)
         return [_raised(answer) for answer in answers]
 
-    async def run(self, script: str, keys: Sequence[bytes], args: Sequence[Any]) -> Any:
-        """Run a script where `keys` are: on a cluster, all of one slot."""
-        return _raised((await self.run_each(script, [(keys, args)]))[0])
+    async def run(self, script: str, keys: Sequence[bytes], args: Sequence[Any], waits: bool = True) -> Any:
+        """Run a script where `keys` are: on a cluster, all of one slot. `waits`: see `run_each`."""
+        return _raised((await self.run_each(script, [(keys, args)], waits))[0])
 
-    async def run_each(self, script: str, calls: Sequence[tuple[Sequence[bytes], Sequence[Any]]]) -> list[Any]:
+    async def run_each(
+        self, script: str, calls: Sequence[tuple[Sequence[bytes], Sequence[Any]]], waits: bool = True
+    ) -> list[Any]:
         """Run a script for each of `calls` (keys, arguments), those of one server together. Return what each answered,
-        a StoreError if it failed."""
+        a StoreError if it failed. `waits`: a write waits for `wait_replicas`."""
         whole = BASES + script
         sha = _sha(whole)
         commands = []
@@ -459,9 +461,9 @@ class Server:
                 keys = [given[0], *(given[0] + suffix for suffix in SUFFIXES)]
             words = (len(keys), *keys, *args)
             commands.append(_Command(("EVALSHA", sha, *words), keys[0], ("EVAL", whole, *words)))
-        return await self._send(commands, script in WRITING)
+        return await self._send(commands, script in WRITING, waits)
 
-    async def _send(self, commands: list[_Command], writes: bool) -> list[Any]:
+    async def _send(self, commands: list[_Command], writes: bool, waits: bool = True) -> list[Any]:
         """Send each to where its key is, and follow redirects. Return what each answered, or its StoreError."""
         answers: list[Any] = [None] * len(commands)
         pending = list(range(len(commands)))
@@ -470,7 +472,10 @@ class Server:
             for at in pending:
                 places.setdefault(commands[at].address or self.address_of(commands[at].key), []).append(at)
             done = await asyncio.gather(
-                *(self._send_to(address, [commands[at] for at in chosen], writes) for address, chosen in places.items())
+                *(
+                    self._send_to(address, [commands[at] for at in chosen], writes, waits)
+                    for address, chosen in places.items()
+                )
             )
             pending, down = [], False
             for (address, chosen), replies in zip(places.items(), done, strict=True):
@@ -514,7 +519,7 @@ class Server:
             self._slots[slot_of(command.key)] = command.address
         return True
 
-    async def _send_to(self, address: Address, commands: list[_Command], writes: bool) -> list[Any]:
+    async def _send_to(self, address: Address, commands: list[_Command], writes: bool, waits: bool) -> list[Any]:
         """Send these on one connection. Return the reply of each, which may be a Refusal, or the StoreError of all."""
         words: list[Sequence[Any]] = []
         places: list[int] = []
@@ -523,7 +528,7 @@ class Server:
                 words.append(("ASKING",))
             places.append(len(words))
             words.append(command.words)
-        wait = self.location.wait_replicas if writes else 0
+        wait = self.location.wait_replicas if writes and waits else 0
         if wait:
             words.append(("WAIT", wait, self.location.wait_ms))
         try:

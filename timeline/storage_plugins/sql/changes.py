@@ -116,7 +116,7 @@ def settle(changes: Changes, settles: Settles, plain: Settle) -> Plan[Answers | 
         done = yield from plain(changes, settles, ids, buckets, answers)
         left = sorted(set(left).difference(done)) if len(done) < count else []
     if left:
-        if changes.sql.keeps_keys and not (yield from changes.sql.still_stands(changes.key)):
+        if not (yield from changes.sql.has_key(changes)):
             return None
         asks = settle_asks(settles.take(np.array(left)))
         yield from decide_each(changes, [ids[at] for at in left], [buckets[at] for at in left], asks, answers, left)

@@ -69,9 +69,6 @@ class SqlDialect(ABC):
     walks_dead: ClassVar[bool] = True
     """Whether dead letters have an index in the order of a walk."""
 
-    keeps_keys: ClassVar[bool] = False
-    """Whether a call may use the key of a topic that was dropped since."""
-
     def query(self, key: int = 0) -> Query:
         """Return a statement under construction, for rows of the topic `key`."""
         return Query(key)
@@ -161,9 +158,9 @@ class SqlDialect(ABC):
     def forget(self, key: int, until_ms: int | None, limit: int) -> Plan[int]:
         """Remove at most `limit` ids that were settled up to `until_ms` (None: whenever); return how many."""
 
-    def first_dues(self, key: int, after_ms: int, buckets: Sequence[int] | None) -> Statement:
+    def first_dues(self, key: int, after_ms: int, buckets: Sequence[int] | None, stands: str = "1") -> Statement:
         """Return the statement that reads the earliest due times after `after_ms`, of messages without and with a
-        holder, and whether the topic stands."""
+        holder, and whether the condition `stands` holds."""
         query = self.query(key)
         asked = [
             f"(SELECT m.{self.due} FROM {self.along(index)} WHERE m.topic {query.topic} AND {predicate} "
@@ -171,7 +168,7 @@ class SqlDialect(ABC):
             f"ORDER BY m.{self.due}, m.id LIMIT 1)"
             for index, predicate in (("message_free", self.free), ("message_held", self.held))
         ]
-        return query.reading(f"SELECT {', '.join(asked)}, {self.stands(key)}", _only)
+        return query.reading(f"SELECT {', '.join(asked)}, {stands}", _only)
 
     @property
     def first_due_of_each(self) -> str:
@@ -189,9 +186,14 @@ class SqlDialect(ABC):
         yield from ()
         return True
 
-    def stands(self, key: int) -> str:
-        """Return the condition that the topic was not dropped, if its key alone does not say so."""
+    def stands(self, changes: Changes) -> str:
+        """Return the condition that the key of `changes` is the topic's, if a call may come with another key."""
         return "1"
+
+    def has_key(self, changes: Changes) -> Plan[bool]:
+        """Return whether `stands` holds."""
+        yield from ()
+        return True
 
 
 class RowDialect(SqlDialect):

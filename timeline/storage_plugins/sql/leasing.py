@@ -155,7 +155,7 @@ def lease_due(
     wanted = sum(grant.count for grant in grants)
     after = None if due_from_ms is None else (due_from_ms, b"")
     search = TimelineSearch(changes, buckets, due_before_ms, overdue_ms, after)
-    dues = sql.first_dues(key, -1 if due_from_ms is None else due_from_ms - 1, buckets)
+    dues = sql.first_dues(key, -1 if due_from_ms is None else due_from_ms - 1, buckets, sql.stands(changes))
     told: Sequence[int | None] | None = None
     begun, ran_out = None, True
     if sql.asks_first:

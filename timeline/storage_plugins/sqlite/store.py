@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -318,21 +318,24 @@ class SqliteStore(SqlStore):
 
         parts = [rows[start : start + ROWS_AT_ONCE] for start in range(0, len(rows), ROWS_AT_ONCE)]
         works = [(len(part), partial(change, part)) for part in parts]
-        for part in await self._in_small_works(topic, now_ms, works, TagCounts):
+        async for part in self._in_small_works(topic, now_ms, works, TagCounts):
             counts.add(part)
         return TagStep(dict(counts.by_status), onward, counts.earliest_due_ms)
 
     async def _in_small_works(
         self, topic: Topic, now_ms: int, works: Sequence[tuple[int, Callable[[Changes], Plan[Result]]]],
         gone: Callable[[], Result],
-    ) -> list[Result]:  # fmt: skip
-        """Do `works` in order, each with its number of rows. Leases and settles may go between any two."""
-        done: list[Result] = []
+    ) -> AsyncIterator[Result]:  # fmt: skip
+        """Do `works` in order, each with its number of rows, and yield what each returned. Leases and settles may go
+        between any two. If works failed, raise after all that were done."""
         for start in range(0, len(works), WORKS_IN_LINE):
             line = works[start : start + WORKS_IN_LINE]
             asked = [self._change_of(topic, now_ms, plan, gone, ROW_WEIGHT * rows) for rows, plan in line]
-            done += whole(await asyncio.gather(*asked, return_exceptions=True), start > 0)
-        return done
+            ended = await asyncio.gather(*asked, return_exceptions=True)
+            for result in ended:
+                if not isinstance(result, BaseException):
+                    yield result
+            whole(ended, start > 0)
 
     async def room(self) -> DiskSpace:
         folder = self._database.path.parent
@@ -345,30 +348,35 @@ class SqliteStore(SqlStore):
         key, limit = self._keys.get(topic.uid), max(1, limit)
         if key is None:
             return Swept()
+        expired = dead_purged = orphans = forgotten = dropped_rows = 0
         # One at a time, whatever the topic: sweeps share one walk over the file's payloads.
         async with self._sweeping:
             looked_until = self._looked_until
             found = await self._read(lambda: bulk.search(topic, key, now_ms, limit, looked_until))
             works = [(len(part), partial(bulk.remove, found=part)) for part in found.parts(ROWS_AT_ONCE)]
-            swept = await self._in_small_works(topic, now_ms, works, Swept)
-            if topic.uid in self._keys:  # the sweep of a topic dropped meanwhile removed no payloads
-                self._looked_until = found.looked_until
-            forgotten = dropped_rows = 0
-            if found.faded:
-                until_ms = now_ms - topic.settings.remember_ms
-                forgotten = await self._up_to(limit, partial(bulk.forget, key, until_ms))
-            if found.dropped:
-                dropped_rows = await self._up_to(limit, remove_dropped)
-        return Swept(
-            expired=sum(part.expired for part in swept),
-            forgotten=forgotten,
-            dead_purged=sum(part.dead_purged for part in swept),
-            orphans=sum(part.orphans for part in swept),
-            more=found.more or limit in (forgotten, dropped_rows),
-        )
+            try:
+                async for part in self._in_small_works(topic, now_ms, works, Swept):
+                    expired += part.expired
+                    dead_purged += part.dead_purged
+                    orphans += part.orphans
+                if topic.uid in self._keys:  # the sweep of a topic dropped meanwhile removed no payloads
+                    self._looked_until = found.looked_until
+                if found.faded:
+                    until_ms = now_ms - topic.settings.remember_ms
+                    async for count in self._up_to(limit, partial(bulk.forget, key, until_ms)):
+                        forgotten += count
+                if found.dropped:
+                    async for count in self._up_to(limit, remove_dropped):
+                        dropped_rows += count
+                more = found.more or limit in (forgotten, dropped_rows)
+            except StoreError:
+                if not (expired or dead_purged or orphans or forgotten or dropped_rows):
+                    raise
+                more = True  # what was removed is answered; the caller sweeps again, and meets the failure
+        return Swept(expired, forgotten, dead_purged, orphans, more)
 
-    async def _up_to(self, limit: int, remove: Callable[[SqlDialect, int], Plan[int]]) -> int:
-        """Repeat `remove` until nothing is left or `limit` is reached; return how many were removed."""
+    async def _up_to(self, limit: int, remove: Callable[[SqlDialect, int], Plan[int]]) -> AsyncIterator[int]:
+        """Repeat `remove` until nothing is left or `limit` is reached; yield how many were removed each time."""
         removed = 0
         while True:
             most = min(ROWS_AT_ONCE, limit - removed)
@@ -377,6 +385,7 @@ class SqliteStore(SqlStore):
                 return transaction.run(remove(SqliteDialect(transaction.orphan), most))
 
             done = await self._write(act, LATER, ROW_WEIGHT * most)
+            yield done
             removed += done
             if done < most or removed >= limit:
-                return removed
+                return
