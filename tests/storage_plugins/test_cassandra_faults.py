@@ -17,9 +17,11 @@ from tests.storage_plugins.cassandra_tombstones import TracedSession, acknowledg
 from timeline.columns import Ragged
 from timeline.model import Operation, State, Status, buckets_of
 from timeline.storage_plugins import make_store
+from timeline.storage_plugins.cassandra.bucket import MOST_OF_ONE
+from timeline.storage_plugins.cassandra.leasing import READ_AGAIN_MS
 from timeline.storage_plugins.cassandra.session import WriteUnknown, older
 from timeline.storage_plugins.conformance.trial import T0, Trial, by_id, named, statuses
-from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown, Swept
 from timeline.storage_plugins.versions import Versions
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(400)]
@@ -170,8 +172,51 @@ async def test_a_topic_that_another_broker_dropped_is_kept_in_mind_no_longer(ser
         assert topic.uid not in store._context.looking
 
 
+async def test_what_another_broker_dropped_is_forgotten_when_topics_are_listed(servers: Running) -> None:
+    """A broker that only hears of a drop never names the topic again, but lists the topics."""
+    url = servers.url(CassandraServer)
+    async with Trial(lambda: make_store(url)) as trial, Trial(lambda: make_store(url)) as other:
+        stays = await trial.topic(buckets=1)
+        await trial.stored(stays, [b"stays"])
+        context: Any = trial.store._context  # type: ignore[attr-defined]
+        [kept] = context.buckets.of(stays.uid, [0])
+        gone = [await trial.topic(buckets=64) for _ in range(3)]
+        for topic in gone:
+            await trial.lease(topic, wanted=0)
+            await trial.store.sweep(topic, T0, 100)
+            context.buckets.of(topic.uid, range(64))
+            assert await other.store.drop_topic(topic)
+        context.tombstoned.add((gone[0].uid, 0, False))
+        assert context.buckets.of(stays.uid, [0]) == [kept] and kept.room < MOST_OF_ONE
+        assert stays.uid in {topic.uid for topic in await trial.store.topics()}
+        assert context.buckets.of(stays.uid, [0]) == [kept] and kept.room == MOST_OF_ONE
+        assert kept.head is not None and kept.messages.keys() == {b"stays"}
+        known = context.records.topics() | context.buckets.topics() | context.looking.keys()
+        assert not known & {topic.uid for topic in gone} and not context.tombstoned
+
+
+async def test_a_topic_that_is_created_while_topics_are_listed_is_kept_in_mind(servers: Running) -> None:
+    async with Trial(lambda: make_store(servers.url(CassandraServer))) as trial:
+        context: Any = trial.store._context  # type: ignore[attr-defined]
+        connected, made = context.partition.connected, []
+        plain = connected.read
+
+        async def read(name: str, *values: Any, **more: Any) -> Any:
+            rows = await plain(name, *values, **more)
+            if name == "topics":
+                made.append(await trial.topic_with([b"early"], buckets=1))
+            return rows
+
+        connected.read = read
+        told = await trial.store.topics()
+        del connected.read
+        assert made and made[0].uid not in {topic.uid for topic in told}
+        assert context.buckets.of(made[0].uid, [0])[0].messages.keys() == {b"early"}
+
+
 async def test_what_was_done_before_a_failure_is_not_denied(servers: Running) -> None:
-    """A lease whose contents cannot be read has leased all the same; a topic whose rows cannot go is dropped."""
+    """A lease that can read no content has leased all the same, and returns it unseen. A topic whose rows cannot go is
+    dropped."""
     url = _in_keyspace(servers.url(CassandraServer), "timeline_torn")
     async with Trial(lambda: make_store(url)) as trial:
         topic = await trial.topic(buckets=2)
@@ -180,10 +225,120 @@ async def test_what_was_done_before_a_failure_is_not_denied(servers: Running) ->
         await asyncio.to_thread(session.execute, "DROP TABLE payload")
         with pytest.raises(StoreUnknown, match="a part of it was done"):
             await trial.lease(topic)
-        assert {row["version"] for row in by_id(await trial.scan(topic)).values()} == {2}
+        rows = by_id(await trial.scan(topic)).values()
+        assert {(row["version"], row["holders"], row["deliveries"]) for row in rows} == {(3, b"", 0)}
+        assert {(row["due_ms"], row["scheduled_ms"]) for row in rows} == {(T0 + READ_AGAIN_MS, T0)}
+        await trial.stored(topic, [b"small"])
+        await trial.lease(topic, wanted=[b"small"], next_due_ms=T0 + READ_AGAIN_MS)
+        with pytest.raises(StoreUnavailable, match="payload"):
+            await trial.scan(topic, payload=True)
         assert await trial.store.drop_topic(topic)
         await asyncio.to_thread(session.execute, "DROP KEYSPACE timeline_torn")
         trial._topics.clear()
+
+
+class Deaf:
+    """Contents of some buckets that cannot be read, and buckets that cannot change, at the session of a store."""
+
+    def __init__(self, trial: Trial) -> None:
+        self._connected: Any = trial.store._context.partition.connected  # type: ignore[attr-defined]
+        self._read, self._write = self._connected.read, self._connected.write
+        self._connected.read, self._connected.write = self.read, self.write
+        self.contents: set[int] = set()
+        self.claims: set[int] = set()
+        self.reads: set[str] = set()
+
+    async def read(self, name: str, *values: Any, **more: Any) -> Any:
+        if name in self.reads or (name == "content_find" and values[1] in self.contents):
+            raise StoreUnavailable("ReadFailure: not now")
+        return await self._read(name, *values, **more)
+
+    async def write(self, statements: Any) -> Any:
+        name, values = statements[0]
+        if name == "claim" and values[4] in self.claims:
+            raise StoreUnavailable("not now")
+        return await self._write(statements)
+
+
+async def test_what_cannot_be_read_now_goes_back_unseen_and_rests(servers: Running) -> None:
+    """The others are answered, however often, and what went back is never buried for it."""
+    async with Trial(lambda: make_store(servers.url(CassandraServer))) as trial:
+        topic, ids, large = await trial.topic(buckets=4, max_deliveries=2), named(40), b"p" * 2_000
+        numbers = buckets_of(Ragged.of(ids), 4).tolist()
+        small = ids[numbers.index(1)]
+        unread = [id for id, number in zip(ids, numbers, strict=True) if number == 1 and id != small]
+        await trial.stored(topic, ids, payload=[b"s" if id == small else large for id in ids])
+        fault = Deaf(trial)
+        fault.contents = {1}
+        leased = await trial.lease(topic, wanted=sorted(set(ids) - set(unread)), next_due_ms=T0 + READ_AGAIN_MS)
+        assert leased.rows.payloads is not None and not leased.damaged
+        assert len(leased.grant) == len(leased.was_due_ms) == len(leased.prior_holders) == len(leased.rows)
+        told = dict(zip(leased.rows.ids, leased.rows.payloads, strict=True))
+        assert told == {id: b"s" if id == small else large for id in ids if id not in unread}
+        for turn in range(1, 5):
+            now_ms = T0 + turn * READ_AGAIN_MS
+            rows = [by_id(await trial.scan(topic))[id] for id in unread]
+            assert {(row["holders"], row["deliveries"], row["due_ms"], row["scheduled_ms"]) for row in rows} == {
+                (b"", 0, now_ms, T0)
+            }
+            await trial.lease(topic, now_ms=now_ms - 1, wanted=0)
+            with pytest.raises(StoreUnknown, match="ReadFailure"):
+                await trial.lease(topic, now_ms=now_ms)
+        fault.contents = set()
+        again = await trial.lease(topic, now_ms=T0 + 5 * READ_AGAIN_MS, wanted=unread)
+        assert again.rows.payloads is not None and set(again.rows.payloads) == {large}
+        assert set(again.rows.deliveries.tolist()) == {1} and not len(again.buried)
+
+
+async def test_what_expires_soon_rests_no_longer_than_it_lives(servers: Running) -> None:
+    async with Trial(lambda: make_store(servers.url(CassandraServer))) as trial:
+        topic = await trial.topic(buckets=1)
+        expires = [0, T0 + 500, T0 + READ_AGAIN_MS, T0 + 90_000]
+        await trial.stored(topic, named(4), payload=b"p" * 2_000, expires_ms=expires)
+        await trial.stored(topic, [b"small"])
+        Deaf(trial).contents = {0}
+        await trial.lease(topic, wanted=[b"small"], next_due_ms=T0 + 499)
+        there = by_id(await trial.scan(topic))
+        dues = [there[id]["due_ms"] for id in named(4)]
+        assert dues == [T0 + READ_AGAIN_MS, T0 + 499, T0 + READ_AGAIN_MS - 1, T0 + READ_AGAIN_MS]
+
+
+async def test_what_cannot_be_given_back_keeps_nobody_waiting(servers: Running) -> None:
+    """It stays leased until its lease runs out; what could be read is answered."""
+    async with Trial(lambda: make_store(servers.url(CassandraServer))) as trial:
+        topic = await trial.topic(buckets=1)
+        await trial.stored(topic, [b"large", b"small"], payload=[b"p" * 2_000, b"s"])
+        fault = Deaf(trial)
+        plain = fault.read
+
+        async def read(name: str, *values: Any, **more: Any) -> Any:
+            if name == "content_find":
+                fault.claims = {0}
+            return await plain(name, *values, **more)
+
+        fault._connected.read, fault.contents = read, {0}
+        await trial.lease(topic, lease_ms=50, wanted=[b"small"])
+        fault._connected.read, fault.claims, fault.contents = plain, set(), set()
+        await trial.lease(topic, now_ms=T0 + 51, wanted=[b"large", b"small"])
+
+
+async def test_a_sweep_that_fails_midway_tells_what_it_removed(servers: Running) -> None:
+    async with Trial(lambda: make_store(servers.url(CassandraServer))) as trial:
+        topic, ids = await trial.topic(buckets=4), named(40)
+        numbers = buckets_of(Ragged.of(ids), 4).tolist()
+        await trial.stored(topic, ids, expires_ms=T0 + 100)
+        fault = Deaf(trial)
+        fault.claims = {2}
+        before = sum(number < 2 for number in numbers)
+        assert await trial.store.sweep(topic, T0 + 200, 100) == Swept(expired=before, more=True)
+        with pytest.raises(StoreUnavailable, match="not now"):
+            await trial.store.sweep(topic, T0 + 200, 100)
+        fault.claims, fault.reads = set(), {"content_walk"}
+        assert await trial.store.sweep(topic, T0 + 200, 100) == Swept(expired=len(ids) - before, more=True)
+        with pytest.raises(StoreUnavailable, match="not now"):
+            await trial.store.sweep(topic, T0 + 200, 100)
+        fault.reads = set()
+        assert await trial.store.sweep(topic, T0 + 200, 100) == Swept()
 
 
 async def test_a_lease_reads_no_more_than_it_returns_after_much_was_acked(servers: Running) -> None:

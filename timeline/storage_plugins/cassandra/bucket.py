@@ -282,6 +282,10 @@ class Buckets:
         mine = self._known.get(topic, {}).values()
         return [(bucket, kind) for bucket in mine for kind, count in bucket.tombstones.items() if count >= least]
 
+    def topics(self) -> set[int]:
+        """Return the topics that have buckets here."""
+        return set(self._known)
+
     def forget(self, topic: int) -> None:
         """Forget a topic that was dropped."""
         self._count -= len(self._known.pop(topic, {}))

@@ -24,7 +24,7 @@ from timeline.leases import Ask, Decision, decide
 from timeline.model import Answers, Operation, Status, Topic, buckets_of
 from timeline.storage_plugins.asks import fail, fill, mutation_asks, put_asks, removal, settle_asks
 from timeline.storage_plugins.cassandra.bucket import AT_ONCE, AlreadyThere, Bucket, BucketAccess, Buckets, Changed
-from timeline.storage_plugins.cassandra.records import Records
+from timeline.storage_plugins.cassandra.records import Records, all_topics
 from timeline.storage_plugins.cassandra.rows import LATER, CassandraRow, Content, Contents
 from timeline.storage_plugins.cassandra.statements import INLINE_BYTES
 from timeline.storage_plugins.contract import Mutations, Puts, Settles, StoreError, StoreUnavailable, StoreUnknown
@@ -170,6 +170,16 @@ class StoreContext:
         if not there:
             self.forget(topic.uid)
         return there
+
+    async def topics(self) -> list[Topic]:
+        """Return all topics, by name. Forget others: when another process drops a topic, no call may name it again."""
+        # Known before the read, so that a topic which is created meanwhile is kept.
+        known = self.records.topics() | self.buckets.topics() | self.looking.keys()
+        known |= {uid for uid, _, _ in self.tombstoned}
+        found = await all_topics(self.partition.connected)
+        for uid in known - {topic.uid for topic in found}:
+            self.forget(uid)
+        return found
 
     def forget(self, topic: int) -> None:
         """Forget a topic that was dropped, here or by another process."""

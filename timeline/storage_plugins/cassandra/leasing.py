@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections import Counter
+import logging
+import secrets
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -28,15 +30,20 @@ from timeline.storage_plugins.cassandra.changes import (
     Dropped,
     StoreContext,
     partly,
+    settle,
     settled_on,
 )
 from timeline.storage_plugins.cassandra.rows import CassandraRow, rows_of
 from timeline.storage_plugins.cassandra.statements import FREE, HELD
-from timeline.storage_plugins.contract import Grant, LeasedRows, StoreUnavailable
+from timeline.storage_plugins.contract import Grant, LeasedRows, Settles, StoreError, StoreUnavailable
+
+log = logging.getLogger("timeline.store")
 
 KINDS = (FREE, HELD)
 ROUNDS = 50
 """How often a call looks again because there is more than it read at once, or its choice was gone."""
+READ_AGAIN_MS = 5_000
+"""How long a message rests whose content could not be read now."""
 
 
 @dataclass(slots=True)
@@ -216,11 +223,16 @@ async def lease_due(call: LeaseCall, buckets: Sequence[int] | None, grants: Sequ
         times |= await _lease_rounds(call, known, heads, list(grants), result)
     next_ms = min((time for time in times.values() if time is not None and time < NOWHERE_MS), default=None)
     result.sort()
-    with partly(result.done):
-        contents = await context.contents.read(topic.uid, result.stored)
-    rows = rows_of([stored for _, stored in result.stored], [pair or (b"", b"") for pair in contents])
-    return LeasedRows(
-        rows=rows,
+    contents, unread = await context.contents.readable(topic.uid, result.stored)
+    if unread:
+        trouble = next(iter(unread.values()))
+        rested_ms = await _give_back(call, [result.stored[at][1] for at in unread], trouble)
+        next_ms = rested_ms if next_ms is None else min(next_ms, rested_ms)
+        with partly(result.done):
+            if len(unread) == len(result.stored):
+                raise trouble
+    leased = LeasedRows(
+        rows=rows_of([stored for _, stored in result.stored], [pair or (b"", b"") for pair in contents]),
         grant=np.array(result.grant, dtype=np.uint32),
         was_due_ms=np.array([old.message.due_ms for old in result.before], dtype=np.int64),
         prior_holders=Ragged.of([old.message.holder for old in result.before]),
@@ -229,6 +241,28 @@ async def lease_due(call: LeaseCall, buckets: Sequence[int] | None, grants: Sequ
         buried=rows_of(result.buried),
         damaged=tuple(at for at, pair in enumerate(contents) if pair is None),
     )
+    if not unread:
+        return leased
+    return leased.take(np.array([at for at in range(len(contents)) if at not in unread], dtype=np.intp))
+
+
+async def _give_back(call: LeaseCall, unread: Sequence[CassandraRow], why: StoreUnavailable) -> int:
+    """Release leased messages unseen, as their contents could not be read. They rest a while. Return when the first of
+    them is due again."""
+    log.warning("%d payloads of %s cannot be read now: %s", len(unread), call.topic.name, why.detail)
+    # They are released as of the end of their rest, but not beyond their expiry.
+    rested: dict[int, list[CassandraRow]] = defaultdict(list)
+    for stored in unread:
+        until_ms, expires_ms = call.now_ms + READ_AGAIN_MS, stored.message.expires_ms
+        rested[min(until_ms, max(expires_ms - 1, call.now_ms)) if expires_ms else until_ms].append(stored)
+    for until_ms, those in rested.items():
+        op = np.array([1 + secrets.randbits(63) for _ in those], dtype=np.uint64)
+        settles = Settles.of(rows_of(those), operation=Operation.RELEASE, time_ms=until_ms, op=op, unseen=True)
+        try:
+            await settle(call.context, call.topic, until_ms, settles)
+        except StoreError as trouble:
+            log.warning("they stay leased until their leases run out: %s", trouble.detail)
+    return min(rested)
 
 
 async def _lease_rounds(

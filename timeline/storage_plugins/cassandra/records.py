@@ -55,6 +55,10 @@ class Records:
         self._until_s[topic.uid] = now_s + KNOWN_S
         return True
 
+    def topics(self) -> set[int]:
+        """Return the topics that stood when they were last asked for."""
+        return set(self._until_s)
+
     def forget(self, topic: int) -> None:
         """Forget a topic that was dropped."""
         self._until_s.pop(topic, None)

@@ -230,17 +230,34 @@ class Contents:
                 raise result
 
     async def read(self, topic: int, wanted: Sequence[tuple[int, CassandraRow]]) -> list[tuple[bytes, bytes] | None]:
-        """Return (payload, headers) of each (bucket, message), in order; None if it is gone. Content beside its message
-        came with it."""
-        apart = [Content.of(bucket, stored) for bucket, stored in wanted if not stored.inline]
-        requests = [
+        """Return (payload, headers) of each (bucket, message), in order; None if it is gone. Raise StoreUnavailable."""
+        contents, unread = await self.readable(topic, wanted)
+        if unread:
+            raise next(iter(unread.values()))
+        return contents
+
+    async def readable(
+        self, topic: int, wanted: Sequence[tuple[int, CassandraRow]]
+    ) -> tuple[list[tuple[bytes, bytes] | None], dict[int, StoreUnavailable]]:
+        """Return the same, and the errors of contents that could not be read, by index. These are None in the list.
+        Content beside its message came with it."""
+        apart = {at: Content.of(*one) for at, one in enumerate(wanted) if not one[1].inline}
+        batches = list(_batches(apart.values()))
+        requests = (
             self._connected.read("content_find", topic, *place, [content.id for content in batch])
-            for place, batch in _batches(apart)
-        ]
+            for place, batch in batches
+        )
         found: dict[tuple[bytes, int, int], tuple[bytes, bytes]] = {}
-        for rows in await asyncio.gather(*requests):
-            found.update({(row.id, row.birth, row.attempt): (row.payload, row.headers) for row in rows})
-        return [_content(stored, found) for _, stored in wanted]
+        failed: dict[Content, StoreUnavailable] = {}
+        for (_, batch), rows in zip(batches, await asyncio.gather(*requests, return_exceptions=True), strict=True):
+            if isinstance(rows, StoreUnavailable):
+                failed |= dict.fromkeys(batch, rows)
+            elif isinstance(rows, BaseException):
+                raise rows
+            else:
+                found.update({(row.id, row.birth, row.attempt): (row.payload, row.headers) for row in rows})
+        unread = {at: failed[content] for at, content in apart.items() if content in failed}
+        return [_content(stored, found) for _, stored in wanted], unread
 
     def delete(self, topic: int, contents: Iterable[Content]) -> None:
         """Delete contents in the background. Contents that cannot be deleted are orphans, and are swept."""

@@ -142,7 +142,7 @@ class CassandraStore(Store):
     # ── topics ──
 
     async def topics(self) -> list[Topic]:
-        return await records.all_topics(self._connected())
+        return await self._at_work().topics()
 
     async def create_topic(self, topic: Topic) -> Topic:
         return await records.create(self._connected(), topic)

@@ -39,7 +39,15 @@ from timeline.storage_plugins.cassandra.changes import (
 from timeline.storage_plugins.cassandra.rows import CassandraRow, Content, rows_of, signed, tag_key
 from timeline.storage_plugins.cassandra.session import Tombstoned
 from timeline.storage_plugins.cassandra.statements import DEAD, EXPIRES, FREE, HELD, KEPT, PARTS
-from timeline.storage_plugins.contract import Page, ScanFilter, StoreUnavailable, Swept, TagMutation, TagStep
+from timeline.storage_plugins.contract import (
+    Page,
+    ScanFilter,
+    StoreError,
+    StoreUnavailable,
+    Swept,
+    TagMutation,
+    TagStep,
+)
 
 PAGE_BYTES = 1024 * 1024
 LOOKED_AT = 5_000
@@ -406,18 +414,24 @@ async def sweep(context: StoreContext, topic: Topic, now_ms: int, limit: int) ->
     def rotten(stored: CassandraRow) -> bool:
         return bool(stored.message.died_ms) and stored.message.died_ms <= now_ms - settings.dead_retention_ms
 
+    ranges = [SweepRange(EXPIRES, now_ms, over), SweepRange(KEPT, now_ms - settings.remember_ms, faded)]
+    if settings.dead_retention_ms:
+        ranges.append(SweepRange(DEAD, now_ms - settings.dead_retention_ms, rotten))
     for bucket, kind in context.buckets.with_tombstones(topic.uid, MOST_TOMBSTONES):
         await _tidy(context, bucket, kind)
-    expired, more = await _remove(context, topic, now_ms, limit, SweepRange(EXPIRES, now_ms, over))
-    since_ms = now_ms - settings.remember_ms
-    forgotten, more_kept = await _remove(context, topic, now_ms, limit, SweepRange(KEPT, since_ms, faded))
-    dead, more_dead = 0, False
-    if settings.dead_retention_ms:
-        until_ms = now_ms - settings.dead_retention_ms
-        dead, more_dead = await _remove(context, topic, now_ms, limit, SweepRange(DEAD, until_ms, rotten))
-    swept = await _orphans(context, topic, now_ms, limit)
-    await records.clear_dropped(context.partition.connected)
-    return Swept(expired, forgotten, dead, swept, more or more_kept or more_dead)
+    removed, orphans, more = Counter[int](), 0, False
+    try:
+        for past in ranges:
+            if await _remove(context, topic, now_ms, limit, past, removed):
+                more = True
+        orphans = await _orphans(context, topic, now_ms, limit)
+        await records.clear_dropped(context.partition.connected)
+    except StoreError:
+        if not removed.total() and not orphans:
+            raise
+        # What was removed must be counted. If the trouble lasts, a sweep that removes nothing before it raises it.
+        more = True
+    return Swept(removed[EXPIRES], removed[KEPT], removed[DEAD], orphans, more)
 
 
 async def _tidy(context: StoreContext, bucket: Bucket, kind: int) -> None:
@@ -437,20 +451,21 @@ async def _tidy(context: StoreContext, bucket: Bucket, kind: int) -> None:
     await settled_on(bucket, attempt)
 
 
-async def _remove(context: StoreContext, topic: Topic, now_ms: int, limit: int, past: SweepRange) -> tuple[int, bool]:
-    """Remove what is `past`, at most `limit`. Return how many, and whether there may be more."""
-    removed = 0
+async def _remove(
+    context: StoreContext, topic: Topic, now_ms: int, limit: int, past: SweepRange, removed: Counter[int]
+) -> bool:
+    """Remove what is `past`, at most `limit`, and count it in `removed`. Return whether there may be more."""
     for bucket in context.buckets.of(topic.uid, await _with(context, topic, past)):
         after: Place | None = _FIRST
         while after is not None:
-            if removed == limit:
+            if removed[past.kind] == limit:
                 if await _entries(context, bucket, past, after, 1):
-                    return removed, True
+                    return True
                 break
-            count = min(limit - removed, SWEPT_AT_ONCE)
+            count = min(limit - removed[past.kind], SWEPT_AT_ONCE)
             some, after = await _remove_some(context, topic, now_ms, bucket, past, after, count)
-            removed += some
-    return removed, False
+            removed[past.kind] += some
+    return False
 
 
 async def _with(context: StoreContext, topic: Topic, past: SweepRange) -> list[int]:
