@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from timeline.model import MAX_PAYLOAD_BYTES, Operation, Status, Topic
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.conformance import CHECKS, run_check
 from timeline.storage_plugins.conformance.trial import T0, Trial, named, statuses
-from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.contract import StoreError, StoreUnavailable, StoreUnknown, Swept
 from timeline.storage_plugins.memory import MemoryStore
 from timeline.storage_plugins.offload import (
     SHARDS,
@@ -27,6 +28,7 @@ from timeline.storage_plugins.offload import (
     PayloadsUnavailable,
     Place,
     place_of_name,
+    topic_folder,
 )
 from timeline.storage_plugins.offload import store as offload_store
 from timeline.storage_plugins.offload.store import READ_AGAIN_MS, OffloadingStore
@@ -360,6 +362,148 @@ async def test_a_flood_of_orphans_is_swept_in_rounds(monkeypatch: pytest.MonkeyP
         await trial.mutate(topic, Operation.CANCEL, named(8))
         swept = [await _swept(trial, topic, T0 + 1_000 * at) for at in range(9)]
         assert (swept[0], sum(swept), len(place.files)) == (0, 8, 0)
+
+
+def _shard(name: str) -> int:
+    return int(name.split("/")[1], 16)
+
+
+async def _orphaned(trial: Trial, topic: Topic, ids: list[bytes]) -> None:
+    """Cancel messages, whose payloads stay."""
+    await trial.stored(topic, ids, FAR, payload=LARGE)
+    await trial.mutate(topic, Operation.CANCEL, ids)
+
+
+async def _orphans_leave(trial: Trial, topic: Topic, now_ms: int) -> None:
+    """Assert that new orphans are deleted after their grace of 1 s. Those before them have left in the first round."""
+    await _orphaned(trial, topic, [b"new", b"newer"])
+    swept = [await _swept(trial, topic, now_ms + 1_000 * at) for at in range(4)]
+    assert sum(swept) == 2, "orphans wait for suspects that are long gone"
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_files_that_somebody_else_deleted_are_no_suspects(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+    """Another broker's sweep deleted them, or (`late`) a deletion in the background."""
+    monkeypatch.setattr(offload_store, "MOST_SUSPECTS", 3)
+    async with offloading(grace_ms=1_000) as (trial, place, store):
+        topic = await trial.topic()
+        await _orphaned(trial, topic, named(3))
+        assert await _swept(trial, topic, T0) == 0
+        if late:
+            store._orphans.delete_later(list(place.files))
+            await flushed(trial, store)
+        else:
+            place.files.clear()
+        await _orphans_leave(trial, topic, T0 + 1_000)
+
+
+@pytest.mark.parametrize("by", ["this broker", "another broker", "this broker during a look"])
+async def test_files_of_a_dropped_topic_are_no_suspects(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    monkeypatch.setattr(offload_store, "MOST_SUSPECTS", 3)
+    async with offloading(grace_ms=1_000) as (trial, place, store):
+        dropped, topic = await trial.topic(), await trial.topic()
+        await _orphaned(trial, dropped, named(3))
+        if by == "this broker during a look":
+            listed = place.names
+
+            async def names(folder: str) -> list[str]:
+                found = await listed(folder)
+                if found and await store.inner.topics() != [topic]:
+                    await store.drop_topic(dropped)
+                return found
+
+            monkeypatch.setattr(place, "names", names)
+            store._orphans._shards[dropped.uid] = _shard(min(place.files))
+            await store.sweep(dropped, T0, 100)
+        else:
+            assert await _swept(trial, dropped, T0) == 0
+            await (store if by == "this broker" else store.inner).drop_topic(dropped)
+        if by == "another broker":
+            assert await store.topics() == [topic]
+        assert not store._orphans._suspects and store._orphans._suspected == 0
+        await _orphans_leave(trial, topic, T0)
+
+
+@pytest.mark.parametrize("call", ["names", "delete"])
+async def test_files_that_cannot_be_swept_keep_no_room_from_others(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    class Stuck(Kept):
+        stuck = "nowhere"
+
+        async def names(self, folder: str) -> list[str]:
+            if call == "names" and folder.startswith(self.stuck):
+                raise PayloadsUnavailable("no access")
+            return await super().names(folder)
+
+        async def delete(self, names: Sequence[str]) -> None:
+            if call == "delete" and any(name.startswith(self.stuck) for name in names):
+                raise PayloadsUnavailable("no access")
+            await super().delete(names)
+
+    monkeypatch.setattr(offload_store, "MOST_SUSPECTS", 3)
+    place = Stuck()
+    async with Trial(lambda: OffloadingStore(MemoryStore(), place, 1_024, grace_ms=1_000)) as trial:
+        stuck, topic = await trial.topic(), await trial.topic()
+        await _orphaned(trial, stuck, named(3))
+        assert await _swept(trial, stuck, T0) == 0
+        place.stuck = topic_folder(stuck.uid)
+        assert await _swept(trial, stuck, T0 + 1_000) == 0
+        await _orphans_leave(trial, topic, T0 + 1_000)
+        place.stuck = "nowhere"
+        assert sum([await _swept(trial, stuck, T0 + 10_000 + 1_000 * at) for at in range(2)]) == 3
+
+
+async def test_a_flood_of_orphans_waits_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suspects that there is room for keep it until their grace is over."""
+    monkeypatch.setattr(offload_store, "MOST_SUSPECTS", 3)
+    async with offloading(grace_ms=5_000) as (trial, place, store):
+        topic = await trial.topic()
+        for at in range(5):
+            await _orphaned(trial, topic, [b"%d of %d" % (one, at) for one in range(9)])
+            assert await _swept(trial, topic, T0 + 1_000 * at) == 0
+            assert sum(map(len, store._orphans._suspects.values())) == store._orphans._suspected == 3
+        assert (await _swept(trial, topic, T0 + 5_000), len(place.files)) == (3, 42)
+
+
+async def test_a_suspect_keeps_its_room_from_newer_files_of_its_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload_store, "MOST_SUSPECTS", 1)
+    async with offloading(grace_ms=2_000) as (trial, place, _):
+        topic = await trial.topic()
+        shards: dict[int, bytes] = {}
+        both = next(
+            (shards[at], id) for id in named(SHARDS + 1) if shards.setdefault(at := crc32(id) % SHARDS, id) != id
+        )
+        await _orphaned(trial, topic, [both[0]])
+        assert await _swept(trial, topic, T0) == 0
+        (old,) = place.files
+        await _orphaned(trial, topic, [both[1]])
+        place.files[old] = place.files.pop(old)  # listed last from now on
+        assert [await _swept(trial, topic, T0 + 1_000 * at) for at in (1, 2)] == [0, 1]
+        assert old not in place.files and len(place.files) == 1
+
+
+async def test_a_sweep_stands_though_its_look_for_orphans_fails(caplog: pytest.LogCaptureFixture) -> None:
+    class Tired(MemoryStore):
+        tired: StoreError | None = None
+
+        async def scan(self, *call: Any) -> Any:
+            if self.tired is not None:
+                raise self.tired
+            return await super().scan(*call)
+
+    inner, place = Tired(), Kept()
+    async with Trial(lambda: OffloadingStore(inner, place, 1_024, grace_ms=0)) as trial:
+        topic = await trial.topic()
+        await _orphaned(trial, topic, [b"orphan"])
+        (shard,) = [_shard(name) for name in place.files]
+        assert isinstance(trial.store, OffloadingStore)
+        for tired in (StoreUnavailable("not now"), StoreUnknown("the answer was lost")):
+            await trial.stored(topic, named(2), T0 + 5, expires_ms=T0 + 9)
+            trial.store._orphans._shards[topic.uid] = shard
+            inner.tired = tired
+            assert await trial.store.sweep(topic, T0 + 10, 100) == Swept(expired=2)
+            inner.tired = None
+            assert f"payloads of {topic.name} could not be swept: {tired.reason}" in caplog.text
+        assert len(place.files) == 1 and await _swept(trial, topic, T0 + 10) == 1
 
 
 async def test_a_store_that_takes_little_gives_more_away() -> None:

@@ -64,7 +64,7 @@ from timeline.storage_plugins.versions import Versions
 log = logging.getLogger("timeline.store")
 
 MOST_SUSPECTS = 65_536
-"""The most suspects that are remembered. More wait for a later round."""
+"""The most suspects that are remembered. Others wait until these have left."""
 MOST_DOOMED = 65_536
 """The most files that wait to be deleted. More are left to a sweep."""
 LOOKED_UP_AT_ONCE = 1_000
@@ -88,8 +88,12 @@ class Orphans:
 
     def __init__(self, payloads: PayloadStore, grace_ms: int) -> None:
         self._payloads, self._grace_ms = payloads, grace_ms
-        self._suspects: OrderedDict[str, int] = OrderedDict()
+        self._suspects: dict[tuple[int, int], dict[str, int]] = {}
+        """By topic and shard: the files that the last look found without a row, and since when they have none."""
+        self._suspected = 0
+        """How many there are in all."""
         self._shards: dict[int, int] = {}
+        """By topic: the shard that is next."""
         self._doomed: list[str] = []
         self._deleting: asyncio.Task[None] | None = None
 
@@ -118,34 +122,48 @@ class Orphans:
             self._deleting = None
 
     async def sweep(self, inner: Store, topic: Topic, now_ms: int) -> int:
-        """Sweep the next share of the topic's files; return how many were deleted."""
+        """Sweep the next share of the topic's files; return how many were deleted. A failure is only logged."""
         shard = self._shards.get(topic.uid, 0)
         self._shards[topic.uid] = (shard + 1) % SHARDS
+        # Forgotten first: if this look fails, their grace begins again, and they keep no room from others.
+        before = self._suspects.get((topic.uid, shard), {})
+        self._suspect(topic.uid, shard, {})
         try:
             names = await self._payloads.names(shard_folder(topic.uid, shard))
             living = await self._living(inner, topic, now_ms, names)
-            orphans = [name for name in names if name not in living]
-            for name in names:
-                if name in living:
-                    self._suspects.pop(name, None)
-            over = [name for name in orphans if self._suspected(name, now_ms) <= now_ms - self._grace_ms]
+            since = {name: min(before.get(name, now_ms), now_ms) for name in names if name not in living}
+            until_ms = now_ms - self._grace_ms
+            over = [name for name, since_ms in since.items() if since_ms <= until_ms]
+            self._suspect(topic.uid, shard, {name: at_ms for name, at_ms in since.items() if at_ms > until_ms})
             await self._payloads.delete(over)
-        except PayloadsUnavailable as trouble:
-            log.warning("payloads of %s could not be swept: %s", topic.name, trouble.reason)
+        except StoreError as trouble:
+            log.warning("payloads of %s could not be swept: %s", topic.name, trouble.detail)
             return 0
-        for name in over:
-            self._suspects.pop(name, None)
         return len(over)
 
-    def _suspected(self, name: str, now_ms: int) -> int:
-        """Return since when `name` has been seen without a row."""
-        since = self._suspects.get(name)
-        if since is None or since > now_ms:
-            since = self._suspects[name] = now_ms
-            if len(self._suspects) > MOST_SUSPECTS:
-                # The latest: were it the first, a flood of orphans would push out each before its grace is over.
-                self._suspects.popitem()
-        return since
+    def _suspect(self, uid: int, shard: int, since: dict[str, int]) -> None:
+        """Replace the suspects of a shard by `since`, or by the oldest of them that there is room for.
+
+        Each suspect leaves at a later look at its shard: deleted, or not found again. So the others get their turn.
+        """
+        self._suspected -= len(self._suspects.pop((uid, shard), {}))
+        room = MOST_SUSPECTS - self._suspected
+        if len(since) > room:
+            since = dict(sorted(since.items(), key=lambda suspect: suspect[1])[:room])
+        if since and uid in self._shards:  # else the topic was dropped during the look
+            self._suspects[uid, shard] = since
+            self._suspected += len(since)
+
+    def forget(self, uid: int) -> None:
+        """Forget a topic that was dropped."""
+        if self._shards.pop(uid, None) is not None:
+            for shard in range(SHARDS):
+                self._suspect(uid, shard, {})
+
+    def forget_others(self, uids: set[int]) -> None:
+        """Forget all topics but these: another broker dropped them."""
+        for uid in self._shards.keys() - uids:
+            self.forget(uid)
 
     async def _living(self, inner: Store, topic: Topic, now_ms: int, names: list[str]) -> set[str]:
         """Return those of `names` that rows point to."""
@@ -283,7 +301,9 @@ class OffloadingStore(Store):
     # ── topics ──
 
     async def topics(self) -> list[Topic]:
-        return await self.inner.topics()
+        topics = await self.inner.topics()
+        self._orphans.forget_others({topic.uid for topic in topics})
+        return topics
 
     async def create_topic(self, topic: Topic) -> Topic:
         return await self.inner.create_topic(topic)
@@ -319,6 +339,7 @@ class OffloadingStore(Store):
         except PayloadsUnavailable as trouble:
             folder, why = f"{self.payloads.described}/{topic_folder(topic.uid)}", trouble.reason
             log.warning("topic %s is dropped; delete the folder %s yourself: %s", topic.name, folder, why)
+        self._orphans.forget(topic.uid)
 
     # ── messages ──
 
