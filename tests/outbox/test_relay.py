@@ -414,10 +414,11 @@ def test_a_server_that_says_no_is_quoted_and_the_password_is_not(shop: Shop) -> 
         return
     read = sa.make_url(shop.url)
     wrong = read.set(database="nowhere").render_as_string(hide_password=False)
-    with pytest.raises(OutboxRefused, match="nowhere"):
+    refusal = Unavailable if shop.dialect == "postgresql" else OutboxRefused  # libpq hides the code of a refusal
+    with pytest.raises(refusal, match="nowhere"):
         database.Outbox(wrong).open()
     denied = read.set(username="nobody", password="hunter2").render_as_string(hide_password=False)
-    with pytest.raises(OutboxRefused, match="nobody") as refused:
+    with pytest.raises(refusal, match="nobody") as refused:
         database.Outbox(denied).open()
     assert "hunter2" not in str(refused.value)
     with pytest.raises(Unavailable, match="cannot be asked"):
@@ -474,34 +475,6 @@ def test_a_locked_user_of_mariadb_is_refused_and_a_read_only_server_is_waited_fo
             server.sql("SET GLOBAL read_only = 0")
             plain.close()
         assert isinstance(plain.explained(failed.value), Unavailable), failed.value
-
-
-@pytest.mark.parametrize(
-    ("said", "refused"),
-    [
-        # As psycopg2 and psycopg say it, with libpq of version 13 and of version 18.
-        ('FATAL:  password authentication failed for user "shop"\n', True),
-        ('connection to server at "::1", port 5432 failed: FATAL:  database "nowhere" does not exist\n', True),
-        ('connection to server at "::1", port 5432 failed: ВАЖНО:  роль "shop" не существует\n', True),
-        ('connection to server at "::1", port 5432 failed: fe_sendauth: no password supplied\n', True),
-        ("server does not support SSL, but SSL was required\n", True),
-        ('connection to server at "::1", port 5432 failed: FATAL:  sorry, too many clients already\n', False),
-        ("FATAL:  remaining connection slots are reserved for roles with the SUPERUSER attribute\n", False),
-        ("FATAL:  the database system is starting up\n", False),
-        ("FATAL:  das Datenbanksystem startet\n", False),
-        ("FATAL:  désolé, trop de clients sont déjà connectés\n", False),
-        ("FATAL:  管理者コマンドにより接続を終了しています\n", False),
-        ("FATAL:  no more connections allowed (max_client_conn)\n", False),
-        ("FATAL:  canceling authentication due to timeout\n", False),
-        ("FATAL:  Rolle »shop« existiert nicht\n", True),
-        ("FATAL:  SASL authentication failed\n", True),
-        ('connection to server at "::1", port 5432 failed: Connection refused\n\tIs the server running?\n', False),
-        ('could not translate host name "nowhere" to address: Name or service not known\n', False),
-        ("connection timeout expired", False),
-    ],
-)
-def test_a_refused_connection_of_libpq_is_told_by_its_text(said: str, refused: bool) -> None:
-    assert database.refused_by_libpq(said) is refused
 
 
 @pytest.mark.parametrize(

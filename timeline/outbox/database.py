@@ -69,11 +69,6 @@ too many wrong passwords, MariaDB's). A read-only server (1290, 1836) is one tha
 REFUSED_BY_POSTGRESQL = ("28", "3D", "42")
 """SQLSTATE: no such user or wrong password, no such database, no such table or no right to it. A read-only server
 (25006) is one that a failover will replace."""
-_ANSWERED = re.compile(r'\w:  [^\n]*["«»„“”「『]|authentication failed|no password supplied|not support SSL')
-_NOT_NOW = re.compile("too many|connection slots|the database system|terminating connection|timeout expired")
-"""libpq, and so psycopg and psycopg2, hides the SQLSTATE of a refused connection, so that only its text is left. It
-marks what a server said, in any language, by a severity, a colon and two spaces. A server that refuses for good quotes
-what is wrong: a user, a database, a host. One that starts, stops or is full quotes nothing."""
 OLDEST_MYSQL = {True: (10, 6), False: (8, 0, 1)}
 """The first MariaDB, and the first MySQL, that has SKIP LOCKED."""
 
@@ -307,7 +302,7 @@ class Outbox:
         )
         if state is not None:
             return str(state).startswith(REFUSED_BY_POSTGRESQL)
-        return not trouble.connection_invalidated and refused_by_libpq(str(error))
+        return False  # libpq, and so psycopg and psycopg2, hides the SQLSTATE of a refused connection
 
     def _check_version(self, connection: sa.Connection) -> None:
         if self.dialect != "mysql":
@@ -511,11 +506,6 @@ def _read(text: bytes) -> str | bytes:
 def _shown(value: Any) -> Any:
     """Return bytes, which SQLite may keep in a column of texts, as text."""
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
-
-
-def refused_by_libpq(said: str) -> bool:
-    """Return whether a PostgreSQL server refused the connection, for a reason that does not pass by itself."""
-    return _ANSWERED.search(said) is not None and _NOT_NOW.search(said) is None
 
 
 def reason_of(trouble: DBAPIError) -> str:

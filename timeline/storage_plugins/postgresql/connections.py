@@ -22,7 +22,6 @@ from timeline.storage_plugins.postgresql.pool import (
     judged,
     sentence,
     state_of,
-    unsent,
 )
 from timeline.storage_plugins.sql.statements import Atomic, Plan, Result, Statement, drive_async
 
@@ -262,11 +261,11 @@ class PostgresqlConnections:
         raise AssertionError("the last try returns or raises")
 
     async def _again(self, error: BaseException, attempt: int) -> bool:
-        """Return whether to try again: the server has undone it, for the sake of another, or never saw it."""
+        """Return whether to try again: the server has undone it, for the sake of another."""
         state = state_of(error)
         if state == _TAKEN:
             self._renumber()
-        return (state in _REPEATED or unsent(error)) and attempt < self.tries - 1
+        return state in _REPEATED and attempt < self.tries - 1
 
     async def _take(self) -> tuple[PostgresqlPool, Raw]:
         pool = self._pool

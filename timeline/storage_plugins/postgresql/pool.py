@@ -125,18 +125,10 @@ def state_of(error: BaseException) -> str:
     return getattr(error, "sqlstate", None) or ""
 
 
-def unsent(error: BaseException) -> bool:
-    """Return whether the driver did not even send the statement: the server had announced the end of this idle
-    connection (by an administrator or a shutdown). asyncpg says so by the text alone."""
-    return isinstance(error, asyncpg.InternalClientError) and "cannot switch to state" in str(error)
-
-
 def judged(error: BaseException, doubtful: bool) -> StoreError:
     """Return the contract's error. `doubtful`: the statement may have been committed if no answer came."""
     if isinstance(error, StoreError):
         return error
-    if unsent(error):
-        return StoreUnavailable("the server has ended the connection")
     state = state_of(error)
     said = isinstance(error, asyncpg.PostgresError) and state and not state.startswith(_DOUBTFUL)
     if doubtful and not said:
