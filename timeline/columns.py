@@ -291,6 +291,13 @@ class ColumnBatch:
         return cls(*[blank(count) for blank in cls._blanks])
 
     @classmethod
+    def filled(cls, count: int, **given: Any) -> Self:
+        """Return `count` messages with the columns that are given; the others are blank, or None where optional."""
+        blanks = zip(cls.columns, cls._blanks, strict=True)
+        values = {field.name: blank(count) for field, blank in blanks if field.name not in given}
+        return cls(**(values | given))
+
+    @classmethod
     def of(cls, source: ColumnBatch, **given: Any) -> Self:
         """Return a batch about the messages of another one: columns that are not `given` are those of that name there.
         A number or byte string is given for each message alike. A column that is neither given nor there is blank,

@@ -104,21 +104,8 @@ class Resurrects(_Planted):
 
 
 def _as_put(rows: Rows, at: int) -> Puts:
-    one = rows.take(np.array([at]))
-    assert one.payloads is not None and one.headers is not None
-    return Puts(
-        ids=one.ids,
-        birth=one.birth,
-        due_ms=one.due_ms,
-        expires_ms=one.expires_ms,
-        groups=one.groups,
-        tags=one.tags,
-        payload_sum=one.payload_sum,
-        payloads=one.payloads,
-        headers=one.headers,
-        move=np.zeros(1, dtype=np.bool_),
-        replace=np.zeros(1, dtype=np.bool_),
-    )
+    assert rows.payloads is not None and rows.headers is not None
+    return Puts.of(rows.take(np.array([at])), payload_bytes=None)
 
 
 class IgnoresExtends(_Planted):

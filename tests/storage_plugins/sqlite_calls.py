@@ -28,16 +28,11 @@ def puts(ids: Sequence[bytes], due_ms: int = NOW_MS, payload: bytes = b"p", **co
         "ids": Ragged.of(list(ids)),
         "birth": np.frombuffer(secrets.token_bytes(8 * count), dtype=np.uint64),
         "due_ms": np.full(count, due_ms, dtype=np.int64),
-        "expires_ms": np.zeros(count, dtype=np.int64),
         "groups": Ragged.repeat(b"default", count),
-        "tags": Ragged.repeat(b"", count),
         "payload_sum": payload_sums(payloads, None),
         "payloads": payloads,
-        "headers": Ragged.repeat(b"", count),
-        "move": np.zeros(count, dtype=np.bool_),
-        "replace": np.zeros(count, dtype=np.bool_),
     }
-    return Puts(**(chosen | columns))
+    return Puts.filled(count, **(chosen | columns))
 
 
 def settles(rows: Rows, operation: Operation = Operation.ACK, time_ms: int = 0, **columns: Any) -> Settles:

@@ -79,7 +79,8 @@ class Calls:
         headers = Ragged.of([self.random.choice((b"", b"\x01\0a\x01\0b")) for _ in range(count)])
         due = [self.due() for _ in range(count)]
         if_exists = self.random.choices(("", "", "move", "replace"), k=count)
-        return Puts(
+        return Puts.filled(
+            count,
             ids=Ragged.of([self.id() for _ in range(count)]),
             birth=_words([self.op() for _ in range(count)]),
             due_ms=_numbers(due),

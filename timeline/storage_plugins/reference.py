@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from timeline.storage_plugins.asks import (
     tag_ask,
 )
 from timeline.storage_plugins.contract import (
+    PUT_NUMBERS,
     Capabilities,
     Grant,
     LeasedRows,
@@ -52,6 +53,8 @@ from timeline.storage_plugins.contract import (
 from timeline.storage_plugins.records import check_update, dropped, same_settings
 
 PAGE_BYTES = 1024 * 1024
+_KEPT = tuple(name for name in PUT_NUMBERS if name not in {field.name for field in fields(Message)})
+"""The numbers of a put that only pass through: none as yet."""
 
 
 @dataclass(slots=True)
@@ -66,6 +69,7 @@ class ReferenceRow:
     headers: bytes = b""
     payload_bytes: int = 0
     settled_ms: int = 0
+    kept: dict[str, int] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -82,6 +86,7 @@ class ReferenceRow:
         message = self.message
         return {
             **asdict(message),
+            **self.kept,
             "ids": self.id,
             "put_ms": self.put_ms,
             "payload_bytes": self.payload_bytes,
@@ -94,7 +99,7 @@ class ReferenceRow:
 
 
 def rows_of(found: Sequence[ReferenceRow], payload: bool) -> Rows:
-    """Return messages as columns. A column that this store does not know, of a newer Timeline, is 0."""
+    """Return messages as columns. A number of theirs that no put has given is 0."""
     named = [row.named() for row in found]
     texts = ("ids", "groups", "holders", "tags", "dead", *(("payloads", "headers") if payload else ()))
     columns: dict[str, Any] = {name: Ragged.of([one[name] for one in named]) for name in texts}
@@ -213,7 +218,8 @@ class ReferenceStore(Store):
             decision = self.decide(topic, id, ask, now_ms)
             if decision.born and decision.message is not None:
                 content = puts.payloads[at], puts.headers[at], int(puts.sizes[at])
-                rows[id] = ReferenceRow(id, decision.message, now_ms, puts.tags[at], *content)
+                kept = {name: int(getattr(puts, name)[at]) for name in _KEPT}
+                rows[id] = ReferenceRow(id, decision.message, now_ms, puts.tags[at], *content, kept=kept)
             fill(answers, at, decision)
         return answers
 

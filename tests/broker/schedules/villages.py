@@ -73,16 +73,13 @@ def record_puts(ids: list[str], payloads: list[bytes], due_ms: int, tag: str = "
     """Puts of records."""
     count = len(payloads)
     content = Ragged.of(payloads)
-    return Puts(
+    return Puts.filled(
+        count,
         ids=ragged(ids),
         birth=np.arange(1, count + 1, dtype=np.uint64),
         due_ms=np.full(count, due_ms, dtype=np.int64),
-        expires_ms=np.zeros(count, dtype=np.int64),
         groups=Ragged.repeat(SCHEDULES_GROUP.encode(), count),
         tags=Ragged.repeat(tag.encode(), count),
         payload_sum=payload_sums(content, None),
         payloads=content,
-        headers=Ragged.repeat(b"", count),
-        move=np.zeros(count, dtype=np.bool_),
-        replace=np.zeros(count, dtype=np.bool_),
     )

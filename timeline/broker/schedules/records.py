@@ -338,7 +338,8 @@ def _puts(
 ) -> Puts:
     count = len(ids)
     content, encoded = Ragged.of(payloads), Ragged.of(headers or [b""] * count)
-    return Puts(
+    return Puts.filled(
+        count,
         ids=ragged(ids),
         birth=np.array(birth, dtype=np.uint64),
         due_ms=np.array(due_ms, dtype=np.int64),
@@ -348,7 +349,6 @@ def _puts(
         payload_sum=payload_sums(content, encoded),
         payloads=content,
         headers=encoded,
-        move=np.zeros(count, dtype=np.bool_),
         replace=np.array(replace or [False] * count, dtype=np.bool_),
     )
 

@@ -77,10 +77,10 @@ SHORT = {"group": "groups", "tag": "tags", "payload": "payloads", "holder": "hol
 
 
 def batch_of(kind: type[B], count: int, **values: Many) -> B:
-    """Return `count` messages, of which these are the columns: one value for all, or a sequence with one each."""
+    """Return `count` messages, blank but for these columns: one value for all, or a sequence with one each."""
     given = {SHORT.get(name, name): value for name, value in values.items()}
     names = {field.name: field for field in kind.columns}
-    return kind(**{name: _column(names[name], value, count) for name, value in given.items()})
+    return kind.filled(count, **{name: _column(names[name], value, count) for name, value in given.items()})
 
 
 def _column(field: Field, value: Many, count: int) -> Any:
