@@ -22,7 +22,7 @@ from timeline.recurrence import FoldPolicy, GapPolicy, Occurrence, rules_are_rea
 from timeline.recurrence.recurrence import occurrences_of
 from timeline.schedules import CatchUp, Overlap, Specification
 from timeline.schedules.edits import MOST_AHEAD_MS, SHOWN_SLICES
-from timeline.schedules.record import TRIGGER, schedule_of
+from timeline.schedules.record import TRIGGER, schedule_of, status_of
 from timeline.schedules.specification import DEFAULT_WINDOW_MS, FIELDS, INTERNAL_PREFIX, check_target
 from timeline.wire import (
     MAJOR,
@@ -178,12 +178,9 @@ class ScheduleView:
         """In a word: active, paused, waiting (for the occurrence before to be finished), ended or deleted."""
         if self._deleted:
             return "deleted"
-        if self.specification.paused:
-            return "paused"
-        if self.state.waiting:
-            return "waiting"
-        over = self.state.ended and self.state.position_ms <= self._context.clock.now_ms()
-        return "ended" if over else "active"
+        state = self.state
+        now_ms = self._context.clock.now_ms()
+        return status_of(self.specification.paused, state.waiting, state.ended, state.position_ms, now_ms)
 
     @property
     def paused(self) -> bool:

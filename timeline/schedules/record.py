@@ -218,6 +218,19 @@ def _row(name: str, kind: Any, said: object) -> Any:
         raise Invalid(f"{name} of a schedule's record must be {', '.join(kind._fields)}, not {said!r:.80}") from None
 
 
+STATUSES = ("active", "waiting", "paused", "ended")
+
+
+def status_of(paused: bool, waiting: bool, ended: bool, position_ms: int, now_ms: int) -> str:
+    """Return a schedule's status, one of `STATUSES`. It ends when the time of its last occurrence is over, though that
+    was decided before."""
+    if paused:
+        return "paused"
+    if waiting:
+        return "waiting"
+    return "ended" if ended and position_ms <= now_ms else "active"
+
+
 def record_id(topic: str, name: str, number: int) -> str:
     """Return the id of a schedule's record: `TOPIC/NAME#NUMBER.K`.
 

@@ -14,6 +14,7 @@ from timeline.broker.runtime import Runtime
 from timeline.broker.schedules.records import ScheduleStore
 from timeline.metrics import Metrics
 from timeline.schedules.looks import LEAD_MS, OVERLAP_LEAD_MS
+from timeline.schedules.record import STATUSES, status_of
 from timeline.storage_plugins.contract import StoreError
 
 log = logging.getLogger("timeline.broker")
@@ -22,14 +23,13 @@ SHARE = 0.005
 REST_S = 15.0
 """Between two walks."""
 PAGE_ROWS = 200
-STATES = ("active", "waiting", "paused", "ended")
 
 
 @dataclass(slots=True)
 class _TopicSchedules:
     """The schedules of one topic. Times are ms UTC; 0: none."""
 
-    states: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATES, 0))
+    states: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
     last_ms: int = 0
     next_ms: int = 0
     overdue_ms: int = 0
@@ -39,12 +39,9 @@ class _TopicSchedules:
         """Count a schedule, by its record as JSON and by when it is looked at next."""
         state, specification = said["state"], said["specification"]
         self.last_ms = max(self.last_ms, state["last_put_ms"])
-        if specification["paused"]:
-            self.states["paused"] += 1
-        elif state["ended"] and not state["queue"]:
-            self.states["ended"] += 1
-        else:
-            self.states["waiting" if state["queue"] else "active"] += 1
+        paused, waits, ended = specification["paused"], bool(state["queue"]), state["ended"]
+        self.states[status_of(paused, waits, ended, state["position_ms"], now_ms)] += 1
+        if not paused and (waits or not ended):
             lead_ms = LEAD_MS if specification["overlap"] == "allow" else OVERLAP_LEAD_MS
             next_ms = min([due_ms + lead_ms, *(one[0] for one in state["decided"])])
             self.next_ms = min(self.next_ms or next_ms, next_ms)
