@@ -36,6 +36,10 @@ SHELL = {
     "broker/server/service.py",
 }
 
+SLEEPING_CALLS = ("time.sleep", "asyncio.sleep", "threading.Event().wait")
+# Its `until` polls a condition for all tests that cannot await it.
+MAY_SLEEP = "tests/conditions.py"
+
 
 def _modules(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*.py") if path.parent.name != "generated")
@@ -68,30 +72,27 @@ def imported_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def sleeping_calls(tree: ast.Module) -> Iterator[int]:
-    """The lines that call time.sleep or asyncio.sleep under whatever name, but for a sleep of literally 0."""
-    modules: dict[str, str] = {}
-    functions: set[str] = set()
+    """Yield the lines that call time.sleep, asyncio.sleep, or wait with a time on an event made in the same expression,
+    under whatever names. A time of literally 0 is no sleep."""
+    names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                modules[alias.asname or alias.name] = alias.name
-        elif isinstance(node, ast.ImportFrom) and node.module in {"time", "asyncio"}:
-            functions |= {alias.asname or alias.name for alias in node.names if alias.name == "sleep"}
+            names |= {alias.asname or alias.name: alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+
+    def full_name(called: ast.expr) -> str:
+        if isinstance(called, ast.Attribute):
+            return f"{full_name(called.value)}.{called.attr}"
+        if isinstance(called, ast.Call):
+            return f"{full_name(called.func)}()"
+        return names.get(called.id, "") if isinstance(called, ast.Name) else ""
+
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        called = node.func
-        by_module = (
-            isinstance(called, ast.Attribute)
-            and called.attr == "sleep"
-            and isinstance(called.value, ast.Name)
-            and modules.get(called.value.id) in {"time", "asyncio"}
-        )
-        by_name = isinstance(called, ast.Name) and called.id in functions
-        duration = node.args[0] if len(node.args) == 1 else None
-        yields_only = isinstance(duration, ast.Constant) and duration.value == 0
-        if (by_module or by_name) and not yields_only:
-            yield node.lineno
+        if isinstance(node, ast.Call) and full_name(node.func) in SLEEPING_CALLS:
+            times = [*node.args, *(keyword.value for keyword in node.keywords)]
+            if any(not isinstance(time, ast.Constant) or time.value for time in times):
+                yield node.lineno
 
 
 def _tracked_texts() -> list[tuple[str, str]]:
@@ -171,8 +172,12 @@ def test_what_a_class_leaves_to_others_is_abstract() -> None:
 
 
 def test_tests_do_not_sleep() -> None:
-    tests = [path for path in _modules(TESTS) if "sleep" in path.read_text(encoding="utf-8")]
-    assert not [f"{_name(path)}:{line}" for path in tests for line in sleeping_calls(_parsed(path))]
+    suspect = re.compile(r"sleep|Event\b")
+    tests = [path for path in _modules(TESTS) if suspect.search(path.read_text(encoding="utf-8"))]
+    sleeps = [f"{_name(path)}:{line}" for path in tests for line in sleeping_calls(_parsed(path))]
+    others = [sleep for sleep in sleeps if not sleep.startswith(f"{MAY_SLEEP}:")]
+    assert not others, f"await a condition; if nothing announces it, call `until` of {MAY_SLEEP}"
+    assert len(sleeps) == 1, f"only `until` sleeps in {MAY_SLEEP}"
 
 
 def test_what_is_not_installed_is_judged_in_one_place() -> None:
@@ -189,6 +194,11 @@ def test_what_is_not_installed_is_judged_in_one_place() -> None:
         ("from time import sleep as rest\nrest(2)", True),
         ("import asyncio\nasync def f():\n    await asyncio.sleep(0)", False),
         ("def sleep(x): ...\nsleep(3)", False),
+        ("import threading\nthreading.Event().wait(0.001)", True),
+        ("from threading import Event as Tick\nTick().wait(timeout=PAUSE_S)", True),
+        ("import threading\nthreading.Event().wait()", False),
+        ("import asyncio\nasync def f():\n    await asyncio.Event().wait()", False),
+        ("def wait(event):\n    event.wait(60)", False),
     ],
 )
 def test_the_sleep_guard_sees_every_spelling(source: str, sleeps: bool) -> None:
@@ -230,7 +240,7 @@ def _requirement_names(requirements: list[str]) -> set[str]:
     return {re.split(r"[\[<>=!~; ]", requirement, maxsplit=1)[0].lower() for requirement in requirements}
 
 
-def test_a_driver_needs_three_packages_and_every_requirement_is_pinned() -> None:
+def test_a_driver_needs_two_packages_and_every_requirement_is_pinned() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert _requirement_names(project["dependencies"]) == BASE_DEPENDENCIES
     wanted = set(BASE_DEPENDENCIES)

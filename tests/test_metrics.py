@@ -1,6 +1,9 @@
-"""Gauges of topics: those past the cap are folded into one, and what alerts watch is there before it happens."""
+"""The catalog of metrics, and gauges of topics: those past the cap are one, and alerts' counters begin at 0."""
 
 from __future__ import annotations
+
+import numpy as np
+from prometheus_client import generate_latest
 
 from timeline.metrics import BURIALS, CATALOG, LEASE_ENDS, REST, Metrics
 
@@ -51,3 +54,38 @@ def test_counters_that_alerts_watch_begin_at_nothing() -> None:
 
 def test_the_topic_is_the_first_label_of_whatever_has_one() -> None:
     assert all(one.labels[0] == "topic" for one in CATALOG.values() if "topic" in one.labels)
+
+
+def test_every_metric_of_the_catalog_is_exposed_and_topics_are_capped() -> None:
+    metrics = Metrics(topics_shown=1)
+    assert metrics.topic("first") == "first"
+    assert metrics.topic("second") == "…"
+    metrics.lateness.observe("first", np.array([0.0005, 0.004, 7.0]))
+    text = generate_latest(metrics.registry).decode()
+    for name in [name for name, one in CATALOG.items() if not one.always]:
+        assert name not in text
+        metrics.gauge(name, 1.0)
+    text = generate_latest(metrics.registry).decode()
+    for name, one in CATALOG.items():
+        assert f"# TYPE {name.removesuffix('_total') if one.kind == 'counter' else name}" in text or name in text
+        assert all(label.isidentifier() for label in one.labels)
+    assert 'timeline_delivery_lateness_seconds_bucket{le="0.001",topic="first"} 1.0' in text
+    assert 'timeline_delivery_lateness_seconds_count{topic="first"} 3.0' in text
+    metrics.forget_topic("first")
+    assert 'topic="first"' not in generate_latest(metrics.registry).decode()
+
+
+def test_a_scrape_may_come_while_a_series_comes_or_goes() -> None:
+    """It runs in a thread of its own: between the two notes of a batch, and between the two of a series forgotten."""
+    metrics = Metrics()
+
+    class Meanwhile(dict):
+        def items(self):
+            for item in list(super().items()):
+                metrics.lateness.forget(item[0])
+                yield item
+
+    metrics.lateness.observe("first", np.array([0.0005]))
+    metrics.lateness.counts = Meanwhile(metrics.lateness.counts)
+    assert 'timeline_delivery_lateness_seconds_count{topic="first"} 1.0' in generate_latest(metrics.registry).decode()
+    assert 'topic="first"' not in generate_latest(metrics.registry).decode()

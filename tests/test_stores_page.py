@@ -12,7 +12,7 @@ import yaml
 
 from scripts import stores_page
 
-SERVERS = ("redis", "postgresql", "mysql", "cockroachdb", "cassandra")
+SERVERS = tuple(scheme for scheme, told in stores_page.told().items() if told.url)
 
 
 def _services() -> dict[str, Any]:
@@ -52,7 +52,6 @@ def test_a_share_is_shown_where_the_rate_itself_would_be_of_another_machine(rate
 def test_compose_has_a_profile_for_each_server() -> None:
     services = {name: service for name, service in _services().items() if service["profiles"] != ["cluster"]}
     assert {name: service["profiles"] for name, service in services.items()} == {name: [name] for name in SERVERS}
-    assert {scheme for scheme, told in stores_page.told().items() if told.url} == set(SERVERS)
     for name, service in services.items():
         assert re.fullmatch(r"[\w./-]+:[\w.-]+", service["image"]) and service["image"].partition(":")[2] != "latest"
         assert service["healthcheck"]["test"], f"{name}: --wait waits for its health"

@@ -6,7 +6,6 @@ import asyncio
 import json
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from tests import conditions
 from timeline.broker.journal.files import FIELDS
 from timeline.metrics import Metrics
 
@@ -47,13 +47,8 @@ def events(folder: Path) -> list[dict[str, Any]]:
 
 
 def wait_for(happened: Callable[[], bool]) -> None:
-    """Returns once `happened`."""
-    ticks = threading.Event()
-    for _ in range(600):
-        if happened():
-            return
-        ticks.wait(0.1)
-    raise AssertionError("it did not happen within a minute")
+    """Return once `happened`."""
+    conditions.until(happened)
 
 
 class Counts(Metrics):
@@ -72,5 +67,5 @@ class Counts(Metrics):
 
 
 async def until(happened: Callable[[], bool]) -> None:
-    """Returns once `happened`, and lets others run meanwhile."""
+    """Return once `happened`, and let others run meanwhile."""
     await asyncio.to_thread(wait_for, happened)

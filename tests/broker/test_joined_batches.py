@@ -1,15 +1,19 @@
-"""What waits for one consumer goes together, where a frame for each would make it later still."""
+"""Batches that wait for one consumer are joined, since a frame for each would make them later; large ones are cut."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.broker.columns import make_consumer, make_leased
 from timeline.broker.api.consume import deliver
 from timeline.broker.dispatch.leased_batch import JOINED_BYTES, JOINED_MESSAGES, LeasedBatch
 from timeline.broker.dispatch.roster import ConnectedConsumer
 from timeline.model import TopicSettings
-from timeline.wire.frames import Beat
+from timeline.wire.frames import AIM_BYTES, Beat
 
 
 def at(leased_ms: int, *due_ms: int, bytes_: int = 1) -> LeasedBatch:
@@ -27,7 +31,7 @@ async def sent(consumer: ConnectedConsumer) -> list[list[int] | Beat]:
     return found
 
 
-async def test_parcels_of_one_round_that_wait_behind_each_other_go_together():
+async def test_batches_of_one_round_that_wait_behind_each_other_go_together():
     consumer, beat = make_consumer("c"), Beat(1, 2)
     for item in (at(5, 10, 11), at(5, 12), at(6, 13), beat, at(6, 14), at(6, 15)):
         consumer.push(item)
@@ -64,3 +68,14 @@ async def test_no_more_than_is_worth_a_copy_goes_together():
     for due_ms in range(3):
         consumer.push(at(5, due_ms, bytes_=JOINED_BYTES // 2 - 200))
     assert await sent(consumer) == [[0, 1], [2]]
+
+
+@pytest.mark.slow
+@given(st.lists(st.integers(0, 700_000), min_size=1, max_size=12), st.integers(1, 5))
+def test_a_leased_batch_is_cut_into_frames_of_bounded_size(sizes, most):
+    batch = make_leased([0] * len(sizes), [b"x" * size for size in sizes])
+    parts = list(batch.frames(most, AIM_BYTES))
+    assert [id for part in parts for id in part.rows.ids.tolist()] == batch.rows.ids.tolist()
+    for part in parts:
+        assert 1 <= len(part) <= most
+        assert len(part) == 1 or int(part.sizes.sum()) <= AIM_BYTES

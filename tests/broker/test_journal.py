@@ -27,20 +27,12 @@ TOPIC = Topic("t", 1, TopicSettings())
 
 
 def puts(count: int) -> Puts:
-    none = Ragged.repeat(b"", count)
-    zeros = np.zeros(count, dtype=np.int64)
-    return Puts(
+    return Puts.filled(
+        count,
         ids=Ragged.of([b"m%d" % at for at in range(count)]),
         birth=np.arange(1, count + 1, dtype=np.uint64),
-        due_ms=zeros + 1_700_000_000_000,
-        expires_ms=zeros,
+        due_ms=np.full(count, 1_700_000_000_000),
         groups=Ragged.repeat(b"default", count),
-        tags=none,
-        payload_sum=np.zeros(count, dtype=np.uint64),
-        payloads=none,
-        headers=none,
-        move=np.zeros(count, dtype=np.bool_),
-        replace=np.zeros(count, dtype=np.bool_),
     )
 
 

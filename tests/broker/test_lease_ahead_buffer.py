@@ -1,4 +1,4 @@
-"""What was leased ahead, or is on its way from the store, when its topic is paused or tuned or a clock jumps."""
+"""The buffer of what was leased ahead, by itself, and when its topic is paused or tuned or a clock jumps."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ import asyncio
 import dataclasses
 import time
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.broker.columns import make_consumer, make_leased
 from tests.broker.link import PATIENT, Link, Pipe, broker, statuses
 from tests.broker.slow import SlowStore
+from timeline.broker.dispatch.leased_batch import LeaseAheadBuffer
 from timeline.broker.limits import Limits
 from timeline.clock import ALONE_MS, Clock
 from timeline.model import Operation, State, Status
@@ -95,3 +101,32 @@ async def test_what_was_leased_ahead_is_due_when_the_clock_says_so_though_it_jum
         ahead_s["wall"] += ahead_s["monotonic"]
         async with asyncio.timeout(30):
             assert (await consumer.down(Deliver)).ids.tolist() == [b"a"]
+
+
+def test_held_gives_out_at_the_due_and_never_before():
+    held = LeaseAheadBuffer()
+    first, second = make_consumer("a"), make_consumer("b")
+    held.add(first, make_leased([30, 10, 20]))
+    held.add(second, make_leased([10]))
+    assert held.next_due_ms() == 10
+    assert held.due(9) == []
+    given_out = {consumer.id: batch.rows.ids.tolist() for consumer, batch in held.due(20)}
+    assert given_out == {b"a": [b"m1", b"m2"], b"b": [b"m0"]}
+    assert len(held) == 1
+    assert [batch.rows.ids.tolist() for batch in held.of(first)] == [[b"m0"]]
+    assert held.next_due_ms() is None
+    assert held.everything() == []
+
+
+@pytest.mark.slow
+@given(st.lists(st.tuples(st.integers(0, 1), st.lists(st.integers(0, 50), min_size=1, max_size=8)), max_size=8))
+def test_held_loses_nothing_and_doubles_nothing(adds):
+    held, consumers = LeaseAheadBuffer(), [make_consumer("a"), make_consumer("b")]
+    for who, dues in adds:
+        held.add(consumers[who], make_leased(dues))
+    seen = []
+    for now in range(0, 51, 5):
+        for _, batch in held.due(now):
+            assert all(now - 5 < due <= now for due in batch.was_due_ms.tolist())
+            seen += batch.was_due_ms.tolist()
+    assert sorted(seen) == sorted(due for _, dues in adds for due in dues)

@@ -36,3 +36,10 @@ def test_lines_for_people_carry_the_fields_and_the_error(capsys: pytest.CaptureF
     said = capsys.readouterr().err
     assert "not asked for" not in said
     assert "error   cannot write file=a.db\nTraceback" in said and said.endswith("OSError: no space left\n")
+
+
+def test_logs_are_one_object_a_line_with_their_fields() -> None:
+    record = logging.makeLogRecord({"msg": "ready", "levelno": 20, "levelname": "INFO", "name": "timeline", "port": 1})
+    line = json.loads(logs.JsonLines().format(record))
+    assert (line["event"], line["level"], line["port"]) == ("ready", "info", 1)
+    assert logs.TextLines().format(record).endswith("ready port=1")

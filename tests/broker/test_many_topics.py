@@ -105,12 +105,8 @@ async def crowded(store: Counted, count: int) -> AsyncIterator[Link]:
 
 async def put_elsewhere(store: Store, topic: Topic, id: bytes, due_ms: int) -> None:
     """A message that comes through another broker, of which this one hears nothing."""
-    none, zero = Ragged.of([b""]), np.zeros(1, dtype=np.int64)
-    puts = Puts(
-        ids=Ragged.of([id]), birth=np.ones(1, dtype=np.uint64), due_ms=np.array([due_ms]), expires_ms=zero,
-        groups=Ragged.of([b"default"]), tags=none, payload_sum=np.zeros(1, dtype=np.uint64), payloads=none,
-        headers=none, move=np.zeros(1, dtype=np.bool_), replace=np.zeros(1, dtype=np.bool_),
-    )  # fmt: skip
+    ids, groups = Ragged.of([id]), Ragged.of([b"default"])
+    puts = Puts.filled(1, ids=ids, birth=np.ones(1, dtype=np.uint64), due_ms=np.array([due_ms]), groups=groups)
     answers = await store.put(topic, 1, puts)
     assert answers.status.tolist() == [Status.OK.code]
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import timeline
+from tests.conditions import until
 from tests.driver.broker import Broker
 from timeline import Backoff, Batch, Bury, Retry
 from timeline.driver.consume import handlers
@@ -219,8 +220,7 @@ async def test_a_thread_that_the_grace_was_too_short_for_is_told_at_its_next_loo
 
     def handler(d: timeline.SyncDelivery) -> None:
         begun.set()
-        while not d.lost:
-            threading.Event().wait(0.001)
+        until(lambda: d.lost)
         told.set()
 
     async with tl.producer("t") as p, tl.consumer("t", lease="20s") as c:

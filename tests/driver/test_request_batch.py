@@ -1,4 +1,4 @@
-"""What an answer means, above all after one that was lost; and the line that parcels wait in."""
+"""RequestBatch: what an answer means, above all after one that was lost. RequestQueue: where batches wait."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ async def test_calls_that_were_given_up_while_nothing_could_be_sent_leave_nothin
     await queue.idle()
 
 
-async def test_a_line_that_cannot_send_forgets_what_nobody_waits_for_and_keeps_the_rest() -> None:
+async def test_a_queue_that_cannot_send_forgets_what_nobody_waits_for_and_keeps_the_rest() -> None:
     queue = _queue()
     waiting = asyncio.ensure_future(queue.single(_entry(b"waits"), 100, 60_000))
     await queue.work.wait()
@@ -239,16 +239,16 @@ async def test_a_batch_whose_caller_was_cancelled_is_not_sent() -> None:
     await queue.idle()
 
 
-class Line(deque[RequestBatch]):
-    """A line that nobody may walk."""
+class _WaitingBatches(deque[RequestBatch]):
+    """The waiting batches of a RequestQueue. Nobody may iterate over them."""
 
     def __iter__(self) -> Iterator[RequestBatch]:
-        raise AssertionError("the line was walked")
+        raise AssertionError("somebody iterated over all waiting batches")
 
 
 async def test_a_call_that_times_out_looks_at_its_own_batches_only() -> None:
     queue = _queue()
-    queue._waiting = Line()
+    queue._waiting = _WaitingBatches()
     calls = [BatchCall(queue, 3, 0.0) for _ in range(2)]
     for call in calls:
         columns = {"ids": Ragged.of([b"1", b"2", b"3"]), "flags": np.zeros(3, np.uint8)}

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from pathlib import Path
 from typing import Any
+
+from tests.conditions import until
 
 
 def ordered(spark: Any, address: str, topic: str, folder: str) -> Any:
@@ -34,11 +35,14 @@ def main(address: str, topic: str, folder: str) -> None:
         "spark.sql.warehouse.dir": f"{folder}/warehouse",
     }
     query = ordered(spark_session("reordering", "local[2]", settings), address, topic, folder)
-    ticks = threading.Event()
-    while not (Path(folder) / "out" / "_spark_metadata" / "0").exists():
+    first = Path(folder) / "out" / "_spark_metadata" / "0"
+
+    def is_done() -> bool:
         if not query.isActive:
             raise SystemExit(str(query.exception()))
-        ticks.wait(0.02)
+        return first.exists()
+
+    until(is_done, within_s=600.0)
     os.write(1, b"a batch is done\n")
     query.awaitTermination()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from pyspark import SparkContext, TaskContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql.types import StructType
 
+from tests.conditions import until
 from timeline.pipeline import spark_session
 from timeline.pipeline.source import TimelineSource
 from timeline.pipeline.source.writing import TimelineWriter, WriteCounts
@@ -34,9 +34,7 @@ def stalling(batches: Iterator[pa.RecordBatch], folder: Path) -> Iterator[pa.Rec
     (folder / f"{part}-{attempt}").touch()
     for number, batch in enumerate(batches):
         if number == BATCHES_BEFORE and part == STALLED and attempt == 0:
-            ticks = threading.Event()
-            while not (folder / f"{part}-1").exists():
-                ticks.wait(0.05)
+            until((folder / f"{part}-1").exists, within_s=600.0)
         yield batch
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import timeline
+from tests.conditions import until
 from tests.pipeline.conftest import LATER, MAPPING, Serving, serving, stored, write_events
 from timeline.errors import Invalid, Unavailable
 from timeline.model import TopicSettings
@@ -183,10 +183,8 @@ def journalled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Servi
     url = f"file://{folder}/journal"
     with serving(folder, "--store", "memory://", "--journal", f"{url}?roll=200ms&rows=40") as one:
         asyncio.run(_live(one.address))
-        # What the broker said last is in the files once the roll after it has come.
-        ticks = threading.Event()
-        while sum(acked_in(path) for path in live_files(url)) < 100:
-            ticks.wait(0.1)
+        # The last events are in the files once the next roll has come.
+        until(lambda: sum(acked_in(path) for path in live_files(url)) >= 100)
         yield one, url
 
 

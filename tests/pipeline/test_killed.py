@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import timeline
+from tests.conditions import until
 from tests.pipeline import speculating
 from tests.pipeline.conftest import Serving, serving, write_events
 from tests.services import require_service
@@ -47,16 +47,6 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*words), capture_output=True, text=True, timeout=800)
 
 
-def wait_for(happened: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    ticks = threading.Event()
-    for _ in range(3_000):
-        if happened():
-            return
-        assert process.poll() is None, "it ended before it could be killed"
-        ticks.wait(0.05)
-    raise AssertionError("it did not happen")
-
-
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("table")
@@ -74,12 +64,19 @@ def count(tl: timeline.SyncTimeline, topic: str) -> int:
 
 
 def killed_when(happened: Callable[[], bool], *words: str) -> None:
-    """Runs the command and kills it, and all that it started, as soon as something has happened."""
+    """Run the command, and kill it and all that it started as soon as something has happened."""
     process = subprocess.Popen(
         command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
+
+    def may_be_killed() -> bool:
+        if happened():
+            return True
+        assert process.poll() is None, "it ended before it could be killed"
+        return False
+
     try:
-        wait_for(happened, process)
+        until(may_be_killed, within_s=600.0)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

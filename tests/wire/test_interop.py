@@ -18,11 +18,8 @@ from timeline.wire import MAJOR, MINOR, Frame, Produce, decode, decode_as, encod
 from timeline.wire.generated import layout
 
 SCHEMA = Path(__file__).resolve().parents[2] / "schemas" / "fbs" / "timeline.fbs"
-GOLDEN = [
-    Path(__file__).parent / name
-    for name in ("golden_1_0.txt", "golden_1_1.txt", "golden_1_2.txt", "golden_1_3.txt", "golden_1_4.txt")
-]
-"""Each has what its minor added."""
+GOLDEN = sorted(Path(__file__).parent.glob("golden_1_*.txt"), key=lambda file: int(file.stem.rpartition("_")[2]))
+"""Each has what its minor added, in the order of `SAMPLES`."""
 
 
 def test_flatc_reads_what_we_write_and_writes_what_we_read(

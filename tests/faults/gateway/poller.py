@@ -25,8 +25,6 @@ from timeline.model import payload_sum
 POLLS = 3
 """So many polls wait at a time."""
 MOST = 25
-PAUSE_S = 0.05
-"""After a poll that was not answered."""
 WAIT = "2s"
 Held = tuple[str, dict[str, Any]]
 """A receipt, and the token for the history."""
@@ -40,7 +38,6 @@ class Poll:
         self.rng = random.Random(f"{asked.name}.{asked.session}")
         self.doors = asked.address.split(",")
         self.window = asked.window
-        self.never = asyncio.get_running_loop().create_future()
         self.held: list[Held] = []
         self.received = self.again = self.hung_up = 0
 
@@ -78,11 +75,9 @@ class Poll:
                     status, answer = await self._post(session, f"topics/{TOPIC}/leases", asked)
             except (aiohttp.ClientError, TimeoutError):
                 self.hung_up += hangs_up
-                status, answer = 0, {}
+                continue  # at once: a missing gateway is passed over, and one without a broker holds the poll
             if status == 200:
                 self._receive(answer["messages"])
-            else:
-                await asyncio.wait({self.never}, timeout=PAUSE_S)
             while len(self.held) > self.window:
                 some, self.held = self.held[:MOST], self.held[MOST:]
                 await self._settle(session, some)

@@ -293,8 +293,8 @@ def _store_for(config: ServeConfig) -> Store:
     store = make_store(config.store)
     if not config.sync.startswith("local://") and not store.capabilities.shared:
         raise Invalid(
-            f"{shown(config.store)} is a store of one broker, and {config.sync.partition('://')[0]}:// is for several: "
-            "choose a store that they can share (postgresql://, mysql://, redis://, cassandra://), or --sync local://"
+            f"{shown(config.store)} is a store of one broker, and {config.sync.partition('://')[0]}:// is for several. "
+            "docs/stores.md lists the stores that several brokers can share. Choose one of these, or --sync local://"
         )
     return store
 

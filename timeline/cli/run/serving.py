@@ -37,8 +37,8 @@ def run_workers(settings: config.ServeConfig, as_json: bool) -> int:
     if not make_store(settings.store).capabilities.shared:
         raise Failed(
             USAGE,
-            f"{shown(settings.store)} is a store of one broker, and --workers {settings.workers} are several: choose a "
-            "store that they can share (postgresql://, mysql://, redis://, cassandra://), or --workers 1",
+            f"{shown(settings.store)} is a store of one broker, and --workers {settings.workers} are several. "
+            "docs/stores.md lists the stores that several brokers can share. Choose one of these, or --workers 1",
         )
     set_up_logs(settings.log_level, settings.log_format)
 
