@@ -21,7 +21,7 @@ from tests.storage_plugins.sqlite_calls import NOW_MS, dump, grant, ids, puts, s
 from timeline.columns import Ragged
 from timeline.model import Topic
 from timeline.storage_plugins import open_store
-from timeline.storage_plugins.contract import Store, StoreRefused, StoreUnavailable, StoreUnknown
+from timeline.storage_plugins.contract import Store, StoreFull, StoreRefused, StoreUnavailable, StoreUnknown
 
 
 @pytest.fixture
@@ -90,6 +90,37 @@ async def test_full_disk_empties_by_settling(small_disk: Path) -> None:
             await asyncio.sleep(0)
     assert (await store.put(made, NOW_MS, puts(ids(50)))).status.tolist() == [0] * 50
     await store.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "at_once", "payload_bytes"), [("12m", 60, 20_000), ("32m", 60, 100_000), ("64m", 30, 400_000)]
+)
+async def test_large_puts_leave_room_for_all_other_calls(
+    size: str, at_once: int, payload_bytes: int, tmp_path: Path
+) -> None:
+    """They come together, into one commit that is larger than the reserve."""
+    made = topic()
+    with disks.small_disk(tmp_path / "disk", size) as disk:
+        store = await open_store(f"sqlite:///{disk}/a.db")
+        await store.create_topic(made)
+        stored: list[bytes] = []
+        for turn in range(1_000):
+            chosen = ids(at_once, b"fill-%03d" % turn)
+            asked = [store.put(made, NOW_MS, puts([one], payload=os.urandom(payload_bytes))) for one in chosen]
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            failed = [one for one in answers if isinstance(one, BaseException)]
+            assert all(isinstance(one, StoreFull) for one in failed), failed
+            stored += [id for id, one in zip(chosen, answers, strict=True) if not isinstance(one, BaseException)]
+            if len(failed) == at_once:
+                break
+        assert len(stored) * payload_bytes > 0.2 * os.statvfs(disk).f_blocks * os.statvfs(disk).f_frsize
+        leased = await store.lease_due(made, None, NOW_MS, 0, [grant(len(stored))])
+        assert sorted(leased.rows.ids.tolist()) == sorted(stored)
+        for part in range(0, len(stored), 7):
+            settled = await store.settle(made, NOW_MS, settles(leased.rows.slice(part, part + 7)))
+            assert set(settled.status.tolist()) == {0}
+        await store.close()
 
 
 async def test_full_disk_at_the_opening(small_disk: Path) -> None:

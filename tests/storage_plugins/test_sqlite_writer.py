@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sqlite3
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -37,7 +38,7 @@ class Opened:
         self.statements: list[str] = []
         self.changes: list[int] = []
         connection.set_trace_callback(self.statements.append)
-        self.writer = SqliteWriter(connection, self.changes.append, lambda: "", lambda _: "")
+        self.writer = SqliteWriter(connection, self.changes.append, lambda: "", lambda _: sys.maxsize, "full")
         self.writer.start()
 
     def hold(self, line: int = SETTLES) -> tuple[asyncio.Future[None], threading.Event]:

@@ -112,7 +112,10 @@ class SqliteStore(SqlStore):
             self._keys = dict(connections[0].execute("SELECT uid, key FROM topic").fetchall())
             self._looked_until = None if self._database.clean else 0
             self._checkpointer = Checkpointer(connections[1], self._database.path)
-            writer = SqliteWriter(connections[0], self._checkpointer.note, self._database.lost, self._database.cramped)
+            database = self._database
+            writer = SqliteWriter(
+                connections[0], self._checkpointer.note, database.lost, database.room, database.cramped
+            )
             writer.start()
         except BaseException as error:
             for connection in connections:
@@ -266,6 +269,7 @@ class SqliteStore(SqlStore):
             changes = self._changes(transaction, topic, now_ms)
             if changes is None:
                 return dropped(topic, len(puts))
+            transaction.claim(len(puts), puts.payloads.nbytes + puts.headers.nbytes)
             answers = transaction.run(put(transaction.writer.reserve, changes, puts))
             answers.commit_seq = transaction.commit_seq
             return answers

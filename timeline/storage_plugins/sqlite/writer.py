@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -43,6 +44,10 @@ ORPHANS_PRESSING = 40_000
 """So many payloads without a message may wait for an idle moment. Beyond twice as many, leases and settles wait for
 their removal."""
 PROBE_BYTES = 256 * 1024
+LEAST_ROOM_BYTES = 1024 * 1024
+"""With less room for puts than this, all are refused."""
+MESSAGE_BYTES = 5_000
+"""What a new message may take on the disk beside its own bytes, twice."""
 
 
 def unavailable(error: sqlite3.Error) -> StoreUnavailable:
@@ -66,10 +71,19 @@ class Transaction:
     """The weight of the work under way. The work lowers it if it touches fewer messages."""
     commit_seq: int = 0
     """The number of the work under way, counted from when the writer started."""
+    room_bytes: int = sys.maxsize
+    """What puts may still take on the disk."""
 
     def run(self, plan: Plan[Result]) -> Result:
         """Run a plan in this transaction."""
         return drive(plan, partial(answers, self.connection))
+
+    def claim(self, count: int, size: int) -> None:
+        """Raise StoreFull if `count` new messages of `size` bytes in all would use up the space that leases and settles
+        need. They come into the log first, each with a page of its index, and then into the file."""
+        self.room_bytes -= 2 * size + count * MESSAGE_BYTES
+        if self.room_bytes < 0:
+            raise StoreFull(self.writer.cramped)
 
     def orphan(self, rows: list[int], sizes: list[int]) -> None:
         """Note payloads (by row, with their sizes in bytes) whose messages are gone. An idle moment removes them."""
@@ -106,15 +120,15 @@ class Work(Generic[Result]):
 class SqliteWriter:
     """Owns the writing connection from `start` to `stop`. `trouble` names what makes writing impossible: a full disk
     (until a probe as large as a batch is written) or a malformed page (until reopened). `committed` takes the number
-    of changed rows after each commit. `lost`, asked before each commit, returns why it would be lost. `cramped`, asked
-    after it, returns why puts are refused."""
+    of changed rows after each commit. `lost`, asked before each commit, returns why it would be lost. `room`, asked
+    after it, returns how many bytes puts may take on the disk. `cramped`: why others are refused."""
 
     def __init__(
         self, connection: sqlite3.Connection, committed: Callable[[int], None], lost: Callable[[], str],
-        cramped: Callable[[sqlite3.Connection], str],
+        room: Callable[[sqlite3.Connection], int], cramped: str,
     ) -> None:  # fmt: skip
         self._connection = connection
-        self._committed, self._lost, self._cramped = committed, lost, cramped
+        self._committed, self._lost, self._room, self.cramped = committed, lost, room, cramped
         self._ready = threading.Condition()
         self._waiting: tuple[deque[Work[Any]], deque[Work[Any]], deque[Work[Any]]] = (deque(), deque(), deque())
         self._stopping = False
@@ -126,7 +140,7 @@ class SqliteWriter:
         self._orphans: deque[tuple[int, int]] = deque()
         self._next_row, self._reserved = 0, 0
         self.trouble: dict[str, str] = {}
-        self._room_left = True
+        self._room_bytes = room(connection)
         self._thread = threading.Thread(target=self._run, name="timeline-sqlite-writer", daemon=True)
 
     def start(self) -> None:
@@ -271,7 +285,7 @@ class SqliteWriter:
 
     def _transact(self, acts: Iterable[Callable[[Transaction], None]]) -> Exception | None:
         """Do one transaction. Return None, or why nothing of it happened (StoreUnknown: why that is not known)."""
-        transaction = Transaction(self._connection, self)
+        transaction = Transaction(self._connection, self, room_bytes=self._room_bytes)
         reserved, changes = self._reserved, self._connection.total_changes
         try:
             self._connection.execute("BEGIN IMMEDIATE")
@@ -294,9 +308,9 @@ class SqliteWriter:
             return judged if self._surely_undone(error) else StoreUnknown(f"the commit failed: {error}")
         self._orphans += transaction.orphans
         self._committed(self._connection.total_changes - changes)
-        self._room_left = not (why := self._cramped(self._connection))
-        if why:
-            self.trouble["full"] = why
+        self._room_bytes = self._room(self._connection)
+        if self._room_bytes < LEAST_ROOM_BYTES:
+            self.trouble["full"] = self.cramped
         return None
 
     def judged(self, error: Exception) -> Exception:
@@ -389,7 +403,7 @@ class SqliteWriter:
 
     def proven(self) -> None:
         """Note a committed probe. Raise StoreFull while the disk has no space for more."""
-        if not self._room_left:
+        if self._room_bytes < LEAST_ROOM_BYTES:
             raise StoreFull(self.trouble["full"])
         self.trouble.pop("full", None)
 
