@@ -39,7 +39,7 @@ from timeline.wire import (
 )
 
 FAR_MS = 3_600_000
-BATCH = 100
+BATCH = 40
 QUIET = Limits(check_every_ms=FAR_MS)
 """The test looks when it wants to."""
 

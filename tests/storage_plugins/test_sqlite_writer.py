@@ -24,6 +24,7 @@ from timeline.storage_plugins.sqlite.writer import (
     LEASES,
     MOST_WEIGHT,
     SETTLES,
+    Room,
     SqliteWriter,
     Transaction,
 )
@@ -38,7 +39,7 @@ class Opened:
         self.statements: list[str] = []
         self.changes: list[int] = []
         connection.set_trace_callback(self.statements.append)
-        self.writer = SqliteWriter(connection, self.changes.append, lambda: "", lambda _: sys.maxsize, "full")
+        self.writer = SqliteWriter(connection, self.changes.append, lambda: "", lambda _: Room(sys.maxsize), "full")
         self.writer.start()
 
     def hold(self, line: int = SETTLES) -> tuple[asyncio.Future[None], threading.Event]:

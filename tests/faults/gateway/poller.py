@@ -25,6 +25,8 @@ from timeline.model import payload_sum
 POLLS = 3
 """So many polls wait at a time."""
 MOST = 25
+PAUSE_S = 0.05
+"""After a poll that was not answered, or with an error. Nothing announces a gateway that can lease again."""
 WAIT = "2s"
 Held = tuple[str, dict[str, Any]]
 """A receipt, and the token for the history."""
@@ -38,6 +40,7 @@ class Poll:
         self.rng = random.Random(f"{asked.name}.{asked.session}")
         self.doors = asked.address.split(",")
         self.window = asked.window
+        self.never = asyncio.get_running_loop().create_future()
         self.held: list[Held] = []
         self.received = self.again = self.hung_up = 0
 
@@ -69,15 +72,18 @@ class Poll:
     async def _poll(self, session: aiohttp.ClientSession) -> None:
         while True:
             hangs_up = self.rng.random() < 0.02
-            try:
-                async with asyncio.timeout(self.rng.random() * 0.1 if hangs_up else None):
+            limit = asyncio.timeout(self.rng.random() * 0.1 if hangs_up else None)
+            status = 0
+            answer: Any = None
+            with suppress(aiohttp.ClientError, TimeoutError):
+                async with limit:
                     asked = {"max": MOST, "wait": WAIT}
                     status, answer = await self._post(session, f"topics/{TOPIC}/leases", asked)
-            except (aiohttp.ClientError, TimeoutError):
-                self.hung_up += hangs_up
-                continue  # at once: a missing gateway is passed over, and one without a broker holds the poll
+            self.hung_up += limit.expired()
             if status == 200:
                 self._receive(answer["messages"])
+            elif not limit.expired():
+                await asyncio.wait({self.never}, timeout=PAUSE_S)
             while len(self.held) > self.window:
                 some, self.held = self.held[:MOST], self.held[MOST:]
                 await self._settle(session, some)

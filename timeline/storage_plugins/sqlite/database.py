@@ -18,7 +18,7 @@ from sqlalchemy.dialects import sqlite as sqlite_dialect
 
 from timeline.storage_plugins import shown, sql
 from timeline.storage_plugins.contract import StoreError, StoreFull, StoreRefused, StoreUnavailable, disk_space_of
-from timeline.storage_plugins.sqlite.writer import unavailable
+from timeline.storage_plugins.sqlite.writer import Room, unavailable
 from timeline.storage_plugins.versions import Versions, migrate, noted
 
 APPLICATION_ID = 0x544C4E31
@@ -200,29 +200,31 @@ class Database:
         neither was."""
         return next((f"{file.path} {happened}" for file in self._files if (happened := file.happened())), "")
 
-    def room(self, connection: sqlite3.Connection) -> int:
-        """Return how many bytes puts may take on the disk. The last space is for the log, which must be carried to its
-        place, or even an acknowledgement could not be written. If little is left, the log is carried now. Unused pages
-        of the file count as space."""
+    def room(self, connection: sqlite3.Connection) -> Room:
+        """Return the room for puts. The last space of the disk is for the log, which must be carried to its place, or
+        even an acknowledgement could not be written. If little is left, the log is carried now."""
         path = self._location.path
         try:
             log = Path(f"{path}-wal").stat().st_size
             disk = disk_space_of(path.parent)
             if not disk.size_bytes:
-                return sys.maxsize  # no bound, or not known
+                return Room(sys.maxsize)  # no bound, or not known
             if disk.free_bytes >= log + SPARE_BYTES + AMPLE_BYTES:
-                return disk.free_bytes - log - SPARE_BYTES
+                return Room(disk.free_bytes - log - SPARE_BYTES)
             unused, size = (connection.execute(f"PRAGMA {of}").fetchone()[0] for of in ("freelist_count", "page_size"))
+            left, again = log, 0
             with contextlib.suppress(sqlite3.Error):  # not even that fits
                 _, pages, carried = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-                log = (pages - carried) * size
-            return disk_space_of(path.parent).free_bytes + int(unused) * int(size) - log - SPARE_BYTES
+                left = (pages - carried) * size
+                again = 0 if left else log
+            spared = unused * size - left
+            return Room(disk_space_of(path.parent).free_bytes - SPARE_BYTES + min(0, spared), again, max(0, spared))
         except (OSError, sqlite3.Error):
-            return sys.maxsize  # the next write fails equally
+            return Room(sys.maxsize)  # the next write fails equally
 
     @property
     def cramped(self) -> str:
-        """Why puts are refused that take more than the `room`."""
+        """Why puts are refused for which there is no room."""
         return (
             f"The disk of {self._location.path} is nearly full. New messages and changes of schedules are refused. All "
             "other calls work. Free some space."

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from timeline.model import MAX_PAYLOAD_BYTES, Answers, Topic
+from timeline.model import MAX_PAYLOAD_BYTES, Answers, Status, Topic
 from timeline.storage_plugins.contract import (
     Capabilities,
     DiskSpace,
@@ -269,7 +269,10 @@ class SqliteStore(SqlStore):
             changes = self._changes(transaction, topic, now_ms)
             if changes is None:
                 return dropped(topic, len(puts))
-            transaction.claim(len(puts), puts.payloads.nbytes + puts.headers.nbytes)
+            if not transaction.claim(len(puts), puts.payloads.nbytes + puts.headers.nbytes):
+                answers = Answers.blank(len(puts), Status.UNAVAILABLE)
+                answers.details = dict.fromkeys(range(len(puts)), transaction.writer.cramped)
+                return answers
             answers = transaction.run(put(transaction.writer.reserve, changes, puts))
             answers.commit_seq = transaction.commit_seq
             return answers

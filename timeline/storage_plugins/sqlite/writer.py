@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -44,10 +43,10 @@ ORPHANS_PRESSING = 40_000
 """So many payloads without a message may wait for an idle moment. Beyond twice as many, leases and settles wait for
 their removal."""
 PROBE_BYTES = 256 * 1024
-LEAST_ROOM_BYTES = 1024 * 1024
-"""With less room for puts than this, all are refused."""
-MESSAGE_BYTES = 5_000
-"""What a new message may take on the disk beside its own bytes, twice."""
+LEAST_ROOM_BYTES = 1024 * 1024, 256 * 1024
+"""Without so much room in log and file, which is that of fifty small messages, all puts are refused."""
+LOG_BYTES_EACH, FILE_BYTES_EACH = 20_000, 1_000
+"""What a new message takes beside its payload and headers: in the log a page of each index, measured as 15,300."""
 
 
 def unavailable(error: sqlite3.Error) -> StoreUnavailable:
@@ -56,6 +55,20 @@ def unavailable(error: sqlite3.Error) -> StoreUnavailable:
     if name == "SQLITE_FULL":
         return StoreFull(f"{error} ({name}): free some space")
     return StoreUnavailable(f"{error} ({name})")
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What puts may write: `free_bytes` of the disk, and beside them `log_bytes` into the log's file and `file_bytes`
+    into unused pages of the database."""
+
+    free_bytes: int
+    log_bytes: int = 0
+    file_bytes: int = 0
+
+    def fits(self, log_bytes: int, file_bytes: int) -> bool:
+        """Return whether so much may be written to the log, and then carried into the file."""
+        return max(0, log_bytes - self.log_bytes) + max(0, file_bytes - self.file_bytes) <= self.free_bytes
 
 
 @dataclass(slots=True)
@@ -71,19 +84,24 @@ class Transaction:
     """The weight of the work under way. The work lowers it if it touches fewer messages."""
     commit_seq: int = 0
     """The number of the work under way, counted from when the writer started."""
-    room_bytes: int = sys.maxsize
-    """What puts may still take on the disk."""
+    claimed: tuple[int, int] = (0, 0)
+    """What its puts write to the log and to the file."""
 
     def run(self, plan: Plan[Result]) -> Result:
         """Run a plan in this transaction."""
         return drive(plan, partial(answers, self.connection))
 
-    def claim(self, count: int, size: int) -> None:
-        """Raise StoreFull if `count` new messages of `size` bytes in all would use up the space that leases and settles
-        need. They come into the log first, each with a page of its index, and then into the file."""
-        self.room_bytes -= 2 * size + count * MESSAGE_BYTES
-        if self.room_bytes < 0:
+    def claim(self, count: int, size: int) -> bool:
+        """Claim room for `count` new messages, `size` bytes of payloads and headers in all. Return whether they leave
+        the space that leases and settles need. Raise StoreFull if they do not beside others of this transaction, which
+        is then undone, and each work gets one of its own."""
+        log_bytes, file_bytes = self.claimed
+        self.claimed = log_bytes + size + count * LOG_BYTES_EACH, file_bytes + size + count * FILE_BYTES_EACH
+        if self.writer.room.fits(*self.claimed):
+            return True
+        if log_bytes:
             raise StoreFull(self.writer.cramped)
+        return False
 
     def orphan(self, rows: list[int], sizes: list[int]) -> None:
         """Note payloads (by row, with their sizes in bytes) whose messages are gone. An idle moment removes them."""
@@ -120,15 +138,15 @@ class Work(Generic[Result]):
 class SqliteWriter:
     """Owns the writing connection from `start` to `stop`. `trouble` names what makes writing impossible: a full disk
     (until a probe as large as a batch is written) or a malformed page (until reopened). `committed` takes the number
-    of changed rows after each commit. `lost`, asked before each commit, returns why it would be lost. `room`, asked
-    after it, returns how many bytes puts may take on the disk. `cramped`: why others are refused."""
+    of changed rows after each commit. `lost`, asked before each commit, returns why it would be lost. `measure`,
+    asked after it, returns the room for puts. `cramped`: why others are refused."""
 
     def __init__(
         self, connection: sqlite3.Connection, committed: Callable[[int], None], lost: Callable[[], str],
-        room: Callable[[sqlite3.Connection], int], cramped: str,
+        measure: Callable[[sqlite3.Connection], Room], cramped: str,
     ) -> None:  # fmt: skip
         self._connection = connection
-        self._committed, self._lost, self._room, self.cramped = committed, lost, room, cramped
+        self._committed, self._lost, self._measure, self.cramped = committed, lost, measure, cramped
         self._ready = threading.Condition()
         self._waiting: tuple[deque[Work[Any]], deque[Work[Any]], deque[Work[Any]]] = (deque(), deque(), deque())
         self._stopping = False
@@ -140,7 +158,7 @@ class SqliteWriter:
         self._orphans: deque[tuple[int, int]] = deque()
         self._next_row, self._reserved = 0, 0
         self.trouble: dict[str, str] = {}
-        self._room_bytes = room(connection)
+        self.room = measure(connection)
         self._thread = threading.Thread(target=self._run, name="timeline-sqlite-writer", daemon=True)
 
     def start(self) -> None:
@@ -285,7 +303,7 @@ class SqliteWriter:
 
     def _transact(self, acts: Iterable[Callable[[Transaction], None]]) -> Exception | None:
         """Do one transaction. Return None, or why nothing of it happened (StoreUnknown: why that is not known)."""
-        transaction = Transaction(self._connection, self, room_bytes=self._room_bytes)
+        transaction = Transaction(self._connection, self)
         reserved, changes = self._reserved, self._connection.total_changes
         try:
             self._connection.execute("BEGIN IMMEDIATE")
@@ -308,8 +326,8 @@ class SqliteWriter:
             return judged if self._surely_undone(error) else StoreUnknown(f"the commit failed: {error}")
         self._orphans += transaction.orphans
         self._committed(self._connection.total_changes - changes)
-        self._room_bytes = self._room(self._connection)
-        if self._room_bytes < LEAST_ROOM_BYTES:
+        self.room = self._measure(self._connection)
+        if not self._has_room():
             self.trouble["full"] = self.cramped
         return None
 
@@ -403,9 +421,12 @@ class SqliteWriter:
 
     def proven(self) -> None:
         """Note a committed probe. Raise StoreFull while the disk has no space for more."""
-        if self._room_bytes < LEAST_ROOM_BYTES:
+        if not self._has_room():
             raise StoreFull(self.trouble["full"])
         self.trouble.pop("full", None)
+
+    def _has_room(self) -> bool:
+        return self.room.fits(*LEAST_ROOM_BYTES)
 
 
 def _settle_all(works: list[Work[Any]]) -> None:
