@@ -17,8 +17,8 @@ from tests.storage_plugins.cassandra_tombstones import TracedSession, acknowledg
 from timeline.columns import Ragged
 from timeline.model import Operation, State, Status, buckets_of
 from timeline.storage_plugins import make_store
+from timeline.storage_plugins.asks import READ_AGAIN_MS
 from timeline.storage_plugins.cassandra.bucket import MOST_OF_ONE
-from timeline.storage_plugins.cassandra.leasing import READ_AGAIN_MS
 from timeline.storage_plugins.cassandra.session import WriteUnknown, older
 from timeline.storage_plugins.conformance.trial import T0, Trial, by_id, named, statuses
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown, Swept

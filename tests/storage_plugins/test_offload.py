@@ -17,6 +17,7 @@ import pytest
 
 from timeline.model import MAX_PAYLOAD_BYTES, Operation, Status, Topic
 from timeline.storage_plugins import make_store
+from timeline.storage_plugins.asks import READ_AGAIN_MS
 from timeline.storage_plugins.conformance import CHECKS, run_check
 from timeline.storage_plugins.conformance.trial import T0, Trial, named, statuses
 from timeline.storage_plugins.contract import StoreError, StoreUnavailable, StoreUnknown, Swept
@@ -31,7 +32,7 @@ from timeline.storage_plugins.offload import (
     topic_folder,
 )
 from timeline.storage_plugins.offload import store as offload_store
-from timeline.storage_plugins.offload.store import READ_AGAIN_MS, OffloadingStore
+from timeline.storage_plugins.offload.store import OffloadingStore
 
 pytestmark = pytest.mark.slow
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from timeline.storage_plugins import make_store, offload_of
+from timeline.storage_plugins.asks import READ_AGAIN_MS
 from timeline.storage_plugins.conformance.trial import T0, Trial, named
 from timeline.storage_plugins.contract import StoreRefused
 from timeline.storage_plugins.offload import (
@@ -21,7 +22,6 @@ from timeline.storage_plugins.offload import (
 )
 from timeline.storage_plugins.offload import store as offload_store
 from timeline.storage_plugins.offload.files import PayloadFiles
-from timeline.storage_plugins.offload.store import READ_AGAIN_MS
 
 
 def test_names_tell_what_they_are_of() -> None:

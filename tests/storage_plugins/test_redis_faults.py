@@ -338,6 +338,14 @@ async def _pair(start: Start) -> tuple[RedisServer, RedisServer]:
 
 
 @asynccontextmanager
+async def _replicated(start: Start) -> AsyncIterator[tuple[Trial, RedisServer, RedisServer]]:
+    """A trial on a master and its replica. Its store waits for the replica, however slow."""
+    master, replica = await _pair(start)
+    async with Trial(lambda: make_store(master.url + PATIENT)) as trial:
+        yield trial, master, replica
+
+
+@asynccontextmanager
 async def _hastily(trial: Trial, master: RedisServer) -> AsyncIterator[None]:
     """Meanwhile the trial's store waits for replicas only for a moment. To open it they must be that fast, once."""
     patient, hasty = trial.store, make_store(master.url + HASTY)
@@ -356,8 +364,7 @@ async def _hastily(trial: Trial, master: RedisServer) -> AsyncIterator[None]:
 
 
 async def test_write_that_replicas_do_not_confirm_is_unknown(start: Start) -> None:
-    master, replica = await _pair(start)
-    async with Trial(lambda: make_store(master.url + PATIENT)) as trial:
+    async with _replicated(start) as (trial, master, replica):
         topic = await trial.topic()
         await trial.stored(topic, named(10))
         assert len(await trial.everything(topic)) == 10
@@ -375,8 +382,7 @@ async def test_write_that_replicas_do_not_confirm_is_unknown(start: Start) -> No
 
 async def test_leases_do_not_wait_for_a_replica_that_is_away(start: Start) -> None:
     """Else their rows would be lost, and messages buried that nobody received. Puts and settles wait as before."""
-    master, replica = await _pair(start)
-    async with Trial(lambda: make_store(master.url + PATIENT)) as trial:
+    async with _replicated(start) as (trial, master, replica):
         topic = await trial.topic(max_deliveries=1)
         await trial.stored(topic, named(10))
         await trial.stored(topic, named(5, "over"), T0, expires_ms=T0 + 1)
@@ -398,8 +404,7 @@ async def test_leases_do_not_wait_for_a_replica_that_is_away(start: Start) -> No
 
 async def test_lost_lease_is_fenced_and_its_message_is_delivered_again(start: Start) -> None:
     """A failover to a replica that did not have the leases: the messages stand there as before them."""
-    master, replica = await _pair(start)
-    async with Trial(lambda: make_store(master.url + PATIENT)) as trial:
+    async with _replicated(start) as (trial, master, replica):
         topic = await trial.topic(max_deliveries=1)
         await trial.stored(topic, named(10))
         async with _hastily(trial, master):

@@ -64,8 +64,8 @@ LIBPQ = {
 REFUSED_BY_SQLITE = (1, 8)
 """Its primary error codes for an error in the statement (no such table), and a file that is read-only."""
 REFUSED_BY_MYSQL = (1044, 1045, 1049, 1142, 1143, 1146, 1227, 1698, 3118, 3955, 4151)
-"""Access denied, no such database or table, no right to it, a right that is missing, a locked account (MySQL's, after
-too many wrong passwords, MariaDB's). A read-only server (1290, 1836) is one that a failover will replace."""
+"""Access denied, no such database or table, a missing right, an account that is locked (after too many wrong passwords,
+for example). A read-only server (1290, 1836) is one that a failover will replace."""
 REFUSED_BY_POSTGRESQL = ("28", "3D", "42")
 """SQLSTATE: no such user or wrong password, no such database, no such table or no right to it. A read-only server
 (25006) is one that a failover will replace."""

@@ -1,19 +1,28 @@
 """Between a call's columns and the rules: each message's question, and the rules' decision as its answer.
 
-Also for scans: whether a message matches, and cursors along (bucket, id).
+Also for scans: whether a message matches, and cursors along (bucket, id). For leases: what becomes of messages whose
+payloads cannot be read.
 """
 
 from __future__ import annotations
 
+import logging
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
+
+import numpy as np
 
 from timeline.columns import Ragged
 from timeline.leases import Ask, Decision, Message, state_of
 from timeline.leases.table import REMEMBERED
-from timeline.model import Answers, Displaced, Operation, Rows, State, Status, buckets_of
+from timeline.model import Answers, Displaced, Operation, Rows, State, Status, Topic, buckets_of
 from timeline.storage_plugins.contract import Mutations, Page, Puts, ScanFilter, Settles, TagMutation
 from timeline.storage_plugins.errors import StoreError, StoreUnavailable
 
+log = logging.getLogger("timeline.store")
+
+READ_AGAIN_MS = 5_000
+"""How long a message rests whose payload could not be read now."""
 LIVING = frozenset((State.WAITING, State.AVAILABLE, State.LEASED))
 
 
@@ -123,6 +132,26 @@ def places_of(ids: Ragged, buckets: int, cursor: bytes, limit: int) -> tuple[lis
 def place_of(cursor: bytes) -> tuple[int, bytes]:
     """Return the (bucket, id) that a walk with this cursor has passed; (0, empty) at its start."""
     return (int.from_bytes(cursor[:4], "big"), cursor[4:]) if cursor else (0, b"")
+
+
+async def give_back(
+    settle: Callable[[Topic, int, Settles], Awaitable[Answers]], topic: Topic, now_ms: int, rows: Rows, why: str
+) -> int:
+    """Release leased messages unseen, as their payloads could not be read. They rest for `READ_AGAIN_MS`, but not
+    beyond their expiry. Return when the first of them is due again. `settle`: the store's."""
+    log.warning("%d payloads of %s cannot be read now: %s", len(rows), topic.name, why)
+    rested_ms = now_ms + READ_AGAIN_MS
+    last_ms = np.where(rows.expires_ms > 0, np.maximum(rows.expires_ms - 1, now_ms), rested_ms)
+    until_ms = np.minimum(last_ms, rested_ms)
+    for until in np.unique(until_ms).tolist():
+        part = rows.take(until_ms == until)
+        op = np.array([1 + secrets.randbits(63) for _ in range(len(part))], dtype=np.uint64)
+        settles = Settles.of(part, operation=Operation.RELEASE, time_ms=until, op=op, unseen=True)
+        try:
+            await settle(topic, until, settles)  # as of the end of their rest
+        except StoreError as trouble:
+            log.warning("they stay leased until their leases run out: %s", trouble.detail)
+    return int(until_ms.min())
 
 
 async def pages(read: Callable[[bytes], Awaitable[Page]]) -> AsyncIterator[Rows]:

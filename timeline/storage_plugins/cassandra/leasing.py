@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
-import secrets
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from timeline.columns import Ragged
 from timeline.leases import Ask, deal, decide
 from timeline.leases.table import DELIVERED_OUT
 from timeline.model import Operation, Status, Topic
+from timeline.storage_plugins.asks import give_back
 from timeline.storage_plugins.cassandra.bucket import AT_ONCE, NOWHERE_MS, Bucket, Changed, Head, Place, TimelinePrefix
 from timeline.storage_plugins.cassandra.changes import (
     FEW,
@@ -35,15 +35,11 @@ from timeline.storage_plugins.cassandra.changes import (
 )
 from timeline.storage_plugins.cassandra.rows import CassandraRow, rows_of
 from timeline.storage_plugins.cassandra.statements import FREE, HELD
-from timeline.storage_plugins.contract import Grant, LeasedRows, Settles, StoreError, StoreUnavailable
-
-log = logging.getLogger("timeline.store")
+from timeline.storage_plugins.contract import Grant, LeasedRows, StoreUnavailable
 
 KINDS = (FREE, HELD)
 ROUNDS = 50
 """How often a call looks again because there is more than it read at once, or its choice was gone."""
-READ_AGAIN_MS = 5_000
-"""How long a message rests whose content could not be read now."""
 
 
 @dataclass(slots=True)
@@ -226,7 +222,8 @@ async def lease_due(call: LeaseCall, buckets: Sequence[int] | None, grants: Sequ
     contents, unread = await context.contents.readable(topic.uid, result.stored)
     if unread:
         trouble = next(iter(unread.values()))
-        rested_ms = await _give_back(call, [result.stored[at][1] for at in unread], trouble)
+        given_back = rows_of([result.stored[at][1] for at in unread])
+        rested_ms = await give_back(partial(settle, context), topic, call.now_ms, given_back, trouble.detail)
         next_ms = rested_ms if next_ms is None else min(next_ms, rested_ms)
         with partly(result.done):
             if len(unread) == len(result.stored):
@@ -244,25 +241,6 @@ async def lease_due(call: LeaseCall, buckets: Sequence[int] | None, grants: Sequ
     if not unread:
         return leased
     return leased.take(np.array([at for at in range(len(contents)) if at not in unread], dtype=np.intp))
-
-
-async def _give_back(call: LeaseCall, unread: Sequence[CassandraRow], why: StoreUnavailable) -> int:
-    """Release leased messages unseen, as their contents could not be read. They rest a while. Return when the first of
-    them is due again."""
-    log.warning("%d payloads of %s cannot be read now: %s", len(unread), call.topic.name, why.detail)
-    # They are released as of the end of their rest, but not beyond their expiry.
-    rested: dict[int, list[CassandraRow]] = defaultdict(list)
-    for stored in unread:
-        until_ms, expires_ms = call.now_ms + READ_AGAIN_MS, stored.message.expires_ms
-        rested[min(until_ms, max(expires_ms - 1, call.now_ms)) if expires_ms else until_ms].append(stored)
-    for until_ms, those in rested.items():
-        op = np.array([1 + secrets.randbits(63) for _ in those], dtype=np.uint64)
-        settles = Settles.of(rows_of(those), operation=Operation.RELEASE, time_ms=until_ms, op=op, unseen=True)
-        try:
-            await settle(call.context, call.topic, until_ms, settles)
-        except StoreError as trouble:
-            log.warning("they stay leased until their leases run out: %s", trouble.detail)
-    return min(rested)
 
 
 async def _lease_rounds(

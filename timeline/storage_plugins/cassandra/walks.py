@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,8 @@ from timeline.storage_plugins.contract import (
     TagMutation,
     TagStep,
 )
+
+log = logging.getLogger("timeline.store")
 
 PAGE_BYTES = 1024 * 1024
 LOOKED_AT = 5_000
@@ -426,11 +429,11 @@ async def sweep(context: StoreContext, topic: Topic, now_ms: int, limit: int) ->
                 more = True
         orphans = await _orphans(context, topic, now_ms, limit)
         await records.clear_dropped(context.partition.connected)
-    except StoreError:
+    except StoreError as trouble:
         if not removed.total() and not orphans:
             raise
-        # What was removed must be counted. If the trouble lasts, a sweep that removes nothing before it raises it.
-        more = True
+        log.warning("a sweep of %s ended early: %s", topic.name, trouble.detail)
+        more = True  # the next sweep meets the trouble, if it lasts
     return Swept(removed[EXPIRES], removed[KEPT], removed[DEAD], orphans, more)
 
 

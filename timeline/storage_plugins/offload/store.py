@@ -21,7 +21,7 @@ import numpy as np
 
 from timeline.columns import Int64, Ragged
 from timeline.model import MAX_PAYLOAD_BYTES, Answers, Operation, Rows, State, Status, Topic
-from timeline.storage_plugins.asks import pages
+from timeline.storage_plugins.asks import give_back, pages
 from timeline.storage_plugins.contract import (
     Capabilities,
     DiskSpace,
@@ -71,8 +71,6 @@ LOOKED_UP_AT_ONCE = 1_000
 DELETED_AT_ONCE = 1_000
 GRACE_MS = 3_600_000
 """How long a payload without a row is kept: longer than any put may take."""
-READ_AGAIN_MS = 5_000
-"""How long a message rests whose payload could not be read now."""
 MOST_KNOWN = 65_536
 """The most payloads that an acknowledgement deletes by itself. A sweep finds the others."""
 LOOKED_AT, MOST_READ = 100, 100_000
@@ -415,23 +413,11 @@ class OffloadingStore(Store):
     async def _give_back(
         self, topic: Topic, now_ms: int, leased: LeasedRows, unread: dict[int, str], overdue_ms: int
     ) -> LeasedRows:
-        """Return the leased messages without those that could not be read, which are returned unseen and rest a
-        while."""
-        log.warning("%d payloads of %s cannot be read now: %s", len(unread), topic.name, next(iter(unread.values())))
-        rows = leased.rows.take(np.array(sorted(unread), dtype=np.intp))
-        # They are returned as of the end of their rest, but not beyond their expiry.
-        rested_ms = now_ms + READ_AGAIN_MS
-        last_ms = np.where(rows.expires_ms > 0, np.maximum(rows.expires_ms - 1, now_ms), rested_ms)
-        until_ms = np.minimum(last_ms, rested_ms)
-        for until in np.unique(until_ms).tolist():
-            try:
-                await self.inner.settle(topic, until, _unseen(rows.take(until_ms == until), until))
-            except StoreError as trouble:
-                log.warning("they stay leased until their leases run out: %s", trouble)
-        kept = np.array([at for at in range(len(leased.rows)) if at not in unread], dtype=np.intp)
-        left = leased.take(kept)
+        """Return the leased messages without those that could not be read, which are given back."""
+        rows, why = leased.rows.take(np.array(sorted(unread), dtype=np.intp)), next(iter(unread.values()))
+        rested_ms = await give_back(self.inner.settle, topic, now_ms, rows, why)
+        left = leased.take(np.array([at for at in range(len(leased.rows)) if at not in unread], dtype=np.intp))
         if not overdue_ms:
-            rested_ms = int(until_ms.min())
             left.next_due_ms = rested_ms if left.next_due_ms is None else min(left.next_due_ms, rested_ms)
         return left
 
@@ -484,9 +470,3 @@ class OffloadingStore(Store):
         swept = await self.inner.sweep(topic, now_ms, limit)
         found = await self._orphans.sweep(self.inner, topic, now_ms)
         return dataclasses.replace(swept, orphans=swept.orphans + found)
-
-
-def _unseen(rows: Rows, until_ms: int) -> Settles:
-    """Return settles that return `rows` unseen."""
-    op = np.array([1 + secrets.randbits(63) for _ in range(len(rows))], dtype=np.uint64)
-    return Settles.of(rows, operation=Operation.RELEASE, time_ms=until_ms, op=op, unseen=True)

@@ -4,8 +4,8 @@ A lease does not wait for replicas, whatever `wait_replicas` says. Its rows woul
 is slow. The message would then count one more delivery that nobody received, and be buried after some of them.
 
 A failover may therefore lose leases. The message then stands as before its lease and is delivered once more. The settle
-of the lost lease answers FENCED: another version or another holder stands. If the same consumer leased the message
-again, both of its deliveries carry the same token, and the settle of either counts; that consumer has received the
+of the lost lease answers FENCED: another version or another holder stands. The same consumer may lease the message
+again. Then both of its deliveries carry the same token, and the settle of either counts. That consumer has received the
 message. Removals and burials on the way do not wait either. If they are lost, the next lease meets the same message and
 repeats them.
 """

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -42,6 +44,8 @@ from timeline.storage_plugins.sqlite.database import Checkpointer, Database, Sql
 from timeline.storage_plugins.sqlite.dialect import SqliteDialect, put, read, settle_plain
 from timeline.storage_plugins.sqlite.writer import LATER, LEASES, SETTLES, SqliteWriter, Transaction, unavailable
 from timeline.storage_plugins.versions import Versions
+
+log = logging.getLogger("timeline.store")
 
 READERS = 2
 ROWS_AT_ONCE = 150
@@ -355,7 +359,7 @@ class SqliteStore(SqlStore):
         key, limit = self._keys.get(topic.uid), max(1, limit)
         if key is None:
             return Swept()
-        expired = dead_purged = orphans = forgotten = dropped_rows = 0
+        removed = Counter[str]()
         # One at a time, whatever the topic: sweeps share one walk over the file's payloads.
         async with self._sweeping:
             looked_until = self._looked_until
@@ -363,24 +367,23 @@ class SqliteStore(SqlStore):
             works = [(len(part), partial(bulk.remove, found=part)) for part in found.parts(ROWS_AT_ONCE)]
             try:
                 async for part in self._in_small_works(topic, now_ms, works, Swept):
-                    expired += part.expired
-                    dead_purged += part.dead_purged
-                    orphans += part.orphans
+                    removed.update(expired=part.expired, dead=part.dead_purged, orphans=part.orphans)
                 if topic.uid in self._keys:  # the sweep of a topic dropped meanwhile removed no payloads
                     self._looked_until = found.looked_until
                 if found.faded:
                     until_ms = now_ms - topic.settings.remember_ms
                     async for count in self._up_to(limit, partial(bulk.forget, key, until_ms)):
-                        forgotten += count
+                        removed["forgotten"] += count
                 if found.dropped:
                     async for count in self._up_to(limit, remove_dropped):
-                        dropped_rows += count
-                more = found.more or limit in (forgotten, dropped_rows)
-            except StoreError:
-                if not (expired or dead_purged or orphans or forgotten or dropped_rows):
+                        removed["dropped"] += count
+                more = found.more or limit in (removed["forgotten"], removed["dropped"])
+            except StoreError as trouble:
+                if not removed.total():
                     raise
-                more = True  # what was removed is answered; the caller sweeps again, and meets the failure
-        return Swept(expired, forgotten, dead_purged, orphans, more)
+                log.warning("a sweep of %s ended early: %s", topic.name, trouble.detail)
+                more = True  # the next sweep meets the trouble, if it lasts
+        return Swept(removed["expired"], removed["forgotten"], removed["dead"], removed["orphans"], more)
 
     async def _up_to(self, limit: int, remove: Callable[[SqlDialect, int], Plan[int]]) -> AsyncIterator[int]:
         """Repeat `remove` until nothing is left or `limit` is reached; yield how many were removed each time."""
