@@ -103,8 +103,8 @@ class TimelinePrefix:
         return TimelinePrefix(entries, self.until)
 
     def runs(self, gone: Collection[Place], come: Collection[Place]) -> Iterator[tuple[Place, Place]]:
-        """Yield ranges (first, end) worth one deletion. They hold only entries of `gone`. Nothing comes into them by the
-        same batch, as that would be deleted, too."""
+        """Yield ranges (first, end) worth one deletion. They hold only entries of `gone`. Nothing comes into them by
+        the same batch, as that would be deleted, too."""
         for removed, run in groupby(self.entries, key=gone.__contains__):
             places = list(run)
             if removed and len(places) >= WORTH_CUTTING:
