@@ -4,10 +4,12 @@ others."""
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from tests.broker.link import Pipe, broker, statuses
+from tests.broker.slow import SlowStore
 from timeline.broker.dispatch.roster import Outboxes
 from timeline.broker.limits import Limits
 from timeline.columns import Ragged
@@ -64,6 +66,37 @@ async def test_a_message_larger_than_a_share_of_the_round_goes_to_one_that_has_t
         for wait in waits:
             wait.cancel()
     assert sorted(found) == [b"behind", b"large"]
+
+
+class Granting(SlowStore):
+    """Notes the holders of each lease call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.granted: list[list[bytes]] = []
+
+    async def lease_due(self, *arguments: Any) -> Any:
+        self.granted.append([grant.holder for grant in arguments[4]])
+        return await super().lease_due(*arguments)
+
+
+async def test_one_whose_credit_comes_back_during_a_round_in_which_nothing_fitted_is_in_the_next() -> None:
+    store = Granting()
+    async with broker(store) as link:
+        narrow = await link.consume("narrow", credit=10, credit_bytes=45)
+        await link.put(["small"], payloads=Ragged.of([b"x" * 29]))
+        small = await narrow.down(Deliver)
+        store.hold("lease_due")
+        await link.put(["large"], payloads=Ragged.of([b"x" * 21]))
+        await store.arrived("lease_due")
+        assert statuses(await link.settle(narrow, small, Operation.ACK)) == [Status.OK]
+        await link.consume("wide", credit=1, credit_bytes=MIB)
+        begun = len(store.granted)
+        assert store.granted[-1] == [b"narrow"], "16 bytes were left for it: too few"
+        store.release("lease_due")
+        while len(store.granted) == begun:
+            await asyncio.sleep(0)
+        assert sorted(store.granted[begun]) == [b"narrow", b"wide"]
 
 
 async def test_a_session_that_takes_over_gets_messages_larger_than_a_round() -> None:

@@ -125,6 +125,8 @@ class Dealer:
         """Until then the rest waits for a step of credit."""
         self._lone = False
         """Whether the next round is for one message alone: it was larger than each share of the round before."""
+        self._largest_share = 0
+        """In bytes, of that round."""
         self._dry = False
         """Whether a consumer has said since the last round began that it may have no work left."""
         self._stopped: LateCause | None = None
@@ -332,6 +334,8 @@ class Dealer:
         most = self._rate.allowance(topic.settings.max_rate_per_s, mono_ms, most)
         grants = grants_for(consumers, self._limits, most, early)
         consumers = consumers[: len(grants)]
+        if any(grant.alone or grant.max_bytes > self._largest_share for grant in grants):
+            self._lone = False  # credit came back during the round before: a share may be large enough now
         if self._lone and grants and (one := self.roster.widest(mono_ms)) is not None:
             consumers, grants = [one], [one.lone_grant]
         self._between_rounds.clear()
@@ -425,6 +429,7 @@ class Dealer:
             # The next message is larger than each share of the round. It may fit all the credit of one consumer.
             one = self.roster.widest(mono_ms)
             self._lone = not lone and one is not None and (one.idle or one.credit_bytes > most_bytes)
+            self._largest_share = most_bytes
             if not self._lone:  # wait for more credit in bytes
                 self._fruitless_until_ms = mono_ms + FRUITLESS_MS
         elif leased.next_due_ms <= until_ms:
