@@ -459,7 +459,7 @@ def tell_receipts(
             elif receipt.settled:
                 say(f"{receipt.id} not {done} again: it was delivered or cancelled before, and the topic remembers")
             else:
-                say(f"{receipt.id} {done}{due} (it was there already, and stays as it is)")
+                say(f"{receipt.id} not {done} again: it is there already, and stays as it is{due}")
     return code if count == 1 or not failed else SOME_FAILED
 
 

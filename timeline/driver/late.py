@@ -205,11 +205,15 @@ class Why:
                 "Only an event journal records which of these"
             )
         else:
-            told += [] if told else ["no late delivery of this message is recorded"]
+            told += [] if told else [self._never_late(self.message)]
             told.append(f"now  {self._state(self.message, zone)}")
             if self.message.state is State.WAITING and self.message.deliveries:
                 told.append("     the reason of a release is in the log of its consumer or gateway")
         return [printable(line) for line in [*origin, *told]]
+
+    def _never_late(self, message: StoredMessage) -> str:
+        retried = ": a retry has a due time of its own, and its lateness counts from that" if message.deliveries else ""
+        return f"no late delivery of this message is recorded{retried}"
 
     def _state(self, message: StoredMessage, zone: tzinfo | None) -> str:
         when = shown_time(message.due_ms, zone)
