@@ -82,6 +82,9 @@ KEEPS: dict[Cause, str] = HAPPENED | {
 }
 """The causes in words while a due message is not delivered."""
 
+NEVER_LATE = "no late delivery of this message is recorded"
+RETRIED = ": a retry has a due time of its own, and its lateness counts from that"
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LateDelivery:
@@ -205,15 +208,12 @@ class Why:
                 "Only an event journal records which of these"
             )
         else:
-            told += [] if told else [self._never_late(self.message)]
+            retried = self.message.deliveries > (self.message.state is State.LEASED)
+            told += [] if told else [NEVER_LATE + (RETRIED if retried else "")]
             told.append(f"now  {self._state(self.message, zone)}")
             if self.message.state is State.WAITING and self.message.deliveries:
                 told.append("     the reason of a release is in the log of its consumer or gateway")
         return [printable(line) for line in [*origin, *told]]
-
-    def _never_late(self, message: StoredMessage) -> str:
-        retried = ": a retry has a due time of its own, and its lateness counts from that" if message.deliveries else ""
-        return f"no late delivery of this message is recorded{retried}"
 
     def _state(self, message: StoredMessage, zone: tzinfo | None) -> str:
         when = shown_time(message.due_ms, zone)

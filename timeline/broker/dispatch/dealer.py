@@ -334,8 +334,8 @@ class Dealer:
         most = self._rate.allowance(topic.settings.max_rate_per_s, mono_ms, most)
         grants = grants_for(consumers, self._limits, most, early)
         consumers = consumers[: len(grants)]
-        if any(grant.alone or grant.max_bytes > self._largest_share for grant in grants):
-            self._lone = False  # credit came back during the round before: a share may be large enough now
+        # If credit came back during the round before, a share may be large enough now.
+        self._lone = self._lone and not any(grant.alone or grant.max_bytes > self._largest_share for grant in grants)
         if self._lone and grants and (one := self.roster.widest(mono_ms)) is not None:
             consumers, grants = [one], [one.lone_grant]
         self._between_rounds.clear()
