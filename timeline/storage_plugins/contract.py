@@ -19,6 +19,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -299,6 +300,8 @@ class Store(ABC):
     """Whether calls are done one by one and numbered: a put in `Answers.commit_seq`, a lease in `LeasedRows.commit_seq`
     (0: none). A lease has seen every put with a lower number. A broker may then call for it while the put is on its
     way."""
+    file: Path | None = None
+    """The file that keeps everything, which `open` makes if it is missing. None for a store elsewhere."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

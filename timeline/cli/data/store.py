@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import click
@@ -24,7 +23,7 @@ from timeline.cli.output import Progress, confirm, id_cell, picked, print_fields
 from timeline.clock import Clock
 from timeline.errors import Invalid, explain
 from timeline.model import Topic
-from timeline.storage_plugins import make_store, offload_of, shown
+from timeline.storage_plugins import make_store, shown
 from timeline.storage_plugins.contract import Store, StoreError, StoreRefused, TopicConflict
 from timeline.storage_plugins.copying import Compared, Copied, TopicCopy, topic_of
 from timeline.storage_plugins.versions import Versions
@@ -64,7 +63,7 @@ def migrate(url: str, contract: bool, yes: bool, as_json: bool) -> int:
 
     async def work(contract: bool) -> None:
         opened = make_store(url)
-        check_there(url, "migrate")
+        check_there(opened, url, "migrate")
         try:
             await opened.open()
             found.append(await opened.migrate(contract))
@@ -89,20 +88,10 @@ def migrate(url: str, contract: bool, yes: bool, as_json: bool) -> int:
     return DONE
 
 
-def file_of(url: str) -> Path | None:
-    """Return the file of an SQLite store. None for other stores. Raises StoreRefused."""
-    if not url.startswith("sqlite:"):
-        return None
-    from timeline.storage_plugins.sqlite.database import SqliteLocation
-
-    return SqliteLocation.of(offload_of(url)[0]).path
-
-
-def check_there(url: str, purpose: str) -> None:
+def check_there(store: Store, url: str, purpose: str) -> None:
     """Raise StoreRefused when the file of a store is missing: to open it would create it."""
-    file = file_of(url)
-    if file is not None and not file.exists():
-        raise StoreRefused(f"{shown(url)}: there is no file {file}, so nothing to {purpose}")
+    if store.file is not None and not store.file.exists():
+        raise StoreRefused(f"{shown(url)}: there is no file {store.file}, so nothing to {purpose}")
 
 
 @click.command()
@@ -137,7 +126,7 @@ async def _copy_all(
     source_url: str, target_url: str, names: tuple[str, ...], verify: bool, as_json: bool, **given: bool
 ) -> int:
     source, target = make_store(source_url), make_store(target_url)
-    check_there(source_url, "copy")
+    check_there(source, source_url, "copy")
     try:
         ours = await _opened(source, source_url)
         if ours == await _opened(target, target_url):

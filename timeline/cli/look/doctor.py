@@ -22,7 +22,6 @@ import timeline
 from timeline import __version__, config
 from timeline.broker.server.process import check_free
 from timeline.cli.app import DONE, SOME_FAILED
-from timeline.cli.data.store import file_of
 from timeline.cli.options import (
     PROBE_S,
     ClientOptions,
@@ -356,7 +355,7 @@ async def of_store(url: str) -> list[Finding]:
         store = make_store(url)
         if not store.capabilities.durable:
             return [Finding("store", WARNING, f"{name}: messages end with the broker", DURABLE)]
-        file = file_of(url)
+        file = store.file
         if file is not None and not file.exists():
             return [_folder(name, file)]
         clock = Clock()

@@ -189,7 +189,7 @@ class OffloadingStore(Store):
                 f"payload_offload_bytes is from {LEAST_OFFLOAD_BYTES} to {MAX_PAYLOAD_BYTES}, not {offload_bytes}"
             )
         self.inner, self.payloads, self.grace_ms = inner, payloads, grace_ms
-        self.tells_commit_seq = inner.tells_commit_seq
+        self.tells_commit_seq, self.file = inner.tells_commit_seq, inner.file
         self._asked_bytes = offload_bytes
         self._orphans = Orphans(payloads, grace_ms)
         self._leased: OrderedDict[Life, str] = OrderedDict()

@@ -72,7 +72,9 @@ class SqliteStore(SqlStore):
     sql = SqliteDialect()
 
     def __init__(self, url: str) -> None:
-        self._database = Database(SqliteLocation.of(url))
+        location = SqliteLocation.of(url)
+        self.file = location.path
+        self._database = Database(location)
         self._writer: SqliteWriter | None = None
         self._starting: asyncio.Future[SqliteWriter] | None = None
         self._checkpointer: Checkpointer | None = None
