@@ -373,7 +373,10 @@ def _field_of(field: dataclasses.Field[Any], hint: Any) -> Field:
     limit = None
     if get_origin(hint) is Annotated:
         hint, *notes = get_args(hint)
-        limit = next((note for note in notes if isinstance(note, Range | Text | Form)), None)
+        limits = [note for note in notes if isinstance(note, Range | Text | Form)]
+        if len(limits) > 1:
+            raise TypeError(f"{field.name} has {len(limits)} limits: the Range or Text of a Form is its argument")
+        limit = limits[0] if limits else None
     optional = type(None) in get_args(hint)
     if optional:
         hint = next(each for each in get_args(hint) if each is not type(None))

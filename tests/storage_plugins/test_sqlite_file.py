@@ -271,7 +271,10 @@ async def test_a_record_that_cannot_be_read_leaves_no_lock_behind(tmp_path: Path
     await store.create_topic(topic())
     await store.close()
     for damage, mend in (
-        ("UPDATE meta SET value = 'x' WHERE name = 'schema_version'", "UPDATE meta SET value = '1' WHERE value = 'x'"),
+        (
+            "UPDATE meta SET value = 'x' WHERE name = 'schema_version'",
+            f"UPDATE meta SET value = '{1 + len(sql.MIGRATIONS)}' WHERE value = 'x'",
+        ),
         ("DELETE FROM meta WHERE name = 'cluster_uid'", "INSERT INTO meta VALUES ('cluster_uid', 'abc')"),
     ):
         for statement, fails in ((damage, True), (mend, False)):

@@ -96,7 +96,9 @@ def _contract(execute: sql.Executes) -> None:
     execute("DROP INDEX message_held")
 
 
+KNOWN, NOW = sql.MIGRATIONS, 1 + len(sql.MIGRATIONS)
 NEXT = (sql.Migration(_expand, _contract),)
+WITH_NEXT = (*KNOWN, *NEXT)
 
 
 def _schema(path: Path) -> tuple[str, str]:
@@ -115,7 +117,7 @@ async def test_two_versions_take_turns_on_one_file(tmp_path: Path, monkeypatch: 
     async with Trial(lambda: SqliteStore(url)) as trial:
         topic = await trial.topic()
         tokens: Rows | None = None
-        for turn, migrations in enumerate(((), NEXT, (), NEXT, ())):
+        for turn, migrations in enumerate((KNOWN, WITH_NEXT, KNOWN, WITH_NEXT, KNOWN)):
             await trial.store.close()
             monkeypatch.setattr(sql, "MIGRATIONS", migrations)
             await trial.store.open()
@@ -125,18 +127,18 @@ async def test_two_versions_take_turns_on_one_file(tmp_path: Path, monkeypatch: 
                 tokens = (await trial.lease(topic)).rows
                 assert len(tokens) == 10
             await trial.stored(topic, named(10, f"turn{turn}"))
-            assert _schema(path) == (("2", "1") if turn else ("1", "1"))
-        assert await trial.store.migrate(False) == Versions(2, 1)
+            assert _schema(path) == (str(NOW + 1 if turn else NOW), str(NOW))
+        assert await trial.store.migrate(False) == Versions(NOW + 1, NOW)
         with pytest.raises(StoreRefused, match="contract it with the newer"):
             await trial.store.migrate(True)
-        monkeypatch.setattr(sql, "MIGRATIONS", NEXT)
-        assert await trial.store.migrate(True) == Versions(2, 2)
+        monkeypatch.setattr(sql, "MIGRATIONS", WITH_NEXT)
+        assert await trial.store.migrate(True) == Versions(NOW + 1, NOW + 1)
         await trial.store.close()
-        assert _schema(path) == ("2", "2")
-        monkeypatch.setattr(sql, "MIGRATIONS", ())
-        with pytest.raises(StoreRefused, match="which 2 and newer can use"):
+        assert _schema(path) == (str(NOW + 1), str(NOW + 1))
+        monkeypatch.setattr(sql, "MIGRATIONS", KNOWN)
+        with pytest.raises(StoreRefused, match=f"which {NOW + 1} and newer can use"):
             await trial.store.open()
-        monkeypatch.setattr(sql, "MIGRATIONS", NEXT)
+        monkeypatch.setattr(sql, "MIGRATIONS", WITH_NEXT)
         await trial.store.open()
         assert len(await trial.everything(topic, now_ms=T0)) == 20
 
@@ -146,11 +148,11 @@ async def test_this_version_keeps_the_contract_on_the_next_ones_schema(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
-    for migrations in ((), NEXT, ()):
+    for migrations in (KNOWN, WITH_NEXT, KNOWN):
         monkeypatch.setattr(sql, "MIGRATIONS", migrations)
         await (await open_store(url)).close()
     (await run_check(name, lambda: SqliteStore(url))).raise_failed()
-    assert _schema(tmp_path / "a.db") == ("2", "1")
+    assert _schema(tmp_path / "a.db") == (str(NOW + 1), str(NOW))
 
 
 async def test_a_contraction_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,13 +163,14 @@ async def test_a_contraction_that_fails_changes_nothing(tmp_path: Path, monkeypa
     async with Trial(lambda: SqliteStore(f"sqlite:///{tmp_path}/a.db")) as trial:
         topic = await trial.topic()
         await trial.store.close()
-        monkeypatch.setattr(sql, "MIGRATIONS", (sql.Migration(_expand, fails),))
+        monkeypatch.setattr(sql, "MIGRATIONS", (*KNOWN, sql.Migration(_expand, fails)))
         await trial.store.open()
         with pytest.raises(StoreUnavailable, match="no such table"):
             await trial.store.migrate(True)
-        assert await trial.store.migrate(False) == Versions(2, 1)
-        monkeypatch.setattr(sql, "MIGRATIONS", (sql.Migration(_expand, lambda execute: execute("DROP TABLE urgency")),))
-        assert await trial.store.migrate(True) == Versions(2, 2)
+        assert await trial.store.migrate(False) == Versions(NOW + 1, NOW)
+        drops = sql.Migration(_expand, lambda execute: execute("DROP TABLE urgency"))
+        monkeypatch.setattr(sql, "MIGRATIONS", (*KNOWN, drops))
+        assert await trial.store.migrate(True) == Versions(NOW + 1, NOW + 1)
         await trial.stored(topic, named(3))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -34,8 +35,8 @@ def _expand_tables(execute: sql.Executes) -> None:
     execute("CREATE TABLE urgency (number INTEGER PRIMARY KEY)")
 
 
-def _invent(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on, stores are of the next version."""
+def _invent(name: str, monkeypatch: pytest.MonkeyPatch) -> Versions:
+    """From now on, stores are of the next version. Return their versions until they are contracted."""
     if name == "cassandra":
         from timeline.storage_plugins.cassandra import session
 
@@ -47,12 +48,10 @@ def _invent(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
         made = "CREATE TABLE IF NOT EXISTS urgency (number int PRIMARY KEY)"
         table = Step(says(made), says("DROP TABLE IF EXISTS urgency"))
-        monkeypatch.setattr(session, "MIGRATIONS", (table,))
-        return
+        return _with(session, table, monkeypatch)
     if name != "redis":
         step = sql.Migration(_expand_tables, lambda execute: execute("DROP TABLE urgency"))
-        monkeypatch.setattr(sql, "MIGRATIONS", (step,))
-        return
+        return _with(sql, step, monkeypatch)
     from timeline.storage_plugins.redis import store
 
     def on_key(command: str) -> Callable[[store.Runs], None]:
@@ -60,7 +59,12 @@ def _invent(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return lambda runs: runs(script, [runs.prefix + b":urgency"], [])
 
     made = Step(on_key("'HSET', KEYS[1], 'a', '1'"), on_key("'DEL', KEYS[1]"))
-    monkeypatch.setattr(store, "MIGRATIONS", (made,))
+    return _with(store, made, monkeypatch)
+
+
+def _with(module: Any, step: Step[Any], monkeypatch: pytest.MonkeyPatch) -> Versions:
+    monkeypatch.setattr(module, "MIGRATIONS", (*module.MIGRATIONS, step))
+    return Versions(1 + len(module.MIGRATIONS), len(module.MIGRATIONS))
 
 
 @pytest.mark.parametrize(
@@ -72,29 +76,31 @@ async def test_two_versions_share_a_store_under_load(
     url = servers.server(kind_of(name)).url.replace("/timeline?", "/versions?") + OWN[name]
     async with Trial(lambda: store_at(name, url)) as trial:
         topic = await trial.topic(buckets=4, max_deliveries=0)
-        assert await trial.store.migrate(False) == Versions(1, 1)
+        at_first = await trial.store.migrate(False)
         this, newer = trial.store, store_at(name, url)
         crowd = Crowd(trial, topic, [this], 1)
         at_work = asyncio.create_task(crowd.run(8))
         with monkeypatch.context() as patch:
-            _invent(name, patch)
+            both = _invent(name, patch)
+            assert at_first == Versions(both.oldest, both.oldest)
             await newer.open()
-            assert await newer.migrate(False) == Versions(2, 1)
+            assert await newer.migrate(False) == both
         await at_work
         crowd.stores = [this, newer]
         await crowd.run(8)
         await trial.reopen()
         crowd.stores = [trial.store, newer]
         await crowd.run(4)
-        assert await trial.store.migrate(False) == Versions(2, 1)
+        assert await trial.store.migrate(False) == both
         with pytest.raises(StoreRefused, match="contract it with the newer Timeline"):
             await trial.store.migrate(True)
         await crowd.settle_all()
         await crowd.expect_kept(("put", "OK"), ("ack", "OK"), ("move", "OK"))
         with monkeypatch.context() as patch:
             _invent(name, patch)
-            assert await newer.migrate(True) == await newer.migrate(True) == Versions(2, 2)
-        with pytest.raises(StoreRefused, match="which 2 and newer can use"):
+            contracted = Versions(both.version, both.version)
+            assert await newer.migrate(True) == await newer.migrate(True) == contracted
+        with pytest.raises(StoreRefused, match=f"which {both.version} and newer can use"):
             await store_at(name, url).open()
         await newer.close()
 
@@ -111,16 +117,37 @@ async def test_a_contraction_that_stops_halfway_is_in_doubt_and_goes_on(
             execute(statement)
 
     url = servers.server(kind_of(name)).url + ("?schema=halfway" if name == "cockroachdb" else "")
-    monkeypatch.setattr(sql, "MIGRATIONS", ())
     async with Trial(lambda: store_at(name, url)):
         pass
-    monkeypatch.setattr(sql, "MIGRATIONS", (sql.Migration(lambda execute: None, contract),))
+    both = _with(sql, sql.Migration(lambda execute: None, contract), monkeypatch)
     async with Trial(lambda: store_at(name, url)) as trial:
         with pytest.raises(StoreUnavailable, match="absent"):
             await trial.store.migrate(True)
         statements.insert(0, "DROP TABLE IF EXISTS urgency")
         with pytest.raises(StoreUnknown, match=r"part of|in part"):
             await trial.store.migrate(True)
-        assert await trial.store.migrate(False) == Versions(2, 1)
+        assert await trial.store.migrate(False) == both
         statements.pop()
-        assert await trial.store.migrate(True) == Versions(2, 2)
+        assert await trial.store.migrate(True) == Versions(both.version, both.version)
+
+
+@pytest.mark.parametrize("name", [name for name in ("mysql", "cockroachdb") if name in NAMES])
+async def test_an_expansion_that_stops_halfway_goes_on(
+    servers: Running, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The column that it added is there already when it is run again."""
+    statements = ["ALTER TABLE message ADD COLUMN hurry BIGINT DEFAULT 0 NOT NULL", "DROP TABLE absent"]
+
+    def expand(execute: sql.Executes) -> None:
+        for statement in statements:
+            execute(statement)
+
+    url = servers.server(kind_of(name)).url + ("?schema=expanding" if name == "cockroachdb" else "")
+    async with Trial(lambda: store_at(name, url)):
+        pass
+    both = _with(sql, sql.Migration(expand, lambda execute: None), monkeypatch)
+    with pytest.raises(StoreUnavailable, match="absent"):
+        await store_at(name, url).open()
+    statements.pop()
+    async with Trial(lambda: store_at(name, url)) as trial:
+        assert await trial.store.migrate(False) == both

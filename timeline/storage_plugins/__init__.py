@@ -138,8 +138,8 @@ def _make_plain(url: str) -> Store:
         meant = f"; did you mean {near[0]}://?" if near else "."
         names = ", ".join(f"{name}://" for name in sorted(known))
         raise StoreRefused(
-            f"no storage plugin for {shown(url)!r}{meant} Known schemes: {names}. A plugin is known once its package is "
-            "installed in this environment"
+            f"no storage plugin for {shown(url)!r}{meant} Known schemes: {names}. A plugin is known once its package "
+            "is installed in this environment"
         )
     try:
         factory = cast(StoreFactory, known[scheme].load())

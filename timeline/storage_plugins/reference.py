@@ -6,8 +6,7 @@ conformance suite holds other stores to the answers of this one.
 
 To keep the state elsewhere, read `_cluster_uid`, `_topics` and `_rows` in `open`. These calls change them, and must
 write them before they return: `create_topic`, `update_topic`, `drop_topic`, `put`, `settle`, `mutate`, `lease_due`,
-`mutate_tag`, `sweep`. If the write fails, they undo the change and raise `StoreUnavailable`, which promises that nothing
-happened.
+`mutate_tag`, `sweep`. If the write fails, they undo the change and raise `StoreUnavailable`: nothing happened.
 """
 
 from __future__ import annotations

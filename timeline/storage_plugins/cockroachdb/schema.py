@@ -35,8 +35,8 @@ SHARDS = 16
 HASHED = frozenset(("message_free", "message_held", "message_expires", "message_died", "remembered_settled"))
 _ABSENT = frozenset(("42P01", "3F000"))
 """No such table, no such schema."""
-_THERE = frozenset(("42P06", "42P07", "42710", "23505"))
-"""Another broker has just created it."""
+_THERE = frozenset(("42P06", "42P07", "42701", "42710", "23505"))
+"""Another broker has just created it, or a migration that broke off."""
 VERSION = "SELECT version()"
 KNOWN = "SELECT name, value FROM timeline.meta"
 BEGUN = (

@@ -119,7 +119,7 @@ LOCK_S = 8
 
 
 TABLES = ("dropped", "expiring", "message", "meta", "payload", "remembered", "tagged", "topic")
-SAME_INDEX = 1061
+SAME_COLUMN, SAME_INDEX = 1060, 1061
 
 
 def prepare(session: MysqlSession) -> str:
@@ -199,7 +199,11 @@ def _migrated(session: MysqlSession, known: dict[bytes, bytes], contract: bool) 
 
     def execute(statement: str) -> None:
         nonlocal begun
-        session.execute(statement)
+        try:
+            session.execute(statement)
+        except pymysql.MySQLError as error:
+            if code_of(error) not in (SAME_COLUMN, SAME_INDEX):  # added by a migration that broke off
+                raise
         begun = True  # DDL commits by itself
 
     try:
