@@ -131,7 +131,9 @@ def test_lines_that_are_refused_are_named_by_number(topic: str, address: str) ->
         ("now-1h", "--expires 'now-1h' is over already"),
         ("now", "--expires 'now' is over already"),
         ("soon", "--expires 'soon' is no time"),
-        ("20300101", "does not say in which time zone"),
+        ("20300101", "does not say in which time zone: add the offset (20300101T00:00Z is UTC)"),
+        ("2030-01-01 09", "does not say in which time zone: add the offset (2030-01-01 09Z is UTC)"),
+        ("2030-01-01T09.30Z", "--expires '2030-01-01T09.30Z' is no time"),
     ],
 )
 def test_an_expiry_that_cannot_be_is_judged_as_what_it_is(call: Call, text: str, said: str) -> None:

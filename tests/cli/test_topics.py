@@ -107,7 +107,11 @@ def test_the_secret_of_webhooks_is_shown_once(tell: Call, topic: str) -> None:
     secret = re.compile(r"whsec_[A-Za-z0-9+/]{43}=")
     made = tell("topic", "create", f"{topic}-pushed", "--push-url", url)
     assert made.code == 0 and len(secret.findall(made.out)) == 1
-    assert not secret.search(tell("topic", "create", f"{topic}-pushed", "--push-url", url).out)
+    again = tell("topic", "create", f"{topic}-pushed", "--push-url", url)
+    assert f"'timeline topic secret {topic}-pushed --rotate' makes a new one" in again.out
+    assert not secret.search(again.out)
+    shown = tell("topic", "secret", f"{topic}-pushed")
+    assert shown.code == 2 and "--rotate makes a new one" in shown.err and not secret.search(shown.out)
     first = tell("topic", "update", topic, "--push-url", url, "--json").json[-1]["secret"]
     second = tell("topic", "secret", topic, "--rotate", "--json").json[0]["secret"]
     assert secret.fullmatch(first) and secret.fullmatch(second) and first != second

@@ -75,6 +75,7 @@ def test_every_command_has_help_with_an_example(call: Call, path: tuple[str, ...
         ("topic delete t", "there is no command 'delete'. There are: create, drop, list"),
         ("dead retry t --all", "There are: list, purge, revive"),
         ("hlp", "Did you mean help?"),
+        ("dead hello", "There are: list, purge, revive"),
         ("help tpic", "Did you mean topic?"),
         ("ls t --stat waiting", "Did you mean --state?"),
         ("ls t --state waitin", "'waitin' is not one of"),

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 import timeline
 from timeline.driver.batch import durations
-from timeline.driver.times import LOOKS_LIKE_SECONDS, as_datetime, duration_ms, expiry_ms, instant_ms, local, shift_ms
+from timeline.driver.times import (
+    LOOKS_LIKE_SECONDS,
+    as_datetime,
+    duration_ms,
+    expiry_ms,
+    instant_ms,
+    local,
+    parse_iso,
+    shift_ms,
+)
 from timeline.errors import Invalid
 from timeline.model import MAX_DURATION_MS, MAX_TIME_MS
 
@@ -222,6 +231,8 @@ def test_wall_times_that_clocks_show_twice() -> None:
     [
         ("2026-13-01", "09:00", "Europe/Berlin"),
         ("2026-01-01", "25:00", "Europe/Berlin"),
+        ("2026-01-01", "09.30", "Europe/Berlin"),
+        ("2026-01-01", "09:30.5", "Europe/Berlin"),
         ("2026-01-01", "09:00", "Atlantis/Capital"),
         ("2026-01-01", "09:00", "../etc/passwd"),
         ("2026-01-01", "09:00+01:00", "Europe/Berlin"),
@@ -238,6 +249,20 @@ def test_wall_times_that_clocks_show_twice() -> None:
 def test_wall_times_that_cannot_be_read_are_refused(wrong: tuple[object, ...]) -> None:
     with pytest.raises(Invalid):
         local(*wrong)  # type: ignore[arg-type]
+
+
+@given(st.datetimes(min_value=datetime(1971, 1, 1), timezones=st.timezones() | st.none()))
+def test_whatever_python_writes_in_iso_8601_is_read(when: datetime) -> None:
+    basic = when.strftime("%Y%m%dT%H%M%S")
+    for text in (when.isoformat(), when.isoformat(" "), when.isoformat(timespec="minutes"), basic):
+        assert parse_iso(text) == datetime.fromisoformat(text)
+    assert local("2026-01-01", when.time().isoformat(), "UTC").time() == when.time()
+
+
+@pytest.mark.parametrize("text", ["2030-01-01T09.30Z", "2030-01-01T09:30.5Z", "2030-01-01x09:30Z", "2030-01-01T0930,5"])
+def test_what_python_reads_as_another_time_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_iso(text)
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,7 @@ async def test_blank_lines_of_a_stream_count_as_lines(http: httpx.AsyncClient) -
         ('{"payload": 1, "in": -1e-169}', "in must not be negative"),
         ('{"payload": 1, "at": 1700000000}', "looks like seconds"),
         ('{"payload": 1, "at": "noon"}', "at 'noon' is no time"),
+        ('{"payload": 1, "at": "2030-01-01T09.30Z"}', "at '2030-01-01T09.30Z' is no time"),
         ('{"payload": 1, "in": "1h", "if_exists": "maybe"}', "if_exists"),
         ('{"payload": 1, "in": "1h", "id": ""}', "an id is 1 to 255 bytes"),
         ('{"payload": 1, "in": "1h", "tag": 5}', "tag"),

@@ -19,11 +19,12 @@ import pytest
 import timeline
 from tests.broker.journalled import until
 from tests.gateway.conftest import Site
-from tests.gateway.processes import broker, gateway
+from tests.gateway.processes import broker, gateway, process
 from tests.gateway.test_messages import problem
 from tests.security.certificates import DAY, NOW, Authority, Pair
 from tests.security.guarded import Tokens
 from tests.servers.disk import small_disk
+from timeline.child import free_ports
 from timeline.credentials import PLAIN
 from timeline.errors import Throttled
 from timeline.gateway import clients as clients_module
@@ -160,6 +161,15 @@ async def test_without_a_broker_it_is_alive_and_not_ready(tmp_path: Path) -> Non
             answer = await http.post("/v1/topics/departures/messages", json={"payload": 1, "in": 1})
             assert "no broker could be reached" in problem(answer, 503, "UNAVAILABLE")
             assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_a_gateway_that_starts_before_its_broker_says_so(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    with gateway(tmp_path, address) as opened:
+        await until(lambda: "not ready yet: UNAVAILABLE: no broker could be reached" in opened["log"].read_text())
+        with process(tmp_path, "serve", "--listen", address, "--metrics", "off", "--http", "off"):
+            await until(lambda: "ready: a broker serves calls" in opened["log"].read_text())
+    assert opened["log"].read_text().count("not ready yet") == 1
 
 
 @pytest.mark.parametrize("guarded", [False, True], ids=["open", "tokens"])

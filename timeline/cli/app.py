@@ -138,7 +138,7 @@ class Suggesting(click.Group):
         if not (context.resilient_parsing or name.startswith("-") or self.get_command(context, name)):
             known = self.list_commands(context)
             # A slip of the hand changes a name's length a little: "publish" is not meant to be "push".
-            similar = [each for each in ("--help", *known) if abs(len(each.lstrip("-")) - len(name)) <= 2]
+            similar = [each for each in known if abs(len(each.lstrip("-")) - len(name)) <= 2]
             hint = nearest(name, similar) or f" There are: {', '.join(known)}."
             raise click.UsageError(f"there is no command {name!r}.{hint}", context)
         return super().resolve_command(context, args)

@@ -165,8 +165,12 @@ async def create(tl: timeline.Timeline, options: ClientOptions, name: str, **giv
     stood = {each.uid for each in await tl.topics()}
     made = await tl.create_topic(name, **settings)
     _told(made, options, "there already:" if made.uid in stood else "created")
-    if made.settings.push_url and made.uid not in stood:
-        await _show_secret(tl, options, name)
+    if made.settings.push_url:
+        if made.uid not in stood:
+            await _show_secret(tl, options, name)
+        elif not options.as_json:
+            say("The secret of its webhooks is not shown again.")
+            say(f"'timeline topic secret {name} --rotate' makes a new one.")
 
 
 count_option = click.option(
@@ -322,7 +326,7 @@ async def update(tl: timeline.Timeline, options: ClientOptions, name: str, **giv
 
 @topic.command()
 @click.argument("name", shell_complete=topic_names)
-@click.option("--rotate", is_flag=True, required=True, help="Make a new secret. The former stays valid for a day.")
+@click.option("--rotate", is_flag=True, help="Make a new secret. The former stays valid for a day.")
 @client_command
 async def secret(tl: timeline.Timeline, options: ClientOptions, name: str, rotate: bool) -> None:
     """Replace the secret with which the webhooks of topic NAME are signed, and show the new one once.
@@ -334,6 +338,8 @@ async def secret(tl: timeline.Timeline, options: ClientOptions, name: str, rotat
     Example:
       timeline topic secret departures --rotate
     """
+    if not rotate:
+        raise Invalid("a secret is shown once, when it is made: --rotate makes a new one")
     await _show_secret(tl, options, name, rotate=rotate)
 
 

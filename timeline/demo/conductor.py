@@ -182,7 +182,7 @@ class Conductor:
     async def _stay_open(self) -> None:
         """Keep the console open until SIGINT, and end its gateway then."""
         gateway, interrupted = self.webhooks[0], asyncio.Event()
-        self.viewer.say(f"the day is over, and the console stays open at {self.console}: Ctrl-C ends it")
+        self.viewer.say(f"the day is over. Ctrl-C ends it; until then, the console stays open at {self.console}")
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
         ends: list[Coroutine[Any, Any, object]] = [interrupted.wait()]
         ends += [child.process.wait() for child in (gateway, *self.brokers)]

@@ -46,6 +46,9 @@ _UNITS_US = {
 # At most 30 ASCII digits: longer numbers are above every limit, and Python refuses to read the longest.
 _PART = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*(us|ms|s|m|h|d|w)\s*")
 _WHOLE = re.compile(rf"\s*(?:{_PART.pattern})+")
+_CLOCK = r"[0-9]{2}(?::?[0-9]{2}(?::?[0-9]{2}(?:[.,][0-9]+)?)?)?(?:[Zz+-].*)?"
+_ISO_TIME = re.compile(rf"[Tt]?{_CLOCK}")
+_ISO_DATETIME = re.compile(rf"[0-9]{{4}}-?(?:[0-9]{{2}}-?[0-9]{{2}}|W[0-9]{{2}}-?[0-9])(?:[Tt ]{_CLOCK})?")
 
 
 def duration_ms(value: Duration, name: str = "in_", *, least_ms: int = 0) -> int:
@@ -65,6 +68,14 @@ def duration_ms(value: Duration, name: str = "in_", *, least_ms: int = 0) -> int
     if millis > MAX_DURATION_MS or (isinstance(value, float) and value * 1_000 > MAX_DURATION_MS):
         raise Invalid(f"{name} must be at most 36600 days, not {shown(value)}{_meant(value, name)}")
     return millis
+
+
+def parse_iso(text: str) -> datetime:
+    """Return the datetime that an ISO 8601 text says, without a zone if it has none. Raise ValueError. Unlike
+    `datetime.fromisoformat`, it does not read 09.30 as 09:00:00.3, nor any letter as T."""
+    if _ISO_DATETIME.fullmatch(text) is None:
+        raise ValueError(text)
+    return datetime.fromisoformat(text.upper())
 
 
 def grown_ms(first_ms: int, factor: float, cap_ms: int, deliveries: int) -> float:
@@ -321,6 +332,8 @@ def _day(day: date | str) -> date:
 
 def _clock(clock: time | str) -> time:
     try:
+        if isinstance(clock, str) and _ISO_TIME.fullmatch(clock) is None:
+            raise ValueError(clock)  # Python reads 09.30 as 09:00:00.3
         read = clock if isinstance(clock, time) else time.fromisoformat(clock)
     except (TypeError, ValueError):
         raise Invalid(f"the time of day must be a time or 'HH:MM', not {shown(clock)}") from None

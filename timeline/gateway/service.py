@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Set
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from timeline import config
 from timeline.clock import Clock
 from timeline.credentials import PLAIN, Credentials
-from timeline.driver.tasks import all_of
+from timeline.driver.tasks import all_of, end, keep
 from timeline.driver.transport.addresses import DEFAULT_ADDRESS
 from timeline.errors import Forbidden, Invalid, TimelineError, Unavailable, explain
 from timeline.gateway.clients import Caller, CallerClient, Clients
 from timeline.gateway.metrics import GatewayMetrics
 from timeline.gateway.requests import ApiRequest, BodyBudget
 from timeline.gateway.routes.recurring import RuleWalks
+
+log = logging.getLogger("timeline.gateway")
 
 OPEN_TO_ALL = (
     "other machines reach this gateway, and its broker asks for no tokens: start the broker with --tokens, or the "
@@ -113,11 +116,25 @@ class HttpGateway:
         self._asks_tokens: bool | None = None
         """Whether brokers refused a caller without a token when they answered last. None: none has answered yet."""
         self._ending: asyncio.Future[Any] | None = None
+        self._looking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the parts."""
+        """Start the parts, and look whether brokers serve calls."""
         for part in self.parts:
             await part.start(self.metrics)
+        self._looking = keep(self._tell_ready(), "look for a broker")
+
+    async def _tell_ready(self) -> None:
+        """Log if no broker serves calls at the start, and when one does."""
+        told = False
+        while (why := await self.not_ready()) and not self.stopping.is_set():
+            if not told:
+                log.warning("not ready yet: %s", why)
+                told = True
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.stopping.wait(), LOOK_MS / 1000)
+        if told and not self.stopping.is_set():
+            log.info("ready: a broker serves calls")
 
     def end(self) -> None:
         """Begin to end: calls and parts begin nothing more."""
@@ -129,6 +146,8 @@ class HttpGateway:
         """Stop the parts, and close the clients."""
         if self._ending is not None:
             self._ending.cancel()
+        if self._looking is not None:
+            await end(self._looking)
         self.walks.stop()
         await all_of(*(part.stop() for part in self.parts))
         await self.clients.aclose()

@@ -6,7 +6,7 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar, get_args
 from urllib.parse import unquote_to_bytes
@@ -16,7 +16,7 @@ from msgspec import Raw, UnsetType, inspect
 
 from timeline.driver.consume.pull import PulledDelivery
 from timeline.driver.message import of_message
-from timeline.driver.times import Duration, When, duration_ms, instant_ms, iso, shown
+from timeline.driver.times import Duration, When, duration_ms, instant_ms, iso, parse_iso, shown
 from timeline.errors import FIXED_LIMIT, Invalid, TooLarge
 from timeline.gateway.shapes import (
     CatchUpName,
@@ -265,12 +265,12 @@ def instant(value: str | int, name: str) -> int:
     if said.isascii() and said.isdigit() and len(said) <= 30:
         return instant_ms(int(said), name)
     try:
-        when = datetime.fromisoformat(said.upper())  # RFC 3339 allows t and z
+        when = parse_iso(said)
     except ValueError:
         plus = ". Write + as %2B in an address" if DECODED_PLUS.fullmatch(said) else ""
         raise Invalid(f"{name} {value!r:.60} is no time: {TIMES}{plus}") from None
     if when.tzinfo is None:
-        meant = said if ":" in said else f"{said}T00:00"
+        meant = said if {"T", "t", " "} & set(said) else f"{said}T00:00"
         raise Invalid(f"{name} {value!r:.60} does not say in which time zone: add the offset ({meant}Z is UTC)")
     return instant_ms(when, name)
 

@@ -132,6 +132,22 @@ async def test_a_receiver_refuses_what_is_not_signed_and_lives_on(
     assert "Traceback" not in (tmp_path / "errors.txt").read_text()
 
 
+@pytest.mark.parametrize("language", [language for language in LANGUAGES if language != "bash"])
+async def test_a_receiver_without_a_whole_secret_or_a_port_does_not_start(
+    language: str, tmp_path: Path, require_service: Callable[[str], None]
+) -> None:
+    for service in LANGUAGES[language]:
+        require_service(service)
+    run = await asyncio.to_thread(command, language, tmp_path, 0)
+    cut = SECRET.removesuffix("=")
+    for given in ({"PORT": "1"}, {"SECRET": SECRET}, *({"PORT": "1", "SECRET": bad} for bad in ("", "whsec_…", cut))):
+        bare = {name: value for name, value in os.environ.items() if name not in ("PORT", "SECRET")}
+        ended = await asyncio.to_thread(
+            subprocess.run, run, env=bare | given, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert ended.returncode == 1 and "Set SECRET to the topic's secret, whole, and PORT" in ended.stderr, given
+
+
 @pytest.mark.parametrize("language", LANGUAGES)
 async def test_a_receiver_of_the_page(
     language: str, tl: timeline.Timeline, tmp_path: Path, require_service: Callable[[str], None]

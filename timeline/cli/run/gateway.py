@@ -111,5 +111,9 @@ def gateway(
 def _not_listening(refused: OSError) -> Failed:
     """Return the error for an address that cannot be had."""
     if refused.errno == errno.EADDRINUSE:
-        return Failed(REFUSED, f"{refused.filename} is taken: give another: --listen HOST:PORT.")
+        return Failed(
+            REFUSED,
+            f"{refused.filename} is taken, perhaps by the gateway that 'timeline serve' starts: give another: "
+            "--listen HOST:PORT.",
+        )
     return Failed(REFUSED, f"cannot listen on {refused.filename}: {(refused.strerror or '').lower()}.")

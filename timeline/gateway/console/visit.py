@@ -11,7 +11,6 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from datetime import datetime
 from typing import Any
 from urllib.parse import parse_qs, quote
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -19,7 +18,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from litestar import Response
 from litestar.datastructures import Cookie
 
-from timeline.driver.times import instant_ms
+from timeline.driver.times import instant_ms, parse_iso
 from timeline.errors import Forbidden, Invalid, NotFound, TimelineError, sentence_of
 from timeline.gateway.clients import Caller, CallerClient
 from timeline.gateway.console.rendering import SECURITY, page
@@ -116,7 +115,7 @@ class Fields:
         if not said:
             return None
         try:
-            picked = datetime.fromisoformat(said)
+            picked = parse_iso(said)
         except ValueError:
             raise Invalid(f"{name} {said!r:.60} is no time: write 2030-03-29T09:00") from None
         if picked.tzinfo is None:
