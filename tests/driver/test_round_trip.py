@@ -219,7 +219,7 @@ async def test_release_extend_and_bury(tl: timeline.Timeline) -> None:
         await again.bury("cannot be read")
         (letter,) = [m async for m in tl.dead("t")]
         assert (letter.dead, letter.state, letter.deliveries) == ("cannot be read", "dead", 2)
-        assert (await p.revive("m", in_=0)).counts == {Status.OK: 1}
+        assert (await p.revive("m")).counts == {Status.OK: 1}  # default: now
         third = await c.take()
         assert third is not None and third.deliveries == 1
         await third.bury("again")

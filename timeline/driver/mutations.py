@@ -276,12 +276,14 @@ class MutationCalls(Closing):
         operation_ids: Sequence[int] | UInt64 | None = None,
         timeout: Duration | None = None,
     ) -> Receipts:
-        """Put dead letters back on the timeline, at one due time or at one each. Their deliveries count from 0 again.
+        """Put dead letters back on the timeline, at one due time or at one each; default: now. Their deliveries count
+        from 0 again.
 
         `operation_ids`: one for each letter, by which a repeat is recognised; see `move`.
         """
         listed = [ids] if isinstance(ids, str) else ids
-        return await self._many(Operation.REVIVE, listed, (at, in_), operation_ids=operation_ids, timeout=timeout)
+        when = (at, 0 if at is None and in_ is None else in_)
+        return await self._many(Operation.REVIVE, listed, when, operation_ids=operation_ids, timeout=timeout)
 
     async def purge(self, ids: str | Iterable[str] | Iterable[bytes], *, timeout: Duration | None = None) -> Receipts:
         """Delete dead letters for good."""

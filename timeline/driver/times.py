@@ -327,7 +327,7 @@ def _day(day: date | str) -> date:
     try:
         return date.fromisoformat(day)
     except (TypeError, ValueError):
-        raise Invalid(f"the day must be a date or 'YYYY-MM-DD', not {shown(day)}") from None
+        raise Invalid(f"the day must be a date, or one of the calendar as 'YYYY-MM-DD', not {shown(day)}") from None
 
 
 def _clock(clock: time | str) -> time:
@@ -336,7 +336,7 @@ def _clock(clock: time | str) -> time:
             raise ValueError(clock)  # Python reads 09.30 as 09:00:00.3
         read = clock if isinstance(clock, time) else time.fromisoformat(clock)
     except (TypeError, ValueError):
-        raise Invalid(f"the time of day must be a time or 'HH:MM', not {shown(clock)}") from None
+        raise Invalid(f"the time of day must be a time, or 'HH:MM' such as 09:00, not {shown(clock)}") from None
     if read.tzinfo is not None:
         raise Invalid(f"the time of day must have no time zone of its own: {clock!s} has one")
     return read
