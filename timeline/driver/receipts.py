@@ -98,7 +98,8 @@ class Receipt:
 
     @property
     def due(self) -> datetime | None:
-        """The due time, an aware datetime in UTC. None if there is no message now."""
+        """The due time, an aware datetime in UTC. Of a leased message, it is the end of the lease, and of a dead letter
+        that of its last one. None if there is no message now."""
         return as_datetime(self.due_ms) if self.due_ms else None
 
     @property
