@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from timeline.columns import Bools, ColumnBatch, Int64, Ragged, Range, Text, UInt32, UInt64
+from timeline.columns import Bools, ColumnBatch, Form, Int64, Ragged, Range, Text, UInt32, UInt64, fields_of
 
 uneven = st.lists(st.binary(max_size=6), max_size=12)
 even = st.integers(0, 5).flatmap(lambda size: st.lists(st.binary(min_size=size, max_size=size), max_size=12))
@@ -191,6 +191,15 @@ def test_a_batch_knows_its_fields() -> None:
         ("notes", "notes", None, False),
     ]
     assert [each.limit for each in Outer.columns if each.limit] == [Range(1, 9), Text("a word", 0, 9)]
+
+
+def test_a_field_has_one_limit() -> None:
+    @dataclass
+    class Twice:
+        numbers: Annotated[Annotated[Int64, Range(1, 9)] | None, Form("zeros")]
+
+    with pytest.raises(TypeError, match="numbers has 2 limits"):
+        fields_of(Twice)
 
 
 @pytest.mark.slow

@@ -370,18 +370,15 @@ def fields_of(kind: type) -> tuple[Field, ...]:
 
 
 def _field_of(field: dataclasses.Field[Any], hint: Any) -> Field:
-    limit = None
-    if get_origin(hint) is Annotated:
-        hint, *notes = get_args(hint)
-        limits = [note for note in notes if isinstance(note, Range | Text | Form)]
-        if len(limits) > 1:
-            raise TypeError(f"{field.name} has {len(limits)} limits: the Range or Text of a Form is its argument")
-        limit = limits[0] if limits else None
+    hint, notes = _plain(hint)
     optional = type(None) in get_args(hint)
     if optional:
-        hint = next(each for each in get_args(hint) if each is not type(None))
-        if get_origin(hint) is Annotated:
-            hint, limit = get_args(hint)[:2]
+        hint, inner = _plain(next(each for each in get_args(hint) if each is not type(None)))
+        notes += inner
+    limits = [note for note in notes if isinstance(note, Range | Text | Form)]
+    if len(limits) > 1:
+        raise TypeError(f"{field.name} has {len(limits)} limits: the Range or Text of a Form is its argument")
+    limit = limits[0] if limits else None
     dtype = _DTYPES.get(hint)
     if dtype is not None:
         kind = "numbers"
@@ -395,6 +392,14 @@ def _field_of(field: dataclasses.Field[Any], hint: Any) -> Field:
         kind = "whole"
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     return Field(field.name, hint, kind, dtype, optional, default, limit)
+
+
+def _plain(hint: Any) -> tuple[Any, list[Any]]:
+    """Return a type without its annotations, and those."""
+    if get_origin(hint) is not Annotated:
+        return hint, []
+    hint, *notes = get_args(hint)
+    return hint, notes
 
 
 Picked: TypeAlias = Indexes | slice

@@ -62,6 +62,16 @@ def _invent(name: str, monkeypatch: pytest.MonkeyPatch) -> Versions:
     return _with(store, made, monkeypatch)
 
 
+def _running(statements: list[str]) -> Callable[[sql.Executes], None]:
+    """Half of a step: it runs the statements that are in the list then."""
+
+    def half(execute: sql.Executes) -> None:
+        for statement in statements:
+            execute(statement)
+
+    return half
+
+
 def _with(module: Any, step: Step[Any], monkeypatch: pytest.MonkeyPatch) -> Versions:
     monkeypatch.setattr(module, "MIGRATIONS", (*module.MIGRATIONS, step))
     return Versions(1 + len(module.MIGRATIONS), len(module.MIGRATIONS))
@@ -111,15 +121,10 @@ async def test_a_contraction_that_stops_halfway_is_in_doubt_and_goes_on(
 ) -> None:
     """Where each statement that changes a schema commits by itself."""
     statements = ["DROP TABLE absent"]
-
-    def contract(execute: sql.Executes) -> None:
-        for statement in statements:
-            execute(statement)
-
     url = servers.server(kind_of(name)).url + ("?schema=halfway" if name == "cockroachdb" else "")
     async with Trial(lambda: store_at(name, url)):
         pass
-    both = _with(sql, sql.Migration(lambda execute: None, contract), monkeypatch)
+    both = _with(sql, sql.Migration(lambda execute: None, _running(statements)), monkeypatch)
     async with Trial(lambda: store_at(name, url)) as trial:
         with pytest.raises(StoreUnavailable, match="absent"):
             await trial.store.migrate(True)
@@ -137,15 +142,10 @@ async def test_an_expansion_that_stops_halfway_goes_on(
 ) -> None:
     """The column that it added is there already when it is run again."""
     statements = ["ALTER TABLE message ADD COLUMN hurry BIGINT DEFAULT 0 NOT NULL", "DROP TABLE absent"]
-
-    def expand(execute: sql.Executes) -> None:
-        for statement in statements:
-            execute(statement)
-
     url = servers.server(kind_of(name)).url + ("?schema=expanding" if name == "cockroachdb" else "")
     async with Trial(lambda: store_at(name, url)):
         pass
-    both = _with(sql, sql.Migration(expand, lambda execute: None), monkeypatch)
+    both = _with(sql, sql.Migration(_running(statements), lambda execute: None), monkeypatch)
     with pytest.raises(StoreUnavailable, match="absent"):
         await store_at(name, url).open()
     statements.pop()

@@ -23,7 +23,7 @@ from timeline.cli.app import DONE, REFUSED, UNREACHABLE, USAGE, Failed, complain
 from timeline.clock import Clock
 from timeline.config import has_password, local_address, parse_url
 from timeline.credentials import PLAIN, BadCredentials, Credentials, credentials_of
-from timeline.driver.times import LOOKS_LIKE_SECONDS, as_datetime, duration_ms, instant_ms, local, parse_iso
+from timeline.driver.times import LOOKS_LIKE_SECONDS, as_datetime, duration_ms, in_utc, instant_ms, local, parse_iso
 from timeline.driver.transport.addresses import DEFAULT_ADDRESS, ProbeResult, parse_addresses, place_of, probe
 from timeline.errors import Closed, Forbidden, Invalid, NotFound, TimelineError, Unavailable
 from timeline.model import DEFAULT_GROUP, Status, Topic, check_topic_name, fits_new_topic
@@ -163,9 +163,9 @@ def parse_time(text: str, option: str, zone: str | None = None) -> Time:
         raise Invalid(f"{option} {text!r:.60} is no time: {FORMS}") from None
     if when.tzinfo is None:
         if zone is None:
-            meant = said if {"T", "t", " "} & set(said) else f"{said}T00:00"
             raise Invalid(
-                f"{option} {text!r:.60} does not say in which time zone: add the offset ({meant}Z is UTC) or give --tz"
+                f"{option} {text!r:.60} does not say in which time zone: add the offset ({in_utc(said)} is UTC) or "
+                "give --tz"
             )
         when = local(date(when.year, when.month, when.day), when.time(), zone)
     return Time(at_ms=instant_ms(when, option))

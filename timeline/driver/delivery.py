@@ -188,9 +188,9 @@ class Delivered:
 class Delivery(Delivered):
     """One message, leased to this consumer until `lease_until`.
 
-    Settle it with `ack`, `release` or `bury`. They return after the broker's answer, or raise it: Fenced if another
-    consumer has leased it since, NotFound if it is gone (cancelled, or settled before), Unavailable, Unknown. An ack
-    after the lease ran out still counts if the message has not changed since.
+    Settle it with `ack`, `release` or `bury`. They return after the broker's answer, or raise it. Fenced: another
+    consumer has leased it since. NotFound: it was cancelled, or settled before. Unavailable and Unknown are as for any
+    call. An ack after the lease ran out still counts if the message has not changed since.
     """
 
     __slots__ = ()

@@ -54,7 +54,7 @@ _ISO_DATETIME = re.compile(rf"[0-9]{{4}}-?(?:[0-9]{{2}}-?[0-9]{{2}}|W[0-9]{{2}}-
 def duration_ms(value: Duration, name: str = "in_", *, least_ms: int = 0) -> int:
     """Return `value` in whole milliseconds, rounded up. `name`: the caller's argument.
 
-    Raise Invalid for other types, NaN, infinite, negative, below `least_ms`, and above a hundred years.
+    Raise Invalid for other types, for NaN, and for a value below `least_ms` or above a hundred years.
 
     >>> duration_ms("1h30m"), duration_ms(0.25), duration_ms(timedelta(microseconds=1))
     (5400000, 250, 1)
@@ -76,6 +76,11 @@ def parse_iso(text: str) -> datetime:
     if _ISO_DATETIME.fullmatch(text) is None:
         raise ValueError(text)
     return datetime.fromisoformat(text.upper())
+
+
+def in_utc(text: str) -> str:
+    """Return what an ISO 8601 text without a zone would be in UTC, for a refusal."""
+    return f"{text}Z" if {"T", "t", " "} & set(text) else f"{text}T00:00Z"
 
 
 def grown_ms(first_ms: int, factor: float, cap_ms: int, deliveries: int) -> float:

@@ -16,7 +16,7 @@ from msgspec import Raw, UnsetType, inspect
 
 from timeline.driver.consume.pull import PulledDelivery
 from timeline.driver.message import of_message
-from timeline.driver.times import Duration, When, duration_ms, instant_ms, iso, parse_iso, shown
+from timeline.driver.times import Duration, When, duration_ms, in_utc, instant_ms, iso, parse_iso, shown
 from timeline.errors import FIXED_LIMIT, Invalid, TooLarge
 from timeline.gateway.shapes import (
     CatchUpName,
@@ -270,8 +270,7 @@ def instant(value: str | int, name: str) -> int:
         plus = ". Write + as %2B in an address" if DECODED_PLUS.fullmatch(said) else ""
         raise Invalid(f"{name} {value!r:.60} is no time: {TIMES}{plus}") from None
     if when.tzinfo is None:
-        meant = said if {"T", "t", " "} & set(said) else f"{said}T00:00"
-        raise Invalid(f"{name} {value!r:.60} does not say in which time zone: add the offset ({meant}Z is UTC)")
+        raise Invalid(f"{name} {value!r:.60} does not say in which time zone: add the offset ({in_utc(said)} is UTC)")
     return instant_ms(when, name)
 
 

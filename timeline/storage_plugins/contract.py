@@ -371,8 +371,8 @@ class Store(ABC):
 
         For other ids `leases` decides: DUPLICATE (with version and due as it stands), FORBIDDEN, EXISTS, or the answer
         of the move. A remembered id answers DUPLICATE with `settled`, for `remember_ms`, swept or not. `replace` puts
-        the new message, payload and all, in the place of the old one, in one step: at each moment exactly one of them
-        is there. A message that can never be delivered is INVALID.
+        the whole new message in the place of the old one, payload included. At each moment exactly one of them is
+        there. A message that can never be delivered is INVALID.
 
         When the call returns, each OK is as safe as the store makes it. Payloads are written first, metadata second. A
         topic that was dropped answers NOT_FOUND for each message, here and everywhere.

@@ -176,15 +176,20 @@ def _prepare(session: MysqlSession) -> str:
         found[b"cluster"] = uid.encode()
     if b"schema" not in found:
         for statement in ddl(*(name for name in TABLES if name != "meta")):
-            try:
-                session.execute(statement)
-            except pymysql.MySQLError as error:
-                if code_of(error) != SAME_INDEX:
-                    raise
+            _made(session, statement)
         session.execute(f"INSERT INTO meta (name, value) VALUES ('schema', '{1 + len(sql.MIGRATIONS)}')")
     else:
         _migrated(session, found, contract=False)
     return bytes(found[b"cluster"]).decode()
+
+
+def _made(session: MysqlSession, statement: str) -> None:
+    """Run a statement whose column or index may exist already, because the work broke off before."""
+    try:
+        session.execute(statement)
+    except pymysql.MySQLError as error:
+        if code_of(error) not in (SAME_COLUMN, SAME_INDEX):
+            raise
 
 
 def contracted(session: MysqlSession, contract: bool) -> Versions:
@@ -199,11 +204,7 @@ def _migrated(session: MysqlSession, known: dict[bytes, bytes], contract: bool) 
 
     def execute(statement: str) -> None:
         nonlocal begun
-        try:
-            session.execute(statement)
-        except pymysql.MySQLError as error:
-            if code_of(error) not in (SAME_COLUMN, SAME_INDEX):  # added by a migration that broke off
-                raise
+        _made(session, statement)
         begun = True  # DDL commits by itself
 
     try:

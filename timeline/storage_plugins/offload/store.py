@@ -1,4 +1,4 @@
-"""A store with offloaded payloads: any store, and a place for its large payloads.
+"""A store with offloaded payloads. It is any store, with a place for large payloads:
 
     sqlite:////var/lib/timeline/timeline.db?payloads=s3://bucket/timeline&payload_offload_bytes=262144
 
