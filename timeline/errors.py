@@ -125,10 +125,10 @@ class Throttled(TimelineError):
 
 
 class Expired(TimelineError):
-    """The message passed its expiry, or was released to a time past it, and was removed."""
+    """The message reached its expiry, or was released to a time at or after it, and was removed."""
 
     code = "EXPIRED"
-    advice = "the message passed its expiry, or was released to a time past it, and is gone"
+    advice = "the message reached its expiry, or was released to a time at or after it, and is gone"
 
 
 class Dead(TimelineError):

@@ -222,11 +222,13 @@ async def test_redis_without_memory(tmp_path: Path) -> None:
         async with broker(server.url, QUIET) as link:
             consumer, got, stored = await begun(link)
             await makes_room(link, consumer, got, stored)
-            while await look(link) or statuses(await link.put(["after"])) != [Status.OK]:  # its own use of it varies
+            refused = 0  # puts, though the last look found room: Redis' own use of its memory varies
+            while (full := await look(link)) or statuses(await link.put(["after"])) != [Status.OK]:
+                refused += not full
                 gone = [id.decode() for id in sorted(stored)[:BATCH]]
                 assert statuses(await link.mutate(Operation.CANCEL, gone)) == [Status.OK] * BATCH
                 stored -= {id.encode() for id in gone}
-            assert stored and await link.ids() == sorted({*stored, b"after"})
+            assert refused <= 10 and await link.ids() == sorted({*stored, b"after"})
     finally:
         server.stop()
 

@@ -68,6 +68,11 @@ async def test_why_of_what_is_not_late_tells_how_it_stands(tl: timeline.Timeline
         (d,) = await c.take(max=1)
         await d.bury("no\x1b[2Jsuch recipient")
         assert r"(no\x1b[2Jsuch recipient): 'timeline dead revive t d'" in str(await tl.why("t", "d"))
+        assert (await tl.why("t", "d")).lines(UTC)[0] == NEVER_LATE + RETRIED
+        await p.produce(b"", in_=0, id="at once")
+        (d,) = await c.take(max=1)
+        await d.bury("no such recipient")
+        assert (await tl.why("t", "at once")).lines(UTC)[0] == NEVER_LATE
 
 
 async def test_why_of_nothing_is_not_found(tl: timeline.Timeline) -> None:

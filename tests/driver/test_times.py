@@ -259,7 +259,19 @@ def test_whatever_python_writes_in_iso_8601_is_read(when: datetime) -> None:
     assert local("2026-01-01", when.time().isoformat(), "UTC").time() == when.time()
 
 
-@pytest.mark.parametrize("text", ["2030-01-01T09.30Z", "2030-01-01T09:30.5Z", "2030-01-01x09:30Z", "2030-01-01T0930,5"])
+def test_forms_that_other_programs_write_are_read() -> None:
+    plus_one = timezone(timedelta(hours=1))
+    assert parse_iso("2030-01-01 09:00:00 +0100") == datetime(2030, 1, 1, 9, tzinfo=plus_one)
+    assert parse_iso("2030-W01") == datetime(2029, 12, 31)
+    assert parse_iso("2030-W01-2t09z") == datetime(2030, 1, 1, 9, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2030-01-01T09.30Z", "2030-01-01T09:30.5Z", "2030-01-01x09:30Z", "2030-01-01T0930,5", "2030-01-01T09:00+05.30",
+    ],
+)  # fmt: skip
 def test_what_python_reads_as_another_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         parse_iso(text)

@@ -222,7 +222,7 @@ class Delivery(Delivered):
         self, *, in_: Duration | None = None, at: When | None = None, reason: str = "", timeout: Duration | None = None
     ) -> None:
         """Return the message to the timeline: due at once, after `in_` from the broker's now, or at the time `at`. A
-        message that has an expiry before that time is removed, and Expired is raised."""
+        message whose expiry is not after that time is removed, and Expired is raised."""
         with about(self.id):
             asked = release_of(in_, at, reason)
         await self._consumer.settle_one(self._frame, self._index, asked, timeout)

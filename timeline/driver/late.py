@@ -208,7 +208,7 @@ class Why:
                 "Only an event journal records which of these"
             )
         else:
-            retried = self.message.deliveries > (self.message.state is State.LEASED)
+            retried = self.message.deliveries > (self.message.state in (State.LEASED, State.DEAD))
             told += [] if told else [NEVER_LATE + (RETRIED if retried else "")]
             told.append(f"now  {self._state(self.message, zone)}")
             if self.message.state is State.WAITING and self.message.deliveries:

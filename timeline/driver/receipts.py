@@ -98,8 +98,8 @@ class Receipt:
 
     @property
     def due(self) -> datetime | None:
-        """The due time, an aware datetime in UTC. Of a leased message, it is the end of the lease, and of a dead letter
-        that of its last one. None if there is no message now."""
+        """The due time, an aware datetime in UTC. For a leased message: the end of its lease. For a dead letter: the
+        end of its last lease. None if there is no message now."""
         return as_datetime(self.due_ms) if self.due_ms else None
 
     @property

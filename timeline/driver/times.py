@@ -46,9 +46,11 @@ _UNITS_US = {
 # At most 30 ASCII digits: longer numbers are above every limit, and Python refuses to read the longest.
 _PART = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*(us|ms|s|m|h|d|w)\s*")
 _WHOLE = re.compile(rf"\s*(?:{_PART.pattern})+")
-_CLOCK = r"[0-9]{2}(?::?[0-9]{2}(?::?[0-9]{2}(?:[.,][0-9]+)?)?)?(?:[Zz+-].*)?"
+_HMS = r"[0-9]{2}(?::?[0-9]{2}(?::?[0-9]{2}(?:[.,][0-9]+)?)?)?"
+_CLOCK = rf"{_HMS}(?: ?(?:[Zz]|[+-]{_HMS}))?"
+_DAY = r"[0-9]{4}-?(?:[0-9]{2}-?[0-9]{2}|W[0-9]{2}(?:-?[0-9])?)"
 _ISO_TIME = re.compile(rf"[Tt]?{_CLOCK}")
-_ISO_DATETIME = re.compile(rf"[0-9]{{4}}-?(?:[0-9]{{2}}-?[0-9]{{2}}|W[0-9]{{2}}-?[0-9])(?:[Tt ]{_CLOCK})?")
+_ISO_DATETIME = re.compile(rf"{_DAY}(?:[Tt ]{_CLOCK})?")
 
 
 def duration_ms(value: Duration, name: str = "in_", *, least_ms: int = 0) -> int:

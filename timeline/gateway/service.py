@@ -146,10 +146,9 @@ class HttpGateway:
         """Stop the parts, and close the clients."""
         if self._ending is not None:
             self._ending.cancel()
-        if self._looking is not None:
-            await end(self._looking)
         self.walks.stop()
-        await all_of(*(part.stop() for part in self.parts))
+        looking = () if self._looking is None else (end(self._looking),)
+        await all_of(*looking, *(part.stop() for part in self.parts))
         await self.clients.aclose()
 
     @property

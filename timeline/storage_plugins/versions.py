@@ -28,8 +28,8 @@ E = TypeVar("E")
 @dataclass(frozen=True)
 class Step(Generic[E]):
     """The way from one version to the next. Both halves run in the transaction that notes the new version, or can be
-    run again if a database has no such transactions: a column or an index that is there counts as added. A released
-    step never changes."""
+    run again if a database has no such transactions: a column or an index that is there counts as added, and one that
+    is not there as removed. A released step never changes."""
 
     expand: Callable[[E], None]
     contract: Callable[[E], None]

@@ -113,7 +113,7 @@ def _not_listening(refused: OSError) -> Failed:
     if refused.errno == errno.EADDRINUSE:
         return Failed(
             REFUSED,
-            f"{refused.filename} is taken, perhaps by the gateway that 'timeline serve' starts: give another: "
+            f"{refused.filename} is taken, perhaps by the gateway that 'timeline serve' starts. Give another: "
             "--listen HOST:PORT.",
         )
     return Failed(REFUSED, f"cannot listen on {refused.filename}: {(refused.strerror or '').lower()}.")

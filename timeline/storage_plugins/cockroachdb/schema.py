@@ -37,6 +37,8 @@ _ABSENT = frozenset(("42P01", "3F000"))
 """No such table, no such schema."""
 _THERE = frozenset(("42P06", "42P07", "42701", "42710", "23505"))
 """Another broker has just created it, or a migration that broke off."""
+_NONE_TO_DROP = frozenset(("42703", "42704"))
+"""No such column, no such index."""
 VERSION = "SELECT version()"
 KNOWN = "SELECT name, value FROM timeline.meta"
 BEGUN = (
@@ -168,8 +170,8 @@ async def _known(connections: PostgresqlConnections, location: PostgresqlLocatio
 async def _made(
     connections: PostgresqlConnections | Steps, statement: str, location: PostgresqlLocation, before: str = ""
 ) -> None:
-    """Run a statement whose table or index may exist already. `before`: a statement that its connection runs first, as
-    it is: the steps of migrations name no schema, unlike all other statements."""
+    """Run a statement whose part may be created or dropped already. `before`: a statement that its connection runs
+    first, as it is: the steps of migrations name no schema, unlike all other statements."""
 
     async def make(connection: PostgresqlConnection) -> None:
         try:
@@ -178,7 +180,7 @@ async def _made(
                     await connection.raw.execute(before)
                 await connection.execute(statement)
         except asyncpg.PostgresError as error:
-            if state_of(error) not in _THERE:
+            if state_of(error) not in (_THERE | _NONE_TO_DROP if " DROP " in f" {statement}" else _THERE):
                 raise
 
     await connections.use(make, writes=True)

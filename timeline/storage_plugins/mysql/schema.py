@@ -119,7 +119,8 @@ LOCK_S = 8
 
 
 TABLES = ("dropped", "expiring", "message", "meta", "payload", "remembered", "tagged", "topic")
-SAME_COLUMN, SAME_INDEX = 1060, 1061
+DONE_ALREADY = frozenset((1060, 1061, 1091))
+"""The column or the index is there already, or there is none to drop."""
 
 
 def prepare(session: MysqlSession) -> str:
@@ -184,11 +185,11 @@ def _prepare(session: MysqlSession) -> str:
 
 
 def _made(session: MysqlSession, statement: str) -> None:
-    """Run a statement whose column or index may exist already, because the work broke off before."""
+    """Run a statement whose column or index may be added or dropped already, because the work broke off before."""
     try:
         session.execute(statement)
     except pymysql.MySQLError as error:
-        if code_of(error) not in (SAME_COLUMN, SAME_INDEX):
+        if code_of(error) not in DONE_ALREADY:
             raise
 
 
