@@ -40,8 +40,12 @@ def _answers(*statuses: Status, repeat: int = 0, settled: int = 0) -> Answers:
     return answers
 
 
-CHANGED_SINCE = (Status.EXISTS, Status.FORBIDDEN, Status.LEASED, Status.DEAD, Status.NOT_FOUND)
-"""Answers to a put that was perhaps stored, delivered and settled before they became true."""
+CHANGED_SINCE = (
+    Status.EXISTS, Status.FORBIDDEN, Status.LEASED, Status.DEAD, Status.NOT_FOUND, Status.FENCED,
+)  # fmt: skip
+"""Answers about a message that was perhaps put or freed, delivered and settled before they became true."""
+LEAVING = (Operation.PUT, Operation.MOVE, Operation.RELEASE, Operation.BURY, Operation.REVIVE)
+"""Operations that leave a message."""
 
 
 @pytest.mark.parametrize(
@@ -51,8 +55,10 @@ CHANGED_SINCE = (Status.EXISTS, Status.FORBIDDEN, Status.LEASED, Status.DEAD, St
         (Operation.PUT, True, Status.DUPLICATE, 0, 0, Status.DUPLICATE),
         (Operation.PUT, True, Status.DUPLICATE, 0, 1, Status.DUPLICATE),
         (Operation.PUT, False, Status.EXISTS, 0, 0, Status.EXISTS),
-        *((Operation.PUT, True, status, 0, 0, Status.UNKNOWN) for status in CHANGED_SINCE),
-        (Operation.MOVE, True, Status.FORBIDDEN, 0, 0, Status.FORBIDDEN),
+        *((operation, True, status, 0, 0, Status.UNKNOWN) for operation in LEAVING for status in CHANGED_SINCE),
+        (Operation.MOVE, False, Status.NOT_FOUND, 0, 0, Status.NOT_FOUND),
+        (Operation.MOVE, True, Status.INVALID, 0, 0, Status.INVALID),
+        (Operation.MOVE, True, Status.OK, 1, 0, Status.OK),
         (Operation.ACK, True, Status.NOT_FOUND, 0, 0, Status.OK),
         (Operation.ACK, False, Status.NOT_FOUND, 0, 0, Status.NOT_FOUND),
         (Operation.ACK, True, Status.FENCED, 0, 0, Status.FENCED),
@@ -60,8 +66,8 @@ CHANGED_SINCE = (Status.EXISTS, Status.FORBIDDEN, Status.LEASED, Status.DEAD, St
         (Operation.CANCEL, True, Status.NOT_FOUND, 0, 1, Status.NOT_FOUND),
         (Operation.CANCEL, False, Status.NOT_FOUND, 0, 0, Status.NOT_FOUND),
         (Operation.PURGE, True, Status.NOT_FOUND, 0, 0, Status.UNKNOWN),
-        (Operation.MOVE, True, Status.NOT_FOUND, 0, 0, Status.NOT_FOUND),
-        (Operation.RELEASE, True, Status.NOT_FOUND, 0, 0, Status.NOT_FOUND),
+        (Operation.CANCEL, True, Status.LEASED, 0, 0, Status.LEASED),
+        (Operation.EXTEND, True, Status.FENCED, 0, 0, Status.FENCED),
         (Operation.RELEASE, True, Status.OK, 1, 0, Status.OK),
     ],
 )

@@ -360,9 +360,14 @@ def refusal_of(count: int, status: Status, detail: str) -> Answers:
 
 
 _CHANGED_SINCE = tuple(
-    status.code for status in (Status.EXISTS, Status.LEASED, Status.DEAD, Status.FORBIDDEN, Status.NOT_FOUND)
-)
-"""Answers to a put that depend on what is there now: another message, a right, the topic."""
+    status.code
+    for status in (
+        Status.EXISTS, Status.LEASED, Status.DEAD, Status.FORBIDDEN, Status.NOT_FOUND, Status.FENCED,
+    )
+)  # fmt: skip
+"""Answers that depend on what is there now: another message, another lease, a right, the topic."""
+_LEAVING = (Operation.PUT, Operation.MOVE, Operation.RELEASE, Operation.BURY, Operation.REVIVE)
+"""Operations that leave a message, with which others go on."""
 
 
 def judge(
@@ -371,8 +376,8 @@ def judge(
     """Return (indexes, final answers there, batches to go again); None: all answers are final.
 
     An unsure batch is settled here. A put's DUPLICATE of its own birth was the put; an ack's NOT_FOUND was the ack. A
-    cancel's or purge's NOT_FOUND stays UNKNOWN unless the id is remembered. A put whose repeat is refused for what has
-    changed since is UNKNOWN, too: its first sending may have been delivered.
+    cancel's or purge's NOT_FOUND stays UNKNOWN unless the id is remembered. What leaves a message, and whose repeat is
+    refused for what has changed since, is UNKNOWN, too: after its first sending the message may have been delivered.
     """
     _spread_detail(answers)
     operation = batch.operation
@@ -385,7 +390,8 @@ def judge(
         status[missing & _is(operation, Operation.ACK)] = OK
         gone = missing & (_is(operation, Operation.CANCEL) | _is(operation, Operation.PURGE)) & (answers.settled == 0)
         late = (status == Status.INVALID.code) & _may_have_been_in_time(batch)
-        refused = _is(operation, Operation.PUT) & np.isin(status, _CHANGED_SINCE)
+        leaves = np.isin(operation, [one.value for one in _LEAVING])
+        refused = leaves & np.isin(status, _CHANGED_SINCE)
         for where, why in (
             (gone, "it is gone: this call did it, or it was delivered first"),
             (late, "repeated too late for its expiry: it was never stored, or delivered meanwhile"),
