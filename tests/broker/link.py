@@ -149,6 +149,14 @@ class Link:
             found += decode_as(data, ScanPage).rows.ids.tolist()
         return sorted(found)
 
+    async def deliveries(self) -> dict[bytes, int]:
+        """How often each message that is there was delivered."""
+        found: dict[bytes, int] = {}
+        async for data in self.node.service.unary_stream("Scan", encode(Scan("t"))):
+            rows = decode_as(data, ScanPage).rows
+            found |= zip(rows.ids.tolist(), rows.deliveries.tolist(), strict=True)
+        return found
+
     async def put(self, ids: list[str], in_ms: int | list[int] = 0, topic: str = "t", **more: Any) -> Produced:
         pipe = self.open("Produce")
         pipe.up(self.puts(ids, in_ms, topic, **more))

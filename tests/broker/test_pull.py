@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.broker.link import Link, broker, stands, statuses
+from tests.broker.slow import SlowStore
 from timeline.broker.api import pull
 from timeline.broker.limits import Limits
 from timeline.columns import Ragged
@@ -311,6 +312,23 @@ async def test_a_lease_that_ran_out_does_not_suspend_the_other_callers() -> None
             deliveries = max([deliveries, *got.deliveries.tolist()])
         (one,) = pulls(link)
         assert (one.lapses, one.set_aside_until_ms) == (0, 0.0)
+
+
+@pytest.mark.slow
+async def test_what_a_slow_store_leased_too_late_for_a_take_loses_no_delivery() -> None:
+    store = SlowStore()
+    async with broker(store) as link:
+        store.hold("lease_due")
+        taking = asyncio.ensure_future(take(link, wait_ms=LONG, lease_ms=500))
+        await put(link, ["a"])
+        while await link.ids(State.LEASED) != [b"a"]:
+            await asyncio.sleep(0)
+        while await link.ids(State.LEASED):
+            await asyncio.sleep(0)
+        store.release("lease_due")
+        assert not len((await taking).ids)
+        got = await take(link, wait_ms=LONG)
+        assert (got.ids.tolist(), got.deliveries.tolist()) == ([b"a"], [1])
 
 
 async def test_no_consumer_may_have_the_id_of_a_brokers_takes() -> None:

@@ -14,7 +14,7 @@ from tests.broker.link import broker, statuses
 from timeline.broker.api import produce
 from timeline.broker.limits import Limits
 from timeline.columns import Ragged
-from timeline.model import LateCause, LeavingReason, Status
+from timeline.model import LateCause, LeavingReason, State, Status
 from timeline.wire import (
     Credit,
     Deliver,
@@ -106,3 +106,22 @@ async def test_what_waits_for_a_slow_reader_is_late_and_its_cause_is_known():
         late = decode_as(await link.node.service.unary("Late", encode(Late())), LateList)
         assert sorted(late.ids) == [b"first", b"second", b"third"]
         assert {LateCause(cause) for cause in late.cause.tolist()} == {LateCause.NO_CREDIT}
+
+
+@pytest.mark.slow
+async def test_what_waits_for_a_slow_reader_beyond_its_lease_loses_no_delivery():
+    async with broker() as link:
+        consumer = await link.consume(credit=2, lease_ms=500)
+        consumer.flowing.clear()
+        await link.put(["first"])
+        await link.put(["second"])
+        while await link.ids(State.LEASED) != [b"first", b"second"]:
+            await asyncio.sleep(0)
+        while await link.ids(State.LEASED):
+            await asyncio.sleep(0)
+        consumer.flowing.set()
+        (dealer,), (connected,) = link.node.dealers, link.node.dealers.consumers()
+        while connected.outbox:
+            await asyncio.sleep(0)
+        await dealer.quiet()
+        assert (await link.deliveries())[b"second"] == 0

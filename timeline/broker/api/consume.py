@@ -265,7 +265,7 @@ class ConsumeStream:
 
     async def _send_all(self, consumer: ConnectedConsumer, dealer: Dealer) -> None:
         """Write the stream; nothing else does. A batch becomes a frame in the moment it is sent, so that its times are
-        true. Messages whose lease has ended meanwhile are left out."""
+        true. Messages whose lease has ended meanwhile are left out, and lose no delivery."""
         clock = self._clock
         while not self._over and (item := await consumer.next()) is not None:
             batch: LeasedBatch | None = None
@@ -273,8 +273,9 @@ class ConsumeStream:
                 now_ms = clock.now_ms()
                 alive = item.rows.due_ms > now_ms
                 if not alive.all():
-                    consumer.refund(item.where(~alive))
-                    item = item.where(alive)
+                    ended, item = item.where(~alive), item.where(alive)
+                    consumer.refund(ended)
+                    dealer.own_settles.release_unseen([ended])
                 if len(item) == 0:
                     continue
                 batch = item
