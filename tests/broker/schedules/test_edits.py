@@ -234,6 +234,22 @@ def test_a_backfill_produces_what_was_not_produced() -> None:
         assert times(there) == steps(-600, 71, 10)
 
 
+def test_a_dry_run_of_a_backfill_takes_nothing_off_whoever_owns_it() -> None:
+    with town() as there:
+
+        async def story() -> None:
+            await there.broker("b1")
+            await there.create_topic()
+            await schedule(there, every="10s", group="~nobody")
+            await there.timer.wait(65)
+            before = await pending(there)
+            await change(there, "backfill", start=START_MS, end=START_MS + 65_000, dry_run=True)
+            assert len(before) >= 6
+            assert await pending(there) == before
+
+        there.run(story())
+
+
 def test_occurrences_wait_while_their_topic_is_not_there() -> None:
     with town() as there:
 
@@ -266,5 +282,24 @@ def test_the_topic_remembers_for_as_long_as_the_window() -> None:
             assert await there.ask(work) == 3 * 3_600_000 + 600_000
             (said,) = (await get(there)).warnings
             assert "`timeline topic update t --remember 190m`" in said
+
+        there.run(story())
+
+
+def test_a_topic_remembers_for_the_longest_of_the_schedules_that_are_created_at_once() -> None:
+    with town() as there:
+
+        async def story() -> None:
+            await there.broker("b1")
+            await there.create_topic()
+            windows = ("2h", "7d", "1h")
+
+            async def work(client: Any) -> Any:
+                made = (client.schedule(TOPIC, window, every="1h", window=window) for window in windows)
+                await asyncio.gather(*made)
+                (topic,) = await client.topics()
+                return topic.settings.remember_ms
+
+            assert await there.ask(work) == 7 * 86_400_000 + 600_000
 
         there.run(story())

@@ -288,13 +288,21 @@ class ScheduleHandler:
     async def _remember(self, target: Topic, said: Specification, caller: Principal) -> None:
         """Have the topic remember ids for long enough, or refuse the call."""
         needed_ms = said.window_ms + REMEMBER_MARGIN_MS
-        if target.settings.remember_ms >= needed_ms:
-            return
-        if why := caller.refusal(Deed.GOVERN, target.name):
-            raise _Refused(Status.FORBIDDEN, f"{_remembers(target, needed_ms)}. Here, {why}")
-        if await self._topics.catalog.update(target.name, {"remember_ms": needed_ms}, 0) is None:
-            raise _Refused(Status.NOT_FOUND, no_such_topic(target.name))
-        self._topics.changed()
+        for _ in range(TRIES):
+            if target.settings.remember_ms >= needed_ms:
+                return
+            if why := caller.refusal(Deed.GOVERN, target.name):
+                raise _Refused(Status.FORBIDDEN, f"{_remembers(target, needed_ms)}. Here, {why}")
+            try:
+                # At this revision: another call may have made it longer than needed here.
+                changed = await self._topics.catalog.update(target.name, {"remember_ms": needed_ms}, target.revision)
+            except TopicConflict:
+                target = await self._target(target.name)
+                continue
+            if changed is None:
+                raise _Refused(Status.NOT_FOUND, no_such_topic(target.name))
+            return self._topics.changed()
+        raise TopicConflict(f"topic {target.name!r} keeps changing under us: try again")
 
     # ── changing ──
 

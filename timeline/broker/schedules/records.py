@@ -45,8 +45,8 @@ from timeline.storage_plugins.contract import Mutations, Puts, ScanFilter, Store
 log = logging.getLogger("timeline.broker")
 PEER = "schedules"
 """Whose the puts are, where peers take turns."""
-NOBODY = "~nobody"
-"""A producer group that owns no message."""
+NOBODY = ""
+"""A producer group that owns no message: the wire takes none without a name."""
 PAGE_ROWS = 500
 SETTINGS = TopicSettings(
     buckets=BUCKETS, max_deliveries=0, remember_ms=86_400_000, lease_ahead_ms=0, max_payload_bytes=4 * 1024 * 1024
