@@ -18,8 +18,9 @@ from timeline.columns import Ragged
 from timeline.model import Operation, State, Status, buckets_of
 from timeline.storage_plugins import make_store
 from timeline.storage_plugins.asks import READ_AGAIN_MS
-from timeline.storage_plugins.cassandra.bucket import MOST_OF_ONE
-from timeline.storage_plugins.cassandra.session import WriteUnknown, older
+from timeline.storage_plugins.cassandra.bucket import MOST_OF_ONE, SEEN_BEYOND_MS
+from timeline.storage_plugins.cassandra.session import Tombstoned, WriteUnknown, older
+from timeline.storage_plugins.cassandra.statements import FREE
 from timeline.storage_plugins.conformance.trial import T0, Trial, by_id, named, statuses
 from timeline.storage_plugins.contract import StoreRefused, StoreUnavailable, StoreUnknown, Swept
 from timeline.storage_plugins.versions import Versions
@@ -369,6 +370,36 @@ async def test_a_walk_comes_past_more_traces_than_cassandra_reads(servers: Runni
         assert set(by_id(await trial.scan(topic, tag=b"t"))) == set(named(30)) - set(dead.ids.tolist())
         page = await trial.store.held_by(topic, T0 + 20, held.holders[0], b"", 100)
         assert sorted(page.rows.ids.tolist()) == sorted(held.ids.tolist())
+
+
+@pytest.mark.parametrize("prefix", ["m", "a-common-beginning-of-all-the-ids-"])
+async def test_a_lease_comes_past_more_cancelled_neighbours_than_cassandra_reads(servers: Running, prefix: str) -> None:
+    """All of one due, so that no time tells them apart, and none of them first, so that no range is deleted."""
+    async with Trial(lambda: make_store(servers.url(CassandraServer))) as trial:
+        topic = await trial.topic(buckets=1)
+        ids = named(6_000, prefix)
+        stays = ids[2_500] + b"+"
+        await trial.stored(topic, [*ids[:1], stays], T0 + 100)
+        for start in range(1, len(ids), 500):
+            await trial.stored(topic, ids[start : start + 500], T0 + 100)
+        await trial.stored(topic, [b"far"], T0 + 86_400_000)
+        await trial.reopen()
+        for start in range(1, len(ids), 500):
+            cancelled = await trial.mutate(topic, Operation.CANCEL, ids[start : start + 500])
+            assert set(statuses(cancelled)) == {Status.OK}
+        await trial.reopen()
+        with pytest.raises(Tombstoned):
+            await trial.store._context.partition.connected.read(  # type: ignore[attr-defined]
+                "timeline", topic.uid, 0, FREE, T0, b"", 10
+            )
+        leased = await trial.lease(topic, 10, now_ms=T0 + 100)
+        assert sorted(leased.rows.ids.tolist()) == sorted([ids[0], stays])
+        assert set(statuses(await trial.settle(topic, Operation.ACK, leased.rows, now_ms=T0 + 100))) == {Status.OK}
+        assert sorted(by_id(await trial.scan(topic))) == [b"far"]
+        again = await trial.lease(topic, 10, now_ms=T0 + 200)
+        assert (len(again.rows), again.next_due_ms) == (0, T0 + 100 + SEEN_BEYOND_MS)
+        last = await trial.lease(topic, 10, now_ms=T0 + 86_400_000)
+        assert last.rows.ids.tolist() == [b"far"]
 
 
 async def test_a_bucket_that_fails_is_the_status_of_its_messages_alone(servers: Running) -> None:

@@ -21,7 +21,7 @@ from itertools import groupby
 from typing import Any
 
 from timeline.storage_plugins.cassandra.rows import CassandraRow, Entry
-from timeline.storage_plugins.cassandra.session import CassandraSession, Statement, WriteUnknown
+from timeline.storage_plugins.cassandra.session import CassandraSession, Statement, Tombstoned, WriteUnknown
 from timeline.storage_plugins.cassandra.statements import FREE, HEAD, HELD, MESSAGE, SWEPT
 from timeline.storage_plugins.contract import StoreUnavailable, StoreUnknown
 
@@ -42,6 +42,11 @@ READ_AHEAD = 256
 """Entries of a timeline that are read at once: for a lease and the next few."""
 LAST_ID = b"\xff" * 256
 """Beyond any id."""
+SEEN_BEYOND_MS = 60_000
+"""How far beyond the wanted due time a timeline is read if too much was deleted from it to read on."""
+ID_BITS = 8 * 64
+SMALLER, LARGER = 16, 4
+"""Bits by which a part gets smaller if too much was deleted there, and larger if not."""
 
 Place = tuple[int, bytes]
 """(due, id): a place on a timeline."""
@@ -52,6 +57,16 @@ Pairs = Mapping[bytes, tuple[CassandraRow | None, CassandraRow | None]]
 def beyond(place: Place) -> Place:
     """Return the first place after one."""
     return place[0], place[1] + b"\0"
+
+
+def _number(place: Place) -> int:
+    """Return a place as a number that grows with it. Ids that differ after ID_BITS have the same."""
+    at, id = place
+    return (at << ID_BITS) + int.from_bytes(id[: ID_BITS // 8].ljust(ID_BITS // 8, b"\0"), "big")
+
+
+def _numbered(number: int) -> Place:
+    return number >> ID_BITS, (number & ((1 << ID_BITS) - 1)).to_bytes(ID_BITS // 8, "big")
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,16 +366,39 @@ class BucketAccess:
         known = bucket.reached(kind, limit, due_ms)
         if known is None:
             count = max(limit, min(bucket.room, READ_AHEAD))
-            rows = await self.connected.read("timeline", *bucket.key, kind, head.floor(kind) - 1, LAST_ID, count)
+            after: Place = head.floor(kind) - 1, LAST_ID
+            end: Place | None = None
+            try:
+                rows = await self.connected.read("timeline", *bucket.key, kind, *after, count)
+            except Tombstoned:
+                end = due_ms + SEEN_BEYOND_MS, LAST_ID
+                rows = await self.entries(bucket.key, kind, after, end, count)
             for row in rows:
                 bucket.agree(row)
-            if not rows and await self.confirm([bucket]):
-                raise Changed  # without a row nothing says of which state this is
+            if (end or not rows) and await self.confirm([bucket]):
+                raise Changed  # a part without a row does not say of which state it is
             entries: list[Place] = [(row.at, row.id) for row in rows]
-            whole = len(rows) < count
-            known = TimelinePrefix(entries, None if whole else beyond(entries[-1]))
-            bucket.prefixes[kind] = known
+            if len(rows) == count:
+                end = entries[-1]
+            known = bucket.prefixes[kind] = TimelinePrefix(entries, None if end is None else beyond(end))
         return known
+
+    async def entries(self, key: tuple[int, int], kind: int, after: Place, last: Place, limit: int) -> list[Any]:
+        """Return rows of a timeline after one place, up to `last`, at most `limit`. Where more was deleted than
+        Cassandra reads past, it is read in parts."""
+        rows: list[Any] = []
+        step = _number(last) - _number(after)
+        while after < last and len(rows) < limit:
+            end = min(last, _numbered(_number(after) + step))
+            try:
+                rows += await self.connected.read("past", *key, kind, *after, *end, limit - len(rows))
+            except Tombstoned:
+                step >>= SMALLER
+                if not step:
+                    raise
+            else:
+                after, step = end, step << LARGER
+        return rows
 
     async def change(
         self,

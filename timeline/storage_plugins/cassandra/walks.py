@@ -169,7 +169,7 @@ async def _timeline(
     """Yield the entries of a timeline from a time on, and before another one, COUNTED_ROWS at a time."""
     place, last = (from_ms - 1, LAST_ID), (until_ms - 1, LAST_ID)
     while True:
-        rows = await context.partition.connected.read("past", *key, kind, *place, *last, COUNTED_ROWS)
+        rows = await context.partition.entries(key, kind, place, last, COUNTED_ROWS)
         yield rows
         if len(rows) < COUNTED_ROWS:
             return
