@@ -8,7 +8,7 @@ import pytest
 
 from timeline.sync import Member, MembershipRefused
 from timeline.sync.etcd import records
-from timeline.sync.etcd.client import EtcdEntry, Listing
+from timeline.sync.etcd.client import MOST_AT_ONCE, EtcdEntry, Listing
 from timeline.sync.etcd.records import ClusterSnapshot, EtcdKeys, Unreadable, with_lingering
 from timeline.sync.view import assign
 
@@ -47,6 +47,13 @@ def test_values_are_for_people() -> None:
     assert json.loads(records.broker_value(B1, "s")) == {
         "format": 1, "address": "10.0.0.1:9000", "version": "1.2", "session": "s",
     }  # fmt: skip
+
+
+def test_what_is_written_at_once_is_less_than_etcd_takes_whatever_consumers_call_themselves() -> None:
+    ids = [b"%d" % at + b"\x01" * 253 for at in range(60)]
+    value = records.consumers_value("t" * 255, ids)
+    assert MOST_AT_ONCE * (len(value.encode()) + 1_000) < 1_500_000
+    assert records.read_consumers(value.encode()) == 60
 
 
 def test_unknown_fields_are_left_alone() -> None:

@@ -26,8 +26,9 @@ from timeline.sync.etcd.client import EtcdEntry, Listing
 from timeline.sync.membership import Member, MembershipRefused
 
 FORMAT = 1
-IDS_SHOWN = 50
-"""Consumers of a topic and broker that are named, for people. Only their count matters."""
+IDS_SHOWN, ID_CHARS = 50, 32
+"""Consumers of a topic and broker that are named, for people, and how much of each id. Only their count matters. A
+hundred such entries stay below what etcd takes at once, 1.5 MiB, whatever characters ids have."""
 MOST_CONSUMERS = 1_000_000_000
 """Of one topic on one broker; the assignment calculates with it in 64 bits."""
 MAX_TEXT_BYTES = 255
@@ -85,7 +86,7 @@ def broker_value(member: Member, session: str) -> str:
 
 
 def consumers_value(topic: str, consumers: Collection[bytes]) -> str:
-    ids = sorted(id.decode(errors="replace") for id in consumers)
+    ids = sorted(id.decode(errors="replace")[:ID_CHARS] for id in consumers)
     return _encoded({"topic": topic, "healthy": len(ids), "consumers": ids[:IDS_SHOWN]})
 
 
