@@ -73,10 +73,15 @@ def test_a_backup_is_restored_into_another_store_and_is_the_same(
             assert "remembers 1 of these ids as settled or cancelled" in cancelled.warnings[0]
             with tl.producer(topic, group="ops") as p:
                 p.move("k8", in_="1h")
+                p.move("k9", in_=0)
                 p.produce(b"x", in_="1h", id="stranger")
+            with tl.consumer(topic, credit=1) as c:
+                taken = c.take()
+                assert taken is not None and taken.id == "k9"
+                taken.bury("no such gate")
         compared = verify(spark, other.address, url)
-        assert (compared.missing, compared.differing, compared.extra, compared.well) == (1, 1, 1, False)
-        assert compared.examples == {"k7": "missing", "k8": "scheduled", "stranger": "extra"}
+        assert (compared.missing, compared.differing, compared.extra, compared.well) == (1, 2, 1, False)
+        assert compared.examples == {"k7": "missing", "k8": "scheduled", "k9": "dead scheduled", "stranger": "extra"}
         with pytest.raises(Invalid, match="has messages that are not of this backup, such as 'stranger'"):
             restore(spark, other.address, url)
 

@@ -135,6 +135,8 @@ def test_buckets_are_split_over_tasks_and_nothing_is_read_twice(spark: Any, brok
         assert frame.select("id").distinct().count() == frame.count() == 602
     halves = [read(spark, broker, stocked, buckets=part).load().count() for part in ("0-3", "3-7")]
     assert sum(halves) == 602 and min(halves) > 0
+    of_id = [read(spark, broker, stocked, buckets=part).load().where("id = 'w0001'").count() for part in ("0-3", "3-7")]
+    assert sorted(of_id) == [0, 1]
 
 
 def test_filters_that_cannot_both_hold_ask_nothing_of_a_broker() -> None:

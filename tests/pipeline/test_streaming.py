@@ -20,6 +20,9 @@ import pytest
 import timeline
 from tests.pipeline.conftest import Serving, stored
 from tests.pipeline.reordering import ordered
+from timeline.errors import Invalid
+from timeline.pipeline import TimelineSource
+from timeline.pipeline.source.columns import READ
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 WAIT_S = 90
@@ -220,6 +223,13 @@ def test_what_is_due_now_and_no_more_is_read_when_that_is_asked(
     assert query.awaitTermination(WAIT_S)
     assert sorted(kept.ids) == sorted(f"n{at}" for at in range(25))
     assert [one.id for one in stored(broker.address, topic)] == ["later"]
+
+
+@pytest.mark.parametrize("asked", [{"tag": "spring"}, {"state": "dead"}, {"buckets": "0-4"}])
+def test_a_stream_that_would_take_more_than_was_asked_for_is_refused(asked: dict[str, str]) -> None:
+    (name,) = asked
+    with pytest.raises(Invalid, match=f"takes and acknowledges whatever is due.*has no option '{name}'"):
+        TimelineSource({"topic": "t"} | asked).streamReader(READ)
 
 
 def test_what_each_micro_batch_leaves_out_is_kept(

@@ -446,9 +446,9 @@ def verify(
     dead: str = "skip",
     schedules: str = "refuse",
 ) -> BackupComparison:
-    """Compare the topic with the backup, message by message: scheduled time unless it was past, tag, group, expiry, and
-    the content's checksum. Compare the specifications of schedules, unless `schedules` is "skip". Dead letters that a
-    restore skips may still be there."""
+    """Compare the topic with the backup, message by message: scheduled time unless it was past, tag, group, expiry, the
+    content's checksum, and whether it died since. Compare the specifications of schedules, unless `schedules` is
+    "skip". Dead letters that a restore skips may still be there."""
     manifest = read_manifest(url)
     saved = saved_schedules(url, manifest.schedules, manifest.schedules_checksum)
     now_ms = Clock().now_ms()
@@ -460,6 +460,7 @@ def verify(
         skipped = saved_rows.where("died IS NOT NULL").select("id")
         dead_still = theirs.where("died IS NOT NULL").join(skipped, "id", "left_semi").select("id")
         theirs = theirs.join(dead_still, "id", "left_anti")
+    dead_now = F.col("b.died").isNotNull()
     both = ours.alias("a").join(theirs.alias("b"), F.col("a.id") == F.col("b.id"), "full_outer")
     wrong = [
         F.when(~F.col(f"a.{name}").eqNullSafe(F.col(f"b.{name}")), F.lit(name))
@@ -470,7 +471,7 @@ def verify(
         F.when(F.col("b.id").isNull(), F.lit("missing"))
         .when(F.col("a.id").isNull() & _is_produced("b.id", saved), F.lit("produced"))
         .when(F.col("a.id").isNull(), F.lit("extra"))
-        .otherwise(F.concat_ws(" ", F.when(moved, F.lit("scheduled")), *wrong))
+        .otherwise(F.concat_ws(" ", F.when(dead_now, F.lit("dead")), F.when(moved, F.lit("scheduled")), *wrong))
     )
     judged = both.select(F.coalesce("a.id", "b.id").alias("id"), why.alias("why"))
     counts = {row["why"]: row["count"] for row in judged.groupBy("why").count().collect()}

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from timeline.errors import Invalid
 from timeline.pipeline.source.columns import read_schema
-from timeline.pipeline.source.options import SourceOptions
+from timeline.pipeline.source.options import LIVING, SourceOptions
 from timeline.pipeline.source.reading import PushingReader, TimelineReader
 from timeline.pipeline.source.streaming import TimelineStreamReader
 from timeline.pipeline.source.writing import TimelineStreamWriter, TimelineWriter
@@ -51,8 +51,18 @@ class TimelineSource(DataSource):
         return TimelineWriter(self._asked, schema)
 
     def streamReader(self, schema: StructType) -> TimelineStreamReader:
-        """Return the reader for `spark.readStream`."""
-        return TimelineStreamReader(self._asked, schema)
+        """Return the reader for `spark.readStream`. It takes whatever is due: raise Invalid if an option asks for
+        less."""
+        options = self._asked
+        for name, is_given in (
+            ("state", options.states != LIVING), ("tag", options.tag), ("buckets", options.buckets),
+        ):  # fmt: skip
+            if is_given:
+                raise Invalid(
+                    f"a stream read takes and acknowledges whatever is due on the topic, and has no option {name!r}. "
+                    "Leave it out, and give these messages a topic of their own"
+                )
+        return TimelineStreamReader(options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> TimelineStreamWriter:
         """Return the writer for `df.writeStream`."""

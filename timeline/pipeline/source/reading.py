@@ -164,7 +164,8 @@ class PushingReader(TimelineReader):
         """Take the filters that Scan can apply. Return the others to Spark."""
         for wanted in filters:
             narrowed = pushed(self._where, wanted)
-            if narrowed is None:
+            # Scan looks ids up in whatever buckets they are.
+            if narrowed is None or (narrowed.ids is not None and self._options.buckets):
                 yield wanted
             else:
                 self._where = narrowed
