@@ -116,6 +116,17 @@ async def test_no_row_is_rejected_because_the_token_of_the_relay_has_expired(
             assert not heard.set_aside
 
 
+def test_one_relay_holds_a_file_by_whatever_name(sqlite_shop: Shop, tmp_path: Path) -> None:
+    link = tmp_path / "linked.db"
+    link.symlink_to(sqlite_shop.url.removeprefix("sqlite:///"))
+    first, second = sqlite_shop.outbox(), Outbox(f"sqlite:///{link}")
+    assert first.hold()
+    assert not second.hold()
+    first.close()
+    assert second.hold()
+    second.close()
+
+
 async def test_a_relay_that_is_stopped_says_that_something_may_wait(sqlite_shop: Shop, tl: timeline.Timeline) -> None:
     sqlite_shop.add("a")
     relay = OutboxRelay(sqlite_shop.outbox(), tl, Heard())

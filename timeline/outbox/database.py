@@ -350,7 +350,8 @@ class Outbox:
         """Return whether this relay may take rows now. Where relays cannot share, one may, until it closes or dies."""
         if self.shares or self._lock is not None:
             return True
-        lock = os.open(f"{self.url.database}-{self.table}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        file = os.path.realpath(self.url.database or "")  # one lock, by whatever name the file is opened
+        lock = os.open(f"{file}-{self.table}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import secrets
 import signal
 import struct
 import sys
@@ -103,7 +104,7 @@ class Folder:
 
     def check(self) -> None:
         """Raise OSError if nothing can be written."""
-        name = f"{self._path}/_probe-{os.getpid()}"
+        name = f"{self._path}/_probe-{secrets.token_hex(8)}"  # brokers in containers may have the same process id
         if self._local:
             os.makedirs(self._path, exist_ok=True)
         self._filesystem.pipe_file(name, b"")
