@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import secrets
 import signal
 import struct
 import sys
@@ -102,9 +101,9 @@ class Folder:
             )
         self._local = isinstance(self._filesystem, LocalFileSystem)
 
-    def check(self) -> None:
-        """Raise OSError if nothing can be written."""
-        name = f"{self._path}/_probe-{secrets.token_hex(8)}"  # brokers in containers may have the same process id
+    def check(self, session: str) -> None:
+        """Raise OSError if nothing can be written. `session`: of this start; process ids are alike in containers."""
+        name = f"{self._path}/_probe-{session}"
         if self._local:
             os.makedirs(self._path, exist_ok=True)
         self._filesystem.pipe_file(name, b"")
@@ -370,7 +369,7 @@ def main(arguments: list[str]) -> int:
     try:
         place, roll_ms, rows = split_url(os.environ[URL_VARIABLE])
         folder = Folder(place)
-        folder.check()
+        folder.check(session)
     except Exception as trouble:  # each kind of place has errors of its own
         said = getattr(trouble, "reason", "") or str(trouble) or repr(trouble)
         print(" ".join(str(said).split()), flush=True)
