@@ -90,8 +90,10 @@ class PullHandler:
     def _answer(self, batches: list[LeasedBatch], consumer: PullConsumer, dealer: Dealer) -> bytes:
         """Return the frame. Messages whose lease has ended meanwhile are left out, and lose no delivery."""
         now_ms, topic = self._clock.now_ms(), dealer.topic
-        dealer.own_settles.release_unseen([batch.where(batch.rows.due_ms <= now_ms) for batch in batches])
-        batches = [alive for batch in batches if len(alive := batch.where(batch.rows.due_ms > now_ms))]
+        ended = [batch.where(over) for batch in batches if (over := batch.rows.due_ms <= now_ms).any()]
+        if ended:
+            dealer.own_settles.release_unseen(ended)
+            batches = [alive for batch in batches if len(alive := batch.where(batch.rows.due_ms > now_ms))]
         if not batches:
             return encode(_nothing(now_ms, consumer.id.decode()))
         frame = deliver(LeasedBatch.concat(batches), now_ms, topic.settings)

@@ -359,12 +359,8 @@ def refusal_of(count: int, status: Status, detail: str) -> Answers:
     return answers
 
 
-_CHANGED_SINCE = tuple(
-    status.code
-    for status in (
-        Status.EXISTS, Status.LEASED, Status.DEAD, Status.FORBIDDEN, Status.NOT_FOUND, Status.FENCED,
-    )
-)  # fmt: skip
+_SINCE = Status.EXISTS, Status.LEASED, Status.DEAD, Status.FORBIDDEN, Status.NOT_FOUND, Status.FENCED
+_CHANGED_SINCE = tuple(status.code for status in _SINCE)
 """Answers that depend on what is there now: another message, another lease, a right, the topic."""
 _LEAVING = (Operation.PUT, Operation.MOVE, Operation.RELEASE, Operation.BURY, Operation.REVIVE)
 """Operations that leave a message, with which others go on."""
@@ -376,8 +372,9 @@ def judge(
     """Return (indexes, final answers there, batches to go again); None: all answers are final.
 
     An unsure batch is settled here. A put's DUPLICATE of its own birth was the put; an ack's NOT_FOUND was the ack. A
-    cancel's or purge's NOT_FOUND stays UNKNOWN unless the id is remembered. What leaves a message, and whose repeat is
-    refused for what has changed since, is UNKNOWN, too: after its first sending the message may have been delivered.
+    cancel's or purge's NOT_FOUND stays UNKNOWN unless the id is remembered. A put, move, release, bury or revive is
+    UNKNOWN if its repeat is refused for what may have changed since. The first one may have been done, and others gone
+    on with the message.
     """
     _spread_detail(answers)
     operation = batch.operation

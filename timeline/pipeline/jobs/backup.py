@@ -446,9 +446,12 @@ def verify(
     dead: str = "skip",
     schedules: str = "refuse",
 ) -> BackupComparison:
-    """Compare the topic with the backup, message by message: scheduled time unless it was past, tag, group, expiry, the
-    content's checksum, and whether it died since. Compare the specifications of schedules, unless `schedules` is
-    "skip". Dead letters that a restore skips may still be there."""
+    """Compare the topic with the backup, message by message.
+
+    Scheduled times must agree unless they were past. So must tag, group, expiry and the content's checksum. A message
+    that died since differs. The specifications of schedules are compared, unless `schedules` is "skip". Dead letters
+    that a restore skips may still be there.
+    """
     manifest = read_manifest(url)
     saved = saved_schedules(url, manifest.schedules, manifest.schedules_checksum)
     now_ms = Clock().now_ms()

@@ -53,16 +53,14 @@ class TimelineSource(DataSource):
     def streamReader(self, schema: StructType) -> TimelineStreamReader:
         """Return the reader for `spark.readStream`. It takes whatever is due: raise Invalid if an option asks for
         less."""
-        options = self._asked
-        for name, is_given in (
-            ("state", options.states != LIVING), ("tag", options.tag), ("buckets", options.buckets),
-        ):  # fmt: skip
-            if is_given:
-                raise Invalid(
-                    f"a stream read takes and acknowledges whatever is due on the topic, and has no option {name!r}. "
-                    "Leave it out, and give these messages a topic of their own"
-                )
-        return TimelineStreamReader(options, schema)
+        asked = self._asked
+        less = {"state": asked.states != LIVING, "tag": asked.tag, "buckets": asked.buckets}
+        if named := next((name for name, given in less.items() if given), ""):
+            raise Invalid(
+                f"a stream read takes and acknowledges whatever is due on the topic, and has no option {named!r}. "
+                "Leave it out, and give these messages a topic of their own"
+            )
+        return TimelineStreamReader(asked, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> TimelineStreamWriter:
         """Return the writer for `df.writeStream`."""
