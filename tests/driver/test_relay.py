@@ -8,13 +8,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+import timeline
 from tests.driver.broker import Broker
 from timeline.credentials import PLAIN
 from timeline.driver.transport.grpc_transport import GrpcTransport
 from timeline.driver.transport.relay import OPENING, RecordKind, RelayServer, RelayTransport, record
-from timeline.wire import Fault, Ping, Pong, TransportError, decode_as, encode
+from timeline.wire import Fault, Ping, Pong, Scan, ScanPage, TransportError, decode_as, encode
 
 pytestmark = pytest.mark.processes
+LATER = 1_900_000_000_000
 
 
 @pytest.fixture
@@ -58,6 +60,24 @@ async def test_a_relay_that_dies_ends_its_calls_and_the_next_starts_another(rela
     assert await relay.unary("Ping", encode(Ping(1.5)), 20.0)
     stream.cancel()  # the old one's number is not the new one's
     assert await relay.unary("Ping", encode(Ping(1.5)), 20.0)
+
+
+async def test_at_most_one_page_is_read_ahead_of_a_slow_reader(relay: RelayTransport, broker: Broker) -> None:
+    async with timeline.connect(broker.address) as tl, tl.producer("t") as producer:
+        await tl.create_topic("t")
+        ids = [f"{at:02}" for at in range(30)]
+        batch = timeline.Batch([b"x" * 300_000] * len(ids), at=LATER, ids=ids)
+        (await producer.produce_many(batch)).raise_failed()
+    pages = relay.unary_stream("Scan", encode(Scan("t", payload=True)), 60.0)
+    found = [await anext(pages)]
+    assert relay._process is not None
+    (call,) = relay._process._calls.values()
+    for _ in range(100):
+        assert await relay.unary("Ping", encode(Ping(1.5)), 20.0)
+        assert call.frames.qsize() <= 1
+    found += [page async for page in pages]
+    assert len(found) > 3
+    assert sorted(id.decode() for page in found for id in decode_as(page, ScanPage).rows.ids.tolist()) == ids
 
 
 async def test_a_relay_whose_parent_has_ended_says_nothing(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:

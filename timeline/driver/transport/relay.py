@@ -37,7 +37,7 @@ SPARE_S = 5.0
 
 class RecordKind(IntEnum):
     """The kinds of records. Up: CREDENTIALS comes first, as JSON; no other process can read the pipe. UNARY, PAGES and
-    STREAM open a call; SEND, CLOSE and CANCEL belong to it.
+    STREAM open a call; SEND, CLOSE and CANCEL belong to it. A SEND to PAGES asks for another page.
 
     Down: FRAME; DONE (a stream was opened, or a frame was taken); END (the peer ended the call in order); FAULT (the
     fault's name, the result of a probe or nothing, the reason, with spaces between).
@@ -271,6 +271,7 @@ class RelayTransport:
                     raise _fault_of(body)
                 if kind is RecordKind.END:
                     return
+                process.say(RecordKind.SEND, number)
                 yield body
         finally:
             process.drop(number)
@@ -338,6 +339,7 @@ class RelayServer:
             elif kind is RecordKind.PAGES:
                 async for page in self._transport.unary_stream(method, frame, timeout_s or None):
                     await self._tell(RecordKind.FRAME, call, page)
+                    await self._said[call].get()  # else a slow reader's memory would fill
                 await self._tell(RecordKind.END, call)
             else:
                 await self._stream(call, await self._transport.stream(method, timeout_s))
