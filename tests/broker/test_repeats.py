@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests.broker.link import Link, broker, statuses
+from timeline.broker.api.admission import BEYOND_EXPIRY
 from timeline.model import Operation, Status
 from timeline.storage_plugins.contract import StoreUnavailable
 from timeline.wire import PutFlag
@@ -31,7 +32,7 @@ async def test_a_put_repeated_too_late_for_its_expiry_is_known_by_its_birth():
         answers = answer.answers
         assert answers.repeat.tolist() == [1, 0, 0] and answers.version.tolist() == [1, 1, 0]
         assert answers.due_ms[0] > link.node.clock.now_ms() and sorted(answers.details) == [1, 2]
-        assert "expires must lie after its due and after now" in answers.details[1]
+        assert "expires must lie after the due time and after now" in answers.details[1]
 
 
 async def test_what_would_expire_before_it_is_due_says_so_whoever_finds_it():
@@ -42,7 +43,7 @@ async def test_what_would_expire_before_it_is_due_says_so_whoever_finds_it():
             await link.put(["b", "a"], 3 * HOUR_MS, flags=np.array([PutFlag.IN, PutFlag.IN | PutFlag.MOVE], np.uint8)),
         ):
             assert statuses(answer)[1] is Status.INVALID
-            assert answer.answers.details == {1: "the message's expires must lie after its due and after now"}
+            assert answer.answers.details == {1: BEYOND_EXPIRY}
 
 
 async def test_a_put_that_moved_is_known_by_its_operation():

@@ -51,16 +51,16 @@ async def test_why_of_what_is_not_late_tells_how_it_stands(tl: timeline.Timeline
         await p.produce(b"", in_="2h", id="later")
         why = await tl.why("t", "later")
         assert (why.cause, why.kept, why.late) == (None, None, ()) and repr(why) == "Why('later', waiting)"
-        first, second = why.lines(UTC)
-        assert first == "no late delivery of this message is recorded" and second.startswith(
+        waiting, never = why.lines(UTC)
+        assert never == "no late delivery of this message is recorded" and waiting.startswith(
             "now  waiting: due in 2h 0m, at 20"
         )
         await p.produce(b"", in_=0, id="d")
         (d,) = await c.take(max=1)
-        never, leased = (await tl.why("t", "d")).lines(UTC)
+        leased, never = (await tl.why("t", "d")).lines(UTC)
         assert never == NEVER_LATE and leased.startswith("now  w1 has it until ")
         await d.release(in_="1h")
-        never, waiting, told = (await tl.why("t", "d")).lines(UTC)
+        waiting, told, never = (await tl.why("t", "d")).lines(UTC)
         assert never == NEVER_LATE + RETRIED
         assert waiting.startswith("now  waiting, after 1 delivery: due in ")
         assert told == "     the reason of a release is in the log of its consumer or gateway"
@@ -68,11 +68,11 @@ async def test_why_of_what_is_not_late_tells_how_it_stands(tl: timeline.Timeline
         (d,) = await c.take(max=1)
         await d.bury("no\x1b[2Jsuch recipient")
         assert r"(no\x1b[2Jsuch recipient): 'timeline dead revive t d'" in str(await tl.why("t", "d"))
-        assert (await tl.why("t", "d")).lines(UTC)[0] == NEVER_LATE + RETRIED
+        assert (await tl.why("t", "d")).lines(UTC)[-1] == NEVER_LATE + RETRIED
         await p.produce(b"", in_=0, id="at once")
         (d,) = await c.take(max=1)
         await d.bury("no such recipient")
-        assert (await tl.why("t", "at once")).lines(UTC)[0] == NEVER_LATE
+        assert (await tl.why("t", "at once")).lines(UTC)[-1] == NEVER_LATE
 
 
 async def test_why_of_nothing_is_not_found(tl: timeline.Timeline) -> None:

@@ -61,7 +61,7 @@ async def test_null_is_the_default(http: httpx.AsyncClient) -> None:
         ({"cron": []}, "a schedule needs a rule"),
         ({"cron": "0 9 * *"}, "must have five fields"),
         ({"cron": "61 * * * *"}, "minute"),
-        ({"cron": 7}, "cron is text or an array"),
+        ({"cron": 7}, "cron must be text or an array"),
         ({"rrule": "FREQ=NEVER"}, "rrule"),
         ({"every": "10ms"}, "every must be at least 1s"),
         ({"every": "often"}, "every must be numbers with a unit"),

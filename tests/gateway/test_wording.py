@@ -34,25 +34,25 @@ REQUESTS: tuple[tuple[str, str, Any, str], ...] = (
 
 NEW, LEASING, TOPIC = shapes.NewMessage, shapes.Leasing, shapes.NewTopic
 BODIES: tuple[tuple[Any, str, str], ...] = (
-    (NEW, '{"id": 5}', "id is text, not a number: put it in quotes"),
-    (NEW, '{"id": 5.5}', "id is text, not a number: put it in quotes"),
-    (NEW, '{"id": true}', "id is text, not true or false: put it in quotes"),
-    (NEW, '{"id": ["a"]}', "id is text, not an array"),
-    (NEW, '{"in": {}}', "in is a number or text, not an object"),
-    (NEW, '{"at": 1.5}', "at is a whole number or text, not a fraction"),
-    (shapes.ExtendLeases, '{"receipts": [], "lease": null}', "lease is a number or text, not null"),
-    (LEASING, '{"max": "5"}', "max is a whole number, not text: write it without quotes"),
-    (LEASING, '{"max": 1.5}', "max is a whole number, not a fraction"),
-    (TOPIC, '{"paused": 1}', "paused is true or false, not a number"),
-    (list[NEW], '[{"in": 1}, {"id": 5}]', "[1].id is text, not a number: put it in quotes"),
-    (shapes.AckLeases, '{"receipts": 5}', "receipts is an array, not a number"),
-    (shapes.AckLeases, '{"receipts": [5]}', "receipts[0] is text, not a number: put it in quotes"),
-    (NEW, '"x"', 'the body is an object such as {"payload": …}, not text'),
-    (shapes.AckLeases, "[]", 'the body is an object such as {"receipts": …}, not an array'),
-    (TOPIC | None, "5", "the body is an object, not a number"),
-    (list[NEW], "[5]", "[0] is an object, not a number"),
-    (HEADERS.type, '{"a": 5}', "each value is text, not a number: put it in quotes"),
-    (HEADERS.type, "[]", "the value is an object, not an array"),
+    (NEW, '{"id": 5}', "id must be text, not a number: put it in quotes"),
+    (NEW, '{"id": 5.5}', "id must be text, not a number: put it in quotes"),
+    (NEW, '{"id": true}', "id must be text, not true or false: put it in quotes"),
+    (NEW, '{"id": ["a"]}', "id must be text, not an array"),
+    (NEW, '{"in": {}}', "in must be a number or text, not an object"),
+    (NEW, '{"at": 1.5}', "at must be a whole number or text, not a fraction"),
+    (shapes.ExtendLeases, '{"receipts": [], "lease": null}', "lease must be a number or text, not null"),
+    (LEASING, '{"max": "5"}', "max must be a whole number, not text: write it without quotes"),
+    (LEASING, '{"max": 1.5}', "max must be a whole number, not a fraction"),
+    (TOPIC, '{"paused": 1}', "paused must be true or false, not a number"),
+    (list[NEW], '[{"in": 1}, {"id": 5}]', "[1].id must be text, not a number: put it in quotes"),
+    (shapes.AckLeases, '{"receipts": 5}', "receipts must be an array, not a number"),
+    (shapes.AckLeases, '{"receipts": [5]}', "receipts[0] must be text, not a number: put it in quotes"),
+    (NEW, '"x"', 'the body must be an object such as {"payload": …}, not text'),
+    (shapes.AckLeases, "[]", 'the body must be an object such as {"receipts": …}, not an array'),
+    (TOPIC | None, "5", "the body must be an object, not a number"),
+    (list[NEW], "[5]", "[0] must be an object, not a number"),
+    (HEADERS.type, '{"a": 5}', "each value must be text, not a number: put it in quotes"),
+    (HEADERS.type, "[]", "the value must be an object, not an array"),
     (shapes.BackfillRange, '{"from": 1}', "the field 'to' is missing"),
     (list[shapes.BackfillRange], '[{"from": 1}]', "the field 'to' is missing at [0]"),
     (shapes.MoveMessage, '{"delay": 1}', "there is no field 'delay': this call takes at, group, if_version, in"),
@@ -71,15 +71,15 @@ BODIES: tuple[tuple[Any, str, str], ...] = (
     (NEW, "", "the body is empty: send JSON"),
     (NEW, " \n", "the body is empty: send JSON"),
     (NEW, "{", "this is not JSON: Input data was truncated"),
-    (NEW, '{"if_exists": "x"}', "Invalid enum value 'x' - at '$.if_exists': it is one of move, replace"),
+    (NEW, '{"if_exists": "x"}', "if_exists must be one of move, replace, not 'x'"),
 )  # fmt: skip
 QUERIES: tuple[tuple[str, str, str], ...] = (
-    ("limit", "Expected `int`, got `str`", "limit is a whole number"),
-    ("if_version", "Expected `int | null`, got `str`", "if_version is a whole number"),
-    ("limit", "Expected `int` >= 1", "limit is a whole number of 1 or more"),
-    ("limit", "Expected `int` <= 1000", "limit is a whole number of at most 1000"),
-    ("dry_run", "Expected `bool`, got `str`", "dry_run is true or false"),
-    ("gap", "Invalid enum value 'x'", "gap: Invalid enum value 'x': it is one of later, skip"),
+    ("limit", "Expected `int`, got `str`", "limit must be a whole number"),
+    ("if_version", "Expected `int | null`, got `str`", "if_version must be a whole number"),
+    ("limit", "Expected `int` >= 1", "limit must be a whole number of 1 or more"),
+    ("limit", "Expected `int` <= 1000", "limit must be a whole number of at most 1000"),
+    ("dry_run", "Expected `bool`, got `str`", "dry_run must be true or false"),
+    ("gap", "Invalid enum value 'x'", "gap must be one of later, skip, not 'x'"),
 )  # fmt: skip
 
 
@@ -143,7 +143,7 @@ def test_a_sentence_that_is_not_known_stays(said: str) -> None:
 
 
 def test_a_field_that_is_not_known_without_its_type() -> None:
-    assert in_words("Expected `bool`, got `null` - at `$.a[...]`") == "each value of a is true or false, not null"
+    assert in_words("Expected `bool`, got `null` - at `$.a[...]`") == "each value of a must be true or false, not null"
     assert in_words("Object contains unknown field `x` - at `$.a`") == "there is no field 'x' at a"
     assert in_words("Object contains unknown field `x`", kind=Any) == "there is no field 'x'"
 
@@ -173,13 +173,18 @@ def test_another_wrong_time(time: str) -> None:
 
 
 PLAIN: tuple[tuple[str, str, str | None, str], ...] = (
-    ("GET", "/t/messages?limit=x", None, "limit is a whole number"),
-    ("GET", "/t/messages?limit=0", None, "limit is a whole number of 1 or more"),
-    ("DELETE", "/t/messages?tag=a&dry_run=maybe", None, "dry_run is true or false"),
-    ("DELETE", "/t/messages/m?if_version=a", None, "if_version is a whole number"),
-    ("PATCH", "/t", '"x"', "the body is an object, not text"),
+    ("GET", "/t/messages?limit=x", None, "limit must be a whole number"),
+    ("GET", "/t/messages?limit=0", None, "limit must be a whole number of 1 or more"),
+    ("DELETE", "/t/messages?tag=a&dry_run=maybe", None, "dry_run must be true or false"),
+    ("DELETE", "/t/messages/m?if_version=a", None, "if_version must be a whole number"),
+    ("PATCH", "/t", '"x"', "the body must be an object, not text"),
     ("POST", "/t/messages", "", "the body is empty: send JSON"),
-    ("POST", "/t/messages", '{"payload": 1, "in": 1, "headers": {"a": 5}}', "headers: each value is text, not a num"),
+    (
+        "POST",
+        "/t/messages",
+        '{"payload": 1, "in": 1, "headers": {"a": 5}}',
+        "headers: each value must be text, not a num",
+    ),
     ("POST", "/t/leases", '{"delay": 1}', "there is no field 'delay': this call takes lease, max, max_bytes, wait"),
     ("POST", "/t/schedules/x:backfill", '{"from": 1}', "the field 'to' is missing"),
     ("PATCH", "/t/messages?tag=a", '{"payload": 1}', 'produce it again with if_exists: "replace"'),

@@ -209,10 +209,11 @@ class Why:
             )
         else:
             retried = self.message.deliveries > (self.message.state in (State.LEASED, State.DEAD))
-            told += [] if told else [NEVER_LATE + (RETRIED if retried else "")]
+            never = [] if told else [NEVER_LATE + (RETRIED if retried else "")]
             told.append(f"now  {self._state(self.message, zone)}")
             if self.message.state is State.WAITING and self.message.deliveries:
                 told.append("     the reason of a release is in the log of its consumer or gateway")
+            told += never
         return [printable(line) for line in [*origin, *told]]
 
     def _state(self, message: StoredMessage, zone: tzinfo | None) -> str:

@@ -285,7 +285,8 @@ class Message:
                 expires_ms, from_now = expiry_ms(expires)
                 flags |= PutFlag.EXPIRES_IN if from_now else 0
                 if relative == from_now and expires_ms <= time_ms:
-                    raise Invalid("expires must lie after the due time")
+                    since = "; a length, such as 30m, counts from now" if from_now else ""
+                    raise Invalid(f"expires must lie after the due time{since}")
             self.encoded = (
                 b"" if id is None else encode_id(id),
                 time_ms,

@@ -387,7 +387,8 @@ def _taken(call: ScheduleCall, there: Sequence[Mapping[str, Any]]) -> Exists:
         if there and name in there[0] and there[0][name] != value
     ]
     differ = f", which differs in {', '.join(standing)}" if standing else ""
-    return Exists(f"{call.topic} has another schedule {call.name!r}{differ}. Update that one, or choose another name")
+    command = f"timeline schedule update {call.topic} {call.name}"
+    return Exists(f"{call.topic} has another schedule {call.name!r}{differ}. `{command}` changes it")
 
 
 async def find_schedule(

@@ -97,7 +97,7 @@ def in_words(said: str, field: str = "", kind: Any = None) -> str:
         plain = _wrong_type(wrong[1], wrong[2], wrong[3], field, kind)
     elif bound := OUT_OF_BOUNDS.fullmatch(said):
         limit = f"{bound[3]} or more" if bound[2] == ">=" else f"at most {bound[3]}"
-        plain = f"{_subject(bound[4], field, kind)} is {TYPES[bound[1]]} of {limit}"
+        plain = f"{_subject(bound[4], field, kind)} must be {TYPES[bound[1]]} of {limit}"
     elif missing := MISSING.fullmatch(said):
         plain = f"the field '{missing[1]}' is missing{_at(missing[2])}"
     elif unknown := UNKNOWN.fullmatch(said):
@@ -108,8 +108,10 @@ def in_words(said: str, field: str = "", kind: Any = None) -> str:
         return plain
     if said.startswith(NO_CHOICE):
         place = PLACE.search(said)
-        if words := CHOICES.get(place[1] if place else field):
-            said = f"{said}: it is one of {', '.join(words)}"
+        name = place[1] if place else field
+        if words := CHOICES.get(name):
+            value = said.removeprefix(NO_CHOICE).partition(" - at ")[0].strip()
+            return f"{name} must be one of {', '.join(words)}, not {value}"
     return f"{field}: {said}" if field else said
 
 
@@ -120,7 +122,7 @@ def _wrong_type(expected: str, got: str, path: str | None, field: str, kind: Any
         return ""
     if "float" in types and "int" in types:
         types.remove("int")
-    said = f"{_subject(path, field, kind)} is {' or '.join(TYPES[each] for each in types)}"
+    said = f"{_subject(path, field, kind)} must be {' or '.join(TYPES[each] for each in types)}"
     if types == ["object"] and not path and not field:
         said += _example(kind)
     if field and got == "str":

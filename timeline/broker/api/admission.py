@@ -22,7 +22,7 @@ from timeline.wording import shown_duration
 
 B = TypeVar("B", bound=ColumnBatch)
 
-BEYOND_EXPIRY = "the message's expires must lie after its due and after now"
+BEYOND_EXPIRY = "expires must lie after the due time and after now; a length, such as 30m, counts from now"
 _INVALID = bytes([Status.INVALID.code])
 
 

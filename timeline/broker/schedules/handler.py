@@ -484,10 +484,11 @@ def _warnings(said: Specification, target: Topic | None) -> list[str]:
 
 def _remembers(target: Topic, needed_ms: int) -> str:
     """Return what is wrong with a topic that remembers ids for too short a time, and the command that changes it."""
-    has, needed = shown_duration(target.settings.remember_ms), shown_duration(needed_ms)
+    has, needed = target.settings.remember_ms, shown_duration(needed_ms)
+    remembers = f"remembers settled ids for {shown_duration(has)}" if has else "does not remember settled ids"
     return (
-        f"topic {target.name!r} remembers settled ids for {has}, and the schedule needs {needed}: its window and ten "
-        f"minutes. `timeline topic update {target.name} --remember {needed}` sets it, with the right admin"
+        f"topic {target.name!r} {remembers}, and the schedule needs {needed}: its window plus ten minutes. "
+        f"`timeline topic update {target.name} --remember {needed}` sets it, with the right admin"
     )
 
 

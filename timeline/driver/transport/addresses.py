@@ -109,8 +109,8 @@ class ProbeResult(Enum):
         "it hangs up at once: no Timeline broker, or one that has all the connections it may",
     )
     HTTP = (
-        "an HTTP server listens at {}, no Timeline broker (its metrics have a port of their own)",
-        "an HTTP server listens there, no Timeline broker; its metrics have a port of their own",
+        "an HTTP server listens at {}, no Timeline broker. Give the broker's own port, which is 9000 by default",
+        "an HTTP server listens there, no Timeline broker: give the broker's own port, which is 9000 by default",
     )
     NOBODY = ("nobody listens at {}", "nothing listens there")
     NOT_TLS = ("{} does not speak TLS: connect without it, or have the broker serve with --tls-cert", "no TLS there")
