@@ -136,6 +136,35 @@ async def test_counting_takes_a_bounded_share_of_the_stores_time():
             assert next_began - began >= (ended - began) / SHARE * 0.99
 
 
+class Counting(MemoryStore):
+    """Notes how many messages each count found."""
+
+    def __init__(self) -> None:
+        super().__init__("memory://")
+        self.found: list[int] = []
+
+    async def count_due(self, topic: Topic, edges_ms: np.ndarray, held: bool = False) -> np.ndarray:
+        counts = await super().count_due(topic, edges_ms, held)
+        self.found.append(int(counts.sum()))
+        return counts
+
+
+async def test_later_messages_are_counted_in_parts(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("timeline.broker.status.PART", 20)
+    store = Counting()
+    async with broker(store, limits=Limits(count_every_ms=3_600_000)) as link:
+        for hour in range(0, 100, 2):
+            await link.put([f"{hour}-{at}" for at in range(10)], (hour + 0.5) * HOUR_MS)
+        await link.node.counts.near()
+        for _ in range(2):
+            store.found.clear()
+            await link.node.counts.far()
+            assert sum(store.found) == 500 and max(store.found) <= 160 and len(store.found) < 80
+            assert shown(link, "timeline_expected_messages", within="1h") == 10
+            assert shown(link, "timeline_expected_messages", within="24h") == 120
+            assert shown(link, "timeline_messages_depth", state="waiting") == 500
+
+
 class Refusing(MemoryStore):
     """Counts and sweeps any topic but those `refused`, and says what it swept."""
 

@@ -3,13 +3,14 @@
 It serves people, metrics and autoscalers, and answers status and Ping.
 
 The store is asked for a bounded share of its time. Messages due within ten minutes are counted by the minute, and
-often. Later ones may be most of the store, so they are counted as often as their cost allows. Topics take turns; those
-without messages are looked at seldom.
+often. Later ones may be most of the store, so they are counted as often as their cost allows, some thousand at a time.
+Topics take turns; those without messages are looked at seldom.
 """
 
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,11 @@ from timeline.wire import (
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 NEAR_MINUTES = 10
+PART = 30_000
+"""About so many later messages are counted at once, which takes SQLite 4 ms. Ten million at once kept a core busy for
+1.1 s, and the p99 of deliveries beside it was 10 to 109 ms instead of 8 to 10."""
+GROWTH = 8
+"""The next part is at most so many times as long as the one before."""
 EMPTY_COUNTED = 50
 """Topics without messages that one round counts, in turn."""
 EMPTY_SWEPT = 10
@@ -121,12 +127,25 @@ class Depth:
 @dataclass(slots=True)
 class _Counted:
     """Counts of one topic. `near`: what is due, then each of the next minutes. `far`: the rest of the hour, then of the
-    day, then later."""
+    day, then later. `few`: whether the last count of `far` found so few that they may be counted at once."""
 
     near: Int64 = field(default_factory=lambda: np.zeros(1 + NEAR_MINUTES, dtype=np.int64))
     far: Int64 = field(default_factory=lambda: np.zeros(3, dtype=np.int64))
     next_due_ms: int = 0
     counted_ms: int = 0
+    few: bool = False
+
+
+@dataclass(slots=True)
+class _Later:
+    """A count of what comes due later, under way. `ends`: of the ranges of `_Counted.far`. `reached_ms`: where its next
+    part begins. `step_ms`: the length of that."""
+
+    uid: int
+    ends: list[int] = field(default_factory=list)
+    reached_ms: int = 0
+    step_ms: int = HOUR_MS
+    far: Int64 = field(default_factory=lambda: np.zeros(3, dtype=np.int64))
 
 
 class MessageCounts:
@@ -211,18 +230,21 @@ class MessageCounts:
 
     async def far(self) -> None:
         """Count, for each topic, what comes due later."""
-        await self._turns([partial(self._far, uid) for uid in self._counted])
+        await self._turns([partial(self._far, _Later(uid)) for uid in self._counted])
 
-    async def _turns(self, counts: Sequence[Callable[[], Awaitable[None]]]) -> None:
-        """Count one after the other, in spite of trouble. Raise the last trouble in the end."""
+    async def _turns(self, counts: Sequence[Callable[[], Awaitable[bool | None]]]) -> None:
+        """Count one after the other, in spite of trouble, and rest after each call. Call each until it does not return
+        True. Raise the last trouble in the end."""
         trouble: StoreError | None = None
         for count in counts:
-            started_ms = self._clock.monotonic_ms()
-            try:
-                await count()
-            except StoreError as error:
-                trouble = error
-            await rest(self._clock.monotonic_ms() - started_ms)
+            more: bool | None = True
+            while more:
+                started_ms = self._clock.monotonic_ms()
+                try:
+                    more = await count()
+                except StoreError as error:
+                    trouble, more = error, False
+                await rest(self._clock.monotonic_ms() - started_ms)
         if trouble is not None:
             raise trouble
 
@@ -257,17 +279,32 @@ class MessageCounts:
         if found or self.rounds.is_empty(uid):
             self._tell(topic, counted)
 
-    async def _far(self, uid: int) -> None:
-        topic = self._catalog.of(uid)
-        if topic is None:
-            return
-        start_ms = self._clock.now_ms() + 1
-        ends = [start_ms + NEAR_MINUTES * MINUTE_MS, start_ms + HOUR_MS, start_ms + DAY_MS, MAX_TIME_MS + 1]
-        counts = await self._store.call("count_due", self._store.store.count_due(topic, np.array(ends, dtype=np.int64)))
-        topic, counted = self._catalog.of(uid), self._counted.get(uid)
+    async def _far(self, later: _Later) -> bool:
+        """Count the next part. Return whether there are more."""
+        topic, counted = self._catalog.of(later.uid), self._counted.get(later.uid)
+        if topic is None or counted is None:
+            return False  # dropped, or emptied, meanwhile
+        if not later.ends:
+            start_ms = self._clock.now_ms() + 1
+            later.ends = [*(start_ms + ms for ms in (NEAR_MINUTES * MINUTE_MS, HOUR_MS, DAY_MS)), MAX_TIME_MS + 1]
+            later.reached_ms = later.ends[0]
+            if counted.few:
+                later.step_ms = MAX_TIME_MS
+        low_ms, ends = later.reached_ms, later.ends
+        high_ms = min(low_ms + later.step_ms, ends[-1])
+        edges = np.array([low_ms, *(end for end in ends if low_ms < end < high_ms), high_ms], dtype=np.int64)
+        counts = await self._store.call("count_due", self._store.store.count_due(topic, edges))
+        later.step_ms = max(1, int((high_ms - low_ms) * min(GROWTH, PART / max(1, int(counts.sum())))))
+        begins = bisect_right(ends, low_ms) - 1
+        later.far[begins : begins + len(counts)] += counts
+        later.reached_ms = high_ms
+        if high_ms < ends[-1]:
+            return True
+        topic, counted = self._catalog.of(later.uid), self._counted.get(later.uid)
         if topic is not None and counted is not None:  # not dropped, nor emptied, meanwhile
-            counted.far = counts
+            counted.far, counted.few = later.far, int(later.far.sum()) <= PART
             self._tell(topic, counted)
+        return False
 
     def _tell(self, topic: Topic, counted: _Counted) -> None:
         metrics = self._metrics
