@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import add
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from timeline.columns import Indexes, Int64, Ragged
@@ -168,7 +168,7 @@ class ColumnsQuery:
         (row,) = rows
         # One text for all: parsing each list by itself costs more than its numbers if there are few.
         listed = len(self.numbers) + len(self.strings)
-        lists: list[list[int]] = json.loads(f"[{','.join(map(self.listing, row[:listed]))}]")
+        lists: list[list[int]] = msgspec.json.decode(f"[{','.join(map(self.listing, row[:listed]))}]")
         found: dict[str, Ragged] = {}
         for name, lengths, data in zip(self.strings, lists[len(self.numbers) :], row[listed:], strict=True):
             sizes = np.array([length or 0 for length in lengths], dtype=np.int64)

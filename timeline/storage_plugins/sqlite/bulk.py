@@ -7,10 +7,10 @@ before). The rules decide on the others, one at a time.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from timeline.model import Operation, Status, Topic
@@ -21,7 +21,7 @@ from timeline.storage_plugins.sql.changes import TagCounts, mutate_tagged, remov
 from timeline.storage_plugins.sql.dialect import Changes, SqlDialect
 from timeline.storage_plugins.sql.rows import FoundColumns
 from timeline.storage_plugins.sql.statements import Plan, Statement
-from timeline.storage_plugins.sqlite.dialect import BY_ROWS, WHOLE, SqliteColumns, SqliteDialect
+from timeline.storage_plugins.sqlite.dialect import BY_ROWS, WHOLE, SqliteColumns, SqliteDialect, json_text
 
 _ROWS = SqliteColumns(("row",))
 
@@ -76,7 +76,7 @@ def change_tagged(changes: Changes, mutation: TagMutation, rows: list[int], coun
     assert isinstance(sql, SqliteDialect)
     to = (mutation.due_ms != 0, mutation.due_ms, mutation.by_ms) if moves else (True, 0, 0)
     op = signed_one(mutation.op)
-    place = (json.dumps(rows), changes.key, mutation.tag, mutation.started_ms, to[2], mutation.started_ms, op)
+    place = (json_text(rows), changes.key, mutation.tag, mutation.started_ms, to[2], mutation.started_ms, op)
     asked = (mutation.group, op, now_ms, *to, *to, mutation.latest_ms, *to, *place)
     found = yield _AGREEING.reading(_AGREEING_SOURCE, asked)
     columns = {name: np.array(values, dtype=np.int64) for name, values in found.numbers.items()}
@@ -86,17 +86,17 @@ def change_tagged(changes: Changes, mutation: TagMutation, rows: list[int], coun
         counts.by_status[Status.OK.code] += len(chosen)
     if chosen and not mutation.dry_run:
         if moves:
-            yield Statement(_MOVE, (*to, *to, now_ms, op, json.dumps(chosen)), writes=True)
+            yield Statement(_MOVE, (*to, *to, now_ms, op, json_text(chosen)), writes=True)
             counts.moved(int(columns["to_ms"][plain].min()))
         else:
             if changes.topic.settings.remember_ms:
-                yield Statement(_REMEMBER, (op, now_ms, json.dumps(chosen)), writes=True)
+                yield Statement(_REMEMBER, (op, now_ms, json_text(chosen)), writes=True)
             yield from sql.delete(chosen, (columns["payload_bytes"] + columns["headers_bytes"])[plain].tolist())
     others: list[int] = columns["row"][~plain].tolist()
     if others:  # something may refuse these
 
         def look(left: list[bytes] | None) -> Plan[Iterable[FoundColumns]]:
-            return ((yield WHOLE.reading(_OTHERS, (json.dumps(others),))),)
+            return ((yield WHOLE.reading(_OTHERS, (json_text(others),))),)
 
         yield from mutate_tagged(changes, mutation, look, counts)
 
@@ -158,7 +158,7 @@ def search(topic: Topic, key: int, now_ms: int, limit: int, looked_until: int | 
     orphans: list[int] = []
     if looked_until is not None:
         ((looked_until, orphaned),) = yield Statement(_ORPHANED, (looked_until, PAYLOADS_LOOKED_AT), list)
-        orphans = json.loads(orphaned)
+        orphans = msgspec.json.decode(orphaned)
         if len(orphans) > limit:
             orphans = orphans[:limit]
             looked_until = orphans[-1]
@@ -180,13 +180,13 @@ def remove(changes: Changes, found: Sweepable) -> Plan[Swept]:
     """Remove the rows that were found, if they still are as they were."""
     now_ms, expired, dead, orphans = changes.now_ms, None, None, 0
     if found.expired:
-        expired = yield WHOLE.reading(_STILL_EXPIRED, (json.dumps(found.expired), now_ms, now_ms))
+        expired = yield WHOLE.reading(_STILL_EXPIRED, (json_text(found.expired), now_ms, now_ms))
     if found.dead:
         until_ms = now_ms - changes.topic.settings.dead_retention_ms
-        dead = yield WHOLE.reading(_STILL_DEAD, (json.dumps(found.dead), until_ms))
+        dead = yield WHOLE.reading(_STILL_DEAD, (json_text(found.dead), until_ms))
     counts = yield from remove_found(changes, expired, dead)
     if found.orphans:
-        orphans = yield Statement(_REMOVE_ORPHANS, (json.dumps(found.orphans),), counts=True, writes=True)
+        orphans = yield Statement(_REMOVE_ORPHANS, (json_text(found.orphans),), counts=True, writes=True)
     return Swept(expired=counts[0], dead_purged=counts[1], orphans=orphans)
 
 

@@ -10,7 +10,6 @@ and its works run again one by one, so that only the faulty one fails."""
 from __future__ import annotations
 
 import asyncio
-import json
 import sqlite3
 import threading
 from collections import deque
@@ -21,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from timeline.storage_plugins.contract import StoreFull, StoreUnavailable, StoreUnknown
 from timeline.storage_plugins.sql.statements import Plan, drive
-from timeline.storage_plugins.sqlite.dialect import BY_ROWS, answers
+from timeline.storage_plugins.sqlite.dialect import BY_ROWS, answers, json_text
 
 Result = TypeVar("Result")
 
@@ -435,7 +434,7 @@ def _settle_all(works: list[Work[Any]]) -> None:
 
 
 def _delete_payloads(rows: list[int], transaction: Transaction) -> None:
-    transaction.connection.execute(f"DELETE FROM payload WHERE {BY_ROWS}", (json.dumps(rows),))
+    transaction.connection.execute(f"DELETE FROM payload WHERE {BY_ROWS}", (json_text(rows),))
 
 
 def _mark_clean(transaction: Transaction) -> None:
