@@ -26,8 +26,9 @@ Result = TypeVar("Result")
 
 SETTLES, LATER, LEASES = 0, 1, 2
 """The lines, in the order in which a transaction takes them. LATER is everything else."""
-MOST_WEIGHT = 8_000
-"""The most messages in one transaction, unless a single work or the first put is larger."""
+MOST_WEIGHT = 4_000
+"""The most messages in one transaction, unless a single work or the first put is larger. With 8,000, the writer and
+those who wait for it took turns: 32,800 cycles/s instead of 35,100."""
 ENOUGH_WEIGHT = 1_000
 """A transaction of more ends early if leases or settles wait again: the longest that they wait for puts."""
 ROWS_RESERVED = 1_000_000
