@@ -163,6 +163,10 @@ async def test_later_messages_are_counted_in_parts(monkeypatch: pytest.MonkeyPat
             assert shown(link, "timeline_expected_messages", within="1h") == 10
             assert shown(link, "timeline_expected_messages", within="24h") == 120
             assert shown(link, "timeline_messages_depth", state="waiting") == 500
+        store.found.clear()
+        frame = encode(Forecast("t", 100 * HOUR_MS, 4 * HOUR_MS))
+        forecast = decode_as(await link.node.service.unary("Forecast", frame), Forecasted)
+        assert forecast.counts.tolist() == [20] * 25 and len(store.found) > 5 and max(store.found) <= 160
 
 
 class Refusing(MemoryStore):

@@ -327,9 +327,9 @@ SHARE = 0.05
 """Share of its time for each look at the store. After one that took 10 ms, the next begins 190 ms later."""
 
 
-async def rest(took_ms: float) -> None:
+async def rest(took_ms: float, share: float = SHARE) -> None:
     """Return when a look that took `took_ms` has had no more than its share of the time."""
-    await asyncio.sleep(took_ms / 1000.0 * (1.0 / SHARE - 1.0))
+    await asyncio.sleep(took_ms / 1000.0 * (1.0 / share - 1.0))
 
 
 class CooperativePace:

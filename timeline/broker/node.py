@@ -124,7 +124,7 @@ class Node:
             pulls=PullHandler(runtime, topics, self.dealers, self.cluster, self.settling, self._random_bits),
             mutations=MutateHandler(runtime, topics, store, self.cluster),
             schedules=ScheduleHandler(runtime, topics, self._records),
-            reads=ReadHandler(runtime, topics, readiness, store, self.dealers, self.late),
+            reads=ReadHandler(runtime, topics, readiness, store, self.dealers, self.late, self.counts),
             status=status,
             dealers=self.dealers,
             cluster=self.cluster,

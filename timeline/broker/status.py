@@ -10,7 +10,6 @@ Topics take turns; those without messages are looked at seldom.
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,9 +21,10 @@ from timeline.broker.catalog import Catalog, Readiness
 from timeline.broker.cluster import ClusterHints
 from timeline.broker.dispatch.dealer import Dealer, Dealers
 from timeline.broker.dispatch.roster import ConnectedConsumer, ConsumerHealth
-from timeline.broker.fairness import CooperativePace, rest
+from timeline.broker.fairness import SHARE, CooperativePace, rest
 from timeline.broker.lanes import MeteredStore
 from timeline.broker.runtime import Runtime
+from timeline.clock import Clock
 from timeline.columns import Int64, Ragged
 from timeline.metrics import Metrics
 from timeline.model import MAX_BATCH, MAX_TIME_MS, Topic
@@ -44,10 +44,10 @@ from timeline.wire import (
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 NEAR_MINUTES = 10
 PART = 10_000
-"""About so many later messages are counted at once, which takes SQLite 1.4 ms. Ten million at once kept a core busy for
-1.1 s, and the p99 of deliveries beside it was 10 to 109 ms instead of 8 to 10."""
+"""About so many messages are counted at once, which takes SQLite 1.4 ms. Ten million at once kept a core busy for 1.1
+s, and the p99 of deliveries beside it was 10 to 109 ms instead of 8 to 10."""
 GROWTH = 8
-"""The next part is at most so many times as long as the one before."""
+"""The next part of a count is at most so many times as long as the one before."""
 EMPTY_COUNTED = 50
 """Topics without messages that one round counts, in turn."""
 EMPTY_SWEPT = 10
@@ -136,18 +136,6 @@ class _Counted:
     few: bool = False
 
 
-@dataclass(slots=True)
-class _Later:
-    """A count of what comes due later, under way. `ends`: of the ranges of `_Counted.far`. `reached_ms`: where its next
-    part begins. `step_ms`: the length of that."""
-
-    uid: int
-    ends: list[int] = field(default_factory=list)
-    reached_ms: int = 0
-    step_ms: int = HOUR_MS
-    far: Int64 = field(default_factory=lambda: np.zeros(3, dtype=np.int64))
-
-
 class MessageCounts:
     """Counts the store's messages, and sets the gauges and `depths`, by topic's uid.
 
@@ -226,27 +214,41 @@ class MessageCounts:
     async def near(self) -> None:
         """Measure the room left. Then count, for each topic, what is due now and within ten minutes."""
         await self.survey()
-        await self._turns([self._room, *(partial(self._near, uid) for uid in self.rounds.begin())])
+        near: list[Callable[[], Awaitable[None]]] = [
+            self._room,
+            *(partial(self._near, uid) for uid in self.rounds.begin()),
+        ]
+        await self._turns([partial(self._rested, count) for count in near])
 
     async def far(self) -> None:
         """Count, for each topic, what comes due later."""
-        await self._turns([partial(self._far, _Later(uid)) for uid in self._counted])
+        await self._turns([partial(self._far, uid) for uid in self._counted])
 
-    async def _turns(self, counts: Sequence[Callable[[], Awaitable[bool | None]]]) -> None:
-        """Count one after the other, in spite of trouble, and rest after each call. Call each until it does not return
-        True. Raise the last trouble in the end."""
+    def few(self, uid: int) -> bool:
+        """Return whether the topic had so few messages, when it was last counted, that they may be counted at once."""
+        counted = self._counted.get(uid)
+        return counted is not None and counted.few
+
+    async def _turns(self, counts: Sequence[Callable[[], Awaitable[None]]]) -> None:
+        """Count one after the other, in spite of trouble. Raise the last trouble in the end."""
         trouble: StoreError | None = None
         for count in counts:
-            more: bool | None = True
-            while more:
-                started_ms = self._clock.monotonic_ms()
-                try:
-                    more = await count()
-                except StoreError as error:
-                    trouble, more = error, False
-                await rest(self._clock.monotonic_ms() - started_ms)
+            try:
+                await count()
+            except StoreError as error:
+                trouble = error
         if trouble is not None:
             raise trouble
+
+    async def _rested(self, count: Callable[[], Awaitable[None]]) -> None:
+        """Count, and let the store rest, whatever came of it."""
+        started_ms = self._clock.monotonic_ms()
+        try:
+            await count()
+        except StoreError:
+            await rest(self._clock.monotonic_ms() - started_ms)
+            raise
+        await rest(self._clock.monotonic_ms() - started_ms)
 
     async def _near(self, uid: int) -> None:
         topic, now_ms = self._catalog.of(uid), self._clock.now_ms()
@@ -279,32 +281,18 @@ class MessageCounts:
         if found or self.rounds.is_empty(uid):
             self._tell(topic, counted)
 
-    async def _far(self, later: _Later) -> bool:
-        """Count the next part. Return whether there are more."""
-        topic, counted = self._catalog.of(later.uid), self._counted.get(later.uid)
-        if topic is None or counted is None:
-            return False  # dropped, or emptied, meanwhile
-        if not later.ends:
-            start_ms = self._clock.now_ms() + 1
-            later.ends = [*(start_ms + ms for ms in (NEAR_MINUTES * MINUTE_MS, HOUR_MS, DAY_MS)), MAX_TIME_MS + 1]
-            later.reached_ms = later.ends[0]
-            if counted.few:
-                later.step_ms = MAX_TIME_MS
-        low_ms, ends = later.reached_ms, later.ends
-        high_ms = min(low_ms + later.step_ms, ends[-1])
-        edges = np.array([low_ms, *(end for end in ends if low_ms < end < high_ms), high_ms], dtype=np.int64)
-        counts = await self._store.call("count_due", self._store.store.count_due(topic, edges))
-        later.step_ms = max(1, int((high_ms - low_ms) * min(GROWTH, PART / max(1, int(counts.sum())))))
-        begins = bisect_right(ends, low_ms) - 1
-        later.far[begins : begins + len(counts)] += counts
-        later.reached_ms = high_ms
-        if high_ms < ends[-1]:
-            return True
-        topic, counted = self._catalog.of(later.uid), self._counted.get(later.uid)
+    async def _far(self, uid: int) -> None:
+        topic = self._catalog.of(uid)
+        if topic is None:
+            return
+        start_ms = self._clock.now_ms() + 1
+        ends = [start_ms + NEAR_MINUTES * MINUTE_MS, start_ms + HOUR_MS, start_ms + DAY_MS, MAX_TIME_MS + 1]
+        edges = np.array(ends, dtype=np.int64)
+        counts = await count_in_parts(self._store, self._clock, topic, edges, self.few(uid), SHARE)
+        topic, counted = self._catalog.of(uid), self._counted.get(uid)
         if topic is not None and counted is not None:  # not dropped, nor emptied, meanwhile
-            counted.far, counted.few = later.far, int(later.far.sum()) <= PART
+            counted.far, counted.few = counts, int(counts.sum()) <= PART
             self._tell(topic, counted)
-        return False
 
     def _tell(self, topic: Topic, counted: _Counted) -> None:
         metrics = self._metrics
@@ -336,6 +324,31 @@ class MessageCounts:
         if room is not None:
             self._metrics.gauge("timeline_store_free_bytes", room.free_bytes)
             self._metrics.gauge("timeline_store_size_bytes", room.size_bytes)
+
+
+async def count_in_parts(
+    store: MeteredStore, clock: Clock, topic: Topic, edges_ms: Int64, few: bool, share: float
+) -> Int64:
+    """Return `Store.count_due`, counted about PART messages at a time, so that others need not wait long. `few`: at
+    once. `share`: the share of its time that the store is asked."""
+    counts = np.zeros(len(edges_ms) - 1, dtype=np.int64)
+    low_ms, end_ms = int(edges_ms[0]), int(edges_ms[-1])
+    step_ms = end_ms - low_ms if few else HOUR_MS
+    while low_ms < end_ms:
+        high_ms = min(low_ms + step_ms, end_ms)
+        first, last = np.searchsorted(edges_ms, low_ms, "right"), np.searchsorted(edges_ms, high_ms, "left")
+        edges = np.concatenate(([low_ms], edges_ms[first:last], [high_ms]))
+        started_ms = clock.monotonic_ms()
+        try:
+            found = await store.call("count_due", store.store.count_due(topic, edges))
+        except StoreError:
+            await rest(clock.monotonic_ms() - started_ms, share)
+            raise
+        counts[first - 1 : last] += found
+        step_ms = max(1, int(step_ms * min(GROWTH, PART / max(1, int(found.sum())))))
+        low_ms = high_ms
+        await rest(clock.monotonic_ms() - started_ms, share)
+    return counts
 
 
 async def count_lapsed(store: MeteredStore, topic: Topic, now_ms: int) -> int:

@@ -15,7 +15,7 @@ from timeline.broker.dispatch.dealer import Dealers
 from timeline.broker.lanes import MeteredStore
 from timeline.broker.late import LateRing, LateRows
 from timeline.broker.runtime import Runtime
-from timeline.broker.status import count_lapsed
+from timeline.broker.status import MessageCounts, count_in_parts, count_lapsed
 from timeline.columns import Ragged
 from timeline.errors import Invalid
 from timeline.model import Rows, State, Topic, buckets_of, payload_sums
@@ -23,6 +23,8 @@ from timeline.storage_plugins.contract import ScanFilter
 from timeline.wire import Forecast, Forecasted, Late, LateList, Scan, ScanPage
 
 MAX_STEPS = 10_000
+FORECAST_SHARE = 0.5
+"""The share of its time that the store is asked for a forecast, which somebody waits for."""
 PAGE_ROWS = 1_000
 READ_AGAIN = 3
 """How often a message is read again that was replaced between reading its row and its payload."""
@@ -39,10 +41,11 @@ class ReadHandler:
         store: MeteredStore,
         dealers: Dealers,
         late: LateRing,
+        counts: MessageCounts,
     ) -> None:
         self._clock, self._late_ms = runtime.clock, runtime.limits.late_ms
         self._topics, self._readiness, self._store = topics, readiness, store
-        self._dealers, self._late = dealers, late
+        self._dealers, self._late, self._counts = dealers, late, counts
 
     async def scan(self, asked: Scan, caller: Principal) -> AsyncGenerator[ScanPage, None]:
         """Yield the pages of a scan, in the order of buckets, of at most `PAGE_ROWS` rows each. One is empty where the
@@ -74,10 +77,12 @@ class ReadHandler:
         now_ms = self._clock.now_ms()
         edges = now_ms + np.arange(steps + 1, dtype=np.int64) * asked.step_ms
         edges[-1] = min(int(edges[-1]), now_ms + asked.window_ms)
-        whole = np.concatenate([np.zeros(1, dtype=np.int64), edges])
-        counted = await store.call("count_due", store.store.count_due(topic, whole))
-        overdue = int(counted[0]) + await count_lapsed(store, topic, now_ms)
-        return Forecasted(edges, counted[1:], overdue, store.store.capabilities.exact_counts)
+        until_now = np.array([0, now_ms], dtype=np.int64)
+        free = await store.call("count_due", store.store.count_due(topic, until_now))
+        overdue = int(free[0]) + await count_lapsed(store, topic, now_ms)
+        few = self._counts.few(topic.uid)
+        counted = await count_in_parts(store, self._clock, topic, edges, few, FORECAST_SHARE)
+        return Forecasted(edges, counted, overdue, store.store.capabilities.exact_counts)
 
     async def late(self, asked: Late, caller: Principal) -> LateList:
         """Return the late deliveries that this broker remembers. A message by id is added if it is late now."""
