@@ -71,7 +71,7 @@ async def test_null_is_the_default(http: httpx.AsyncClient) -> None:
         ({"every": "1h", "count": 3}, "count needs a start"),
         ({"every": "1h", "count": 0, "start": "2026-12-01T09:00Z"}, "count must be at least 1"),
         ({"every": "1h", "zone": "Atlantis"}, "no time zone 'Atlantis'"),
-        ({"every": "1h", "gap": "earlier"}, "$.gap"),
+        ({"every": "1h", "gap": "earlier"}, "gap must be one of later, skip"),
         ({"every": "1h", "from": "soon"}, "from 'soon' is no time"),
         ({"every": "1h", "limit": 0}, "limit must be 1 to 1000, not 0"),
         ({"every": "1h", "limit": 1001}, "limit must be 1 to 1000, not 1001"),

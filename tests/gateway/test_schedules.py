@@ -254,7 +254,7 @@ async def test_the_next_times_name_changes_of_clocks(http: httpx.AsyncClient) ->
         ({"cron": "61 * * * *"}, "minute"),
         ({"every": "1h", "window": "long"}, "window must be numbers with a unit"),
         ({"every": "1h", "jitter": "2d"}, "jitter"),
-        ({"every": "1h", "catch_up": "some"}, "$.catch_up"),
+        ({"every": "1h", "catch_up": "some"}, "catch_up must be one of none, latest, all"),
         ({"every": "1h", "overlap": None, "catch_up": None, "expires": "soon"}, "expires must be numbers"),
         ({"every": "1h", "payload": 1, "payload_text": "1"}, "give one of payload (any JSON value), payload_text"),
         ({"every": "1h", "payload_base64": "?"}, "payload_base64 must be base64"),
