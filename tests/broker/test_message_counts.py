@@ -149,24 +149,41 @@ class Counting(MemoryStore):
         return counts
 
 
-async def test_later_messages_are_counted_in_parts(monkeypatch: pytest.MonkeyPatch):
+async def test_many_messages_are_counted_in_parts(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("timeline.broker.status.PART", 20)
     store = Counting()
     async with broker(store, limits=Limits(count_every_ms=3_600_000)) as link:
         for hour in range(0, 100, 2):
             await link.put([f"{hour}-{at}" for at in range(10)], (hour + 0.5) * HOUR_MS)
         await link.node.counts.near()
-        for _ in range(2):
+        for most in (160, 40):
             store.found.clear()
             await link.node.counts.far()
-            assert sum(store.found) == 500 and max(store.found) <= 160 and len(store.found) < 80
+            assert sum(store.found) == 500 and max(store.found) <= most and len(store.found) < 80
             assert shown(link, "timeline_expected_messages", within="1h") == 10
             assert shown(link, "timeline_expected_messages", within="24h") == 120
             assert shown(link, "timeline_messages_depth", state="waiting") == 500
         store.found.clear()
         frame = encode(Forecast("t", 100 * HOUR_MS, 4 * HOUR_MS))
         forecast = decode_as(await link.node.service.unary("Forecast", frame), Forecasted)
-        assert forecast.counts.tolist() == [20] * 25 and len(store.found) > 5 and max(store.found) <= 160
+        assert forecast.counts.tolist() == [20] * 25 and len(store.found) > 5 and max(store.found) <= 40
+
+
+@pytest.mark.parametrize("due_ms", [0, 5 * MINUTE_MS, 500 * HOUR_MS])
+async def test_many_of_one_minute_are_counted_at_once_only_until_they_are_known(
+    due_ms: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("timeline.broker.status.PART", 20)
+    store = Counting()
+    async with broker(store, limits=Limits(count_every_ms=3_600_000)) as link:
+        dues = due_ms + 100 * np.arange(500, dtype=np.int64)
+        await asyncio.gather(*(link.put([f"m{at}"], int(due)) for at, due in enumerate(dues)))
+        for _ in range(8):
+            store.found.clear()
+            await counted(link)
+            depth = [shown(link, "timeline_messages_depth", state=state) for state in ("available", "waiting")]
+            assert sum(depth) == 500
+        assert max(store.found) <= 40 and len(store.found) < 60
 
 
 class Refusing(MemoryStore):

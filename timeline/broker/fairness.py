@@ -13,10 +13,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from heapq import heappop, heappush
 from typing import Generic, TypeVar
+
+from timeline.clock import Clock
 
 T = TypeVar("T")
 RESERVED = 16
@@ -330,6 +332,18 @@ SHARE = 0.05
 async def rest(took_ms: float, share: float = SHARE) -> None:
     """Return when a look that took `took_ms` has had no more than its share of the time."""
     await asyncio.sleep(took_ms / 1000.0 * (1.0 / share - 1.0))
+
+
+@asynccontextmanager
+async def rested(clock: Clock, share: float = SHARE) -> AsyncIterator[None]:
+    """Rest after the look inside, and also if it fails. Not if it is cancelled."""
+    started_ms = clock.monotonic_ms()
+    try:
+        yield
+    except Exception:
+        await rest(clock.monotonic_ms() - started_ms, share)
+        raise
+    await rest(clock.monotonic_ms() - started_ms, share)
 
 
 class CooperativePace:

@@ -2,18 +2,20 @@
 
 It serves people, metrics and autoscalers, and answers status and Ping.
 
-The store is asked for a bounded share of its time. Messages due within ten minutes are counted by the minute, and
-often. Later ones may be most of the store, so they are counted as often as their cost allows, some thousand at a time.
-Topics take turns; those without messages are looked at seldom.
+The store is asked for a bounded share of its time, and never for long: many messages are counted in parts. Those due
+within ten minutes are counted by the minute, and often. Later ones may be most of the store, so they are counted as
+often as their cost allows. Topics take turns; those without messages are looked at seldom.
 """
 
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,7 +23,7 @@ from timeline.broker.catalog import Catalog, Readiness
 from timeline.broker.cluster import ClusterHints
 from timeline.broker.dispatch.dealer import Dealer, Dealers
 from timeline.broker.dispatch.roster import ConnectedConsumer, ConsumerHealth
-from timeline.broker.fairness import SHARE, CooperativePace, rest
+from timeline.broker.fairness import SHARE, CooperativePace, rested
 from timeline.broker.lanes import MeteredStore
 from timeline.broker.runtime import Runtime
 from timeline.clock import Clock
@@ -41,13 +43,14 @@ from timeline.wire import (
     TopicLoads,
 )
 
+T = TypeVar("T")
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 NEAR_MINUTES = 10
 PART = 10_000
 """About so many messages are counted at once, which takes SQLite 1.4 ms. Ten million at once kept a core busy for 1.1
 s, and the p99 of deliveries beside it was 10 to 109 ms instead of 8 to 10."""
 GROWTH = 8
-"""The next part of a count is at most so many times as long as the one before."""
+"""In a first count, the next part is at most so many times as long as the one before."""
 EMPTY_COUNTED = 50
 """Topics without messages that one round counts, in turn."""
 EMPTY_SWEPT = 10
@@ -127,13 +130,14 @@ class Depth:
 @dataclass(slots=True)
 class _Counted:
     """Counts of one topic. `near`: what is due, then each of the next minutes. `far`: the rest of the hour, then of the
-    day, then later. `few`: whether the last count of `far` found so few that they may be counted at once."""
+    day, then later. `near_cuts` and `far_cuts`: where the next counts of these are to be cut."""
 
     near: Int64 = field(default_factory=lambda: np.zeros(1 + NEAR_MINUTES, dtype=np.int64))
     far: Int64 = field(default_factory=lambda: np.zeros(3, dtype=np.int64))
     next_due_ms: int = 0
     counted_ms: int = 0
-    few: bool = False
+    near_cuts: list[int] = field(default_factory=list)
+    far_cuts: list[int] = field(default_factory=list)
 
 
 class MessageCounts:
@@ -214,20 +218,16 @@ class MessageCounts:
     async def near(self) -> None:
         """Measure the room left. Then count, for each topic, what is due now and within ten minutes."""
         await self.survey()
-        near: list[Callable[[], Awaitable[None]]] = [
-            self._room,
-            *(partial(self._near, uid) for uid in self.rounds.begin()),
-        ]
-        await self._turns([partial(self._rested, count) for count in near])
+        await self._turns([self._room, *(partial(self._near, uid) for uid in self.rounds.begin())])
 
     async def far(self) -> None:
         """Count, for each topic, what comes due later."""
         await self._turns([partial(self._far, uid) for uid in self._counted])
 
-    def few(self, uid: int) -> bool:
-        """Return whether the topic had so few messages, when it was last counted, that they may be counted at once."""
-        counted = self._counted.get(uid)
-        return counted is not None and counted.few
+    def cuts(self, uid: int) -> list[int]:
+        """Return where a count of the topic is to be cut; nothing if that is not known yet."""
+        counted = self._counted.get(uid, _Counted())
+        return sorted(counted.near_cuts + counted.far_cuts) if counted.far_cuts else []
 
     async def _turns(self, counts: Sequence[Callable[[], Awaitable[None]]]) -> None:
         """Count one after the other, in spite of trouble. Raise the last trouble in the end."""
@@ -240,15 +240,10 @@ class MessageCounts:
         if trouble is not None:
             raise trouble
 
-    async def _rested(self, count: Callable[[], Awaitable[None]]) -> None:
-        """Count, and let the store rest, whatever came of it."""
-        started_ms = self._clock.monotonic_ms()
-        try:
-            await count()
-        except StoreError:
-            await rest(self._clock.monotonic_ms() - started_ms)
-            raise
-        await rest(self._clock.monotonic_ms() - started_ms)
+    async def _ask(self, operation: str, call: Coroutine[Any, Any, T]) -> T:
+        """Return what the store answers, after a rest."""
+        async with rested(self._clock):
+            return await self._store.call(operation, call)
 
     async def _near(self, uid: int) -> None:
         topic, now_ms = self._catalog.of(uid), self._clock.now_ms()
@@ -257,14 +252,16 @@ class MessageCounts:
         self.rounds.empty(uid)
         counted, found = self._counted.get(uid, _Counted()), True
         try:
-            next_due = await self._store.call("next_due", self._store.store.next_due(topic, None, -1))
+            next_due = await self._ask("next_due", self._store.store.next_due(topic, None, -1))
             found = next_due is not None
-            if found:
+            if next_due is not None:
                 edges = now_ms + 1 + MINUTE_MS * np.arange(-1, NEAR_MINUTES + 1, dtype=np.int64)
-                edges[0] = 0
-                counted.near = await self._store.call("count_due", self._store.store.count_due(topic, edges))
-                if next_due is not None and next_due <= now_ms:
-                    counted.near[0] += await count_lapsed(self._store, topic, now_ms)
+                edges[0] = min(next_due, now_ms)
+                near = await count_in_parts(self._store, self._clock, topic, edges, counted.near_cuts)
+                counted.near, counted.near_cuts = near
+                if next_due <= now_ms:
+                    async with rested(self._clock):
+                        counted.near[0] += await count_lapsed(self._store, topic, now_ms)
             else:
                 counted = _Counted()
         finally:
@@ -287,11 +284,11 @@ class MessageCounts:
             return
         start_ms = self._clock.now_ms() + 1
         ends = [start_ms + NEAR_MINUTES * MINUTE_MS, start_ms + HOUR_MS, start_ms + DAY_MS, MAX_TIME_MS + 1]
-        edges = np.array(ends, dtype=np.int64)
-        counts = await count_in_parts(self._store, self._clock, topic, edges, self.few(uid), SHARE)
+        edges, before = np.array(ends, dtype=np.int64), self._counted.get(uid, _Counted())
+        far, cuts = await count_in_parts(self._store, self._clock, topic, edges, before.far_cuts)
         topic, counted = self._catalog.of(uid), self._counted.get(uid)
         if topic is not None and counted is not None:  # not dropped, nor emptied, meanwhile
-            counted.far, counted.few = counts, int(counts.sum()) <= PART
+            counted.far, counted.far_cuts = far, cuts
             self._tell(topic, counted)
 
     def _tell(self, topic: Topic, counted: _Counted) -> None:
@@ -320,35 +317,42 @@ class MessageCounts:
         store = self._store.store
         room: DiskSpace | None = None
         if isinstance(store, TellsDiskSpace):
-            room = await self._store.call("room", store.room())
+            room = await self._ask("room", store.room())
         if room is not None:
             self._metrics.gauge("timeline_store_free_bytes", room.free_bytes)
             self._metrics.gauge("timeline_store_size_bytes", room.size_bytes)
 
 
 async def count_in_parts(
-    store: MeteredStore, clock: Clock, topic: Topic, edges_ms: Int64, few: bool, share: float
-) -> Int64:
-    """Return `Store.count_due`, counted about PART messages at a time, so that others need not wait long. `few`: at
-    once. `share`: the share of its time that the store is asked."""
+    store: MeteredStore, clock: Clock, topic: Topic, edges_ms: Int64, cuts: Sequence[int], share: float = SHARE
+) -> tuple[Int64, list[int]]:
+    """Return `Store.count_due`, and where to cut the next count. The store is asked for a `share` of its time.
+
+    It counts about PART messages at a time, so that others need not wait long. `cuts`: of the count before. A part with
+    many more is counted at once, and is cut next time. Without `cuts`, parts begin with an hour, and grow or shrink by
+    what they find."""
     counts = np.zeros(len(edges_ms) - 1, dtype=np.int64)
     low_ms, end_ms = int(edges_ms[0]), int(edges_ms[-1])
-    step_ms = end_ms - low_ms if few else HOUR_MS
+    planned = [*(cut for cut in cuts if cut < end_ms), end_ms] if cuts else []
+    step_ms, found_before, next_cuts = HOUR_MS, PART, list[int]()
     while low_ms < end_ms:
-        high_ms = min(low_ms + step_ms, end_ms)
+        high_ms = planned[bisect_right(planned, low_ms)] if planned else min(low_ms + step_ms, end_ms)
         first, last = np.searchsorted(edges_ms, low_ms, "right"), np.searchsorted(edges_ms, high_ms, "left")
         edges = np.concatenate(([low_ms], edges_ms[first:last], [high_ms]))
-        started_ms = clock.monotonic_ms()
-        try:
-            found = await store.call("count_due", store.store.count_due(topic, edges))
-        except StoreError:
-            await rest(clock.monotonic_ms() - started_ms, share)
-            raise
-        counts[first - 1 : last] += found
-        step_ms = max(1, int(step_ms * min(GROWTH, PART / max(1, int(found.sum())))))
+        async with rested(clock, share):
+            of_part = await store.call("count_due", store.store.count_due(topic, edges))
+        counts[first - 1 : last] += of_part
+        found = int(of_part.sum())
+        step_ms = max(1, int(step_ms * min(GROWTH, PART / max(1, found))))
+        if next_cuts and found_before + found <= PART:
+            next_cuts[-1] = high_ms
+            found_before += found
+        else:
+            pieces = min(max(1, found // PART), high_ms - low_ms)
+            next_cuts += [low_ms + (high_ms - low_ms) * piece // pieces for piece in range(1, pieces + 1)]
+            found_before = found // pieces
         low_ms = high_ms
-        await rest(clock.monotonic_ms() - started_ms, share)
-    return counts
+    return counts, next_cuts
 
 
 async def count_lapsed(store: MeteredStore, topic: Topic, now_ms: int) -> int:

@@ -80,8 +80,8 @@ class ReadHandler:
         until_now = np.array([0, now_ms], dtype=np.int64)
         free = await store.call("count_due", store.store.count_due(topic, until_now))
         overdue = int(free[0]) + await count_lapsed(store, topic, now_ms)
-        few = self._counts.few(topic.uid)
-        counted = await count_in_parts(store, self._clock, topic, edges, few, FORECAST_SHARE)
+        cuts = self._counts.cuts(topic.uid)
+        counted, _ = await count_in_parts(store, self._clock, topic, edges, cuts, FORECAST_SHARE)
         return Forecasted(edges, counted, overdue, store.store.capabilities.exact_counts)
 
     async def late(self, asked: Late, caller: Principal) -> LateList:
