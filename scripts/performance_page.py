@@ -264,16 +264,18 @@ def page(text: str, results: dict[str, Any]) -> str:
 
 def readme(text: str, results: dict[str, Any]) -> str:
     """Return the README `text` with its figures, of the latest `results`."""
-    lines = ["| | figure | `timeline bench …` |\n|---|---|---|\n"]
+    lines = ["| | figure | `timeline bench …` | measured |\n|---|---|---|---|\n"]
     for what, wanted, said in HEADLINES:
         told = {name for _, name, _, _ in string.Formatter().parse(said) if name}
-        every = (report for run in reversed(results["runs"]) for report in run["scenarios"])
-        report = next((one for one in every if _is(one, *wanted) and told <= one["figures"].keys()), None)
+        every = ((report, run["date"]) for run in reversed(results["runs"]) for report in run["scenarios"])
+        report, date = next(
+            (each for each in every if _is(each[0], *wanted) and told <= each[0]["figures"].keys()), (None, "")
+        )
         if report is None:
             raise SystemExit(f"no recorded result has README's row '{what}': record one of {wanted[0]} on {wanted[1]}")
         values = {name: number(value) for name, value in report["figures"].items()}
         peers = "".join(f" --peer {name.split('_')[0]}" for name in _peers(report)[:1])
-        lines.append(f"| {what} | {said.format(**values)} | `{command(report)}{peers}` |\n")
+        lines.append(f"| {what} | {said.format(**values)} | `{command(report)}{peers}` | {date} |\n")
     return _between(text, "".join(lines))
 
 

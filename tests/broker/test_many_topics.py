@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.broker.link import Link, broker, statuses
-from tests.simulation.loop import Timer, VirtualLoop
+from tests.simulation.loop import in_virtual_time, wait
 from timeline.broker.catalog import ALONE_MS, READING_SHARE
 from timeline.broker.limits import Limits
 from timeline.broker.status import EMPTY_COUNTED
@@ -29,13 +28,6 @@ from timeline.wire import BrokerStatus, Deliver, Late, LateList, StatusRequest, 
 
 HOUR_MS = 3_600_000
 MANY = 4 * EMPTY_COUNTED
-
-
-async def wait(seconds: float) -> None:
-    """Returns after so much virtual time."""
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, VirtualLoop)
-    await Timer(loop).wait(seconds)
 
 
 class Counted(MemoryStore):
@@ -73,19 +65,6 @@ class Counted(MemoryStore):
             return answer
 
         return slow
-
-
-def in_virtual_time(work: Callable[[], Awaitable[None]]) -> None:
-    """Runs `work` in a loop that never waits."""
-    loop = VirtualLoop(random.Random(1))
-
-    async def whole() -> None:
-        await work()
-
-    try:
-        loop.run_until_complete(whole())
-    finally:
-        loop.finish()
 
 
 @asynccontextmanager

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.broker.link import Link, broker, statuses
+from tests.simulation.loop import in_virtual_time, wait
 from timeline.broker.fairness import SHARE
 from timeline.broker.limits import Limits
+from timeline.clock import Clock
 from timeline.model import Operation, Status, Topic
 from timeline.storage_plugins.contract import StoreError, StoreUnavailable, Swept
 from timeline.storage_plugins.memory import MemoryStore
@@ -108,82 +113,179 @@ async def test_a_lease_that_ran_out_is_counted_when_the_message_is_leased_again(
         assert shown(link, "timeline_leases_ended_total", cause="ran_out") == 1
 
 
-class Slow(MemoryStore):
-    """Takes its time to count; says when each count began and ended, by the loop's clock."""
+class Counting(MemoryStore):
+    """Takes `per_message_s` for each message that a count finds, and `reach_s` for each call, in virtual time. Notes
+    how many each count found, and when it began and ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, reach_s: float = 0.0, per_message_s: float = 0.002) -> None:
         super().__init__("memory://")
+        self.reach_s, self.per_message_s = reach_s, per_message_s
+        self.found: list[int] = []
         self.spans: list[tuple[float, float]] = []
 
-    async def count_due(self, topic: Topic, edges_ms: np.ndarray, held: bool = False) -> np.ndarray:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        while loop.time() < began + 0.002:
-            await asyncio.sleep(0)
-        self.spans.append((began, loop.time()))
-        return await super().count_due(topic, edges_ms, held)
-
-
-async def test_counting_takes_a_bounded_share_of_the_stores_time():
-    store = Slow()
-    async with broker(store, limits=Limits(count_every_ms=3_600_000)) as link:
-        for name in ("t", "u", "v"):
-            await link.topic(TopicAction.CREATE, name)
-            await link.put(["a"], HOUR_MS, topic=name)
-        await link.node.counts.near()
-        assert len(store.spans) == 3
-        for (began, ended), (next_began, _) in zip(store.spans, store.spans[1:], strict=False):
-            assert next_began - began >= (ended - began) / SHARE * 0.99
-
-
-class Counting(MemoryStore):
-    """Notes how many messages each count found."""
-
-    def __init__(self) -> None:
-        super().__init__("memory://")
-        self.found: list[int] = []
+    async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
+        await wait(self.reach_s)
+        return await super().next_due(topic, buckets, after_ms)
 
     async def count_due(self, topic: Topic, edges_ms: np.ndarray, held: bool = False) -> np.ndarray:
-        counts = await super().count_due(topic, edges_ms, held)
-        self.found.append(int(counts.sum()))
+        counts, loop = await super().count_due(topic, edges_ms, held), asyncio.get_running_loop()
+        found, began_s = int(counts.sum()), loop.time()
+        await wait(self.reach_s + self.per_message_s * found)
+        self.found.append(found)
+        self.spans.append((began_s, loop.time()))
         return counts
 
 
-async def test_many_messages_are_counted_in_parts(monkeypatch: pytest.MonkeyPatch):
+@asynccontextmanager
+async def counting(store: Counting) -> AsyncIterator[Link]:
+    """A broker in virtual time that counts only when a test says so."""
+    loop = asyncio.get_running_loop()
+    async with broker(store, Limits(count_every_ms=3_600_000), Clock(loop.time, loop.time)) as link:
+        yield link
+
+
+async def fill(link: Link, dues_ms: Iterable[float]) -> None:
+    for at, due_ms in enumerate(dues_ms):
+        await link.put([f"m{at}"], due_ms)
+
+
+async def forecast(link: Link, window_ms: int, step_ms: int) -> Forecasted:
+    return decode_as(await link.node.service.unary("Forecast", encode(Forecast("t", window_ms, step_ms))), Forecasted)
+
+
+def test_counting_takes_a_bounded_share_of_the_stores_time() -> None:
+    async def scene() -> None:
+        store = Counting()
+        async with counting(store) as link:
+            for name in ("t", "u", "v"):
+                await link.topic(TopicAction.CREATE, name)
+                await link.put(["a"], HOUR_MS, topic=name)
+            await counted(link)
+            spans = [(began, ended) for began, ended in store.spans if ended > began]
+            assert len(spans) == 3
+            for (began, ended), (next_began, _) in itertools.pairwise(spans):
+                assert next_began - began >= (ended - began) / SHARE * 0.99
+
+    in_virtual_time(scene)
+
+
+@pytest.fixture
+def parts_of_20(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("timeline.broker.status.PART", 20)
-    store = Counting()
-    async with broker(store, limits=Limits(count_every_ms=3_600_000)) as link:
-        for hour in range(0, 100, 2):
-            await link.put([f"{hour}-{at}" for at in range(10)], (hour + 0.5) * HOUR_MS)
-        await link.node.counts.near()
-        for most in (160, 40):
+
+
+@pytest.mark.usefixtures("parts_of_20")
+def test_many_messages_are_counted_in_parts() -> None:
+    async def scene() -> None:
+        store = Counting()
+        async with counting(store) as link:
+            await fill(link, ((hour + 0.5) * HOUR_MS + at for hour in range(0, 100, 2) for at in range(10)))
+            await link.node.counts.near()
+            for most in (160, 40):
+                store.found.clear()
+                await link.node.counts.far()
+                assert sum(store.found) == 500 and max(store.found) <= most and len(store.found) < 80
+                assert shown(link, "timeline_expected_messages", within="1h") == 10
+                assert shown(link, "timeline_expected_messages", within="24h") == 120
+                assert shown(link, "timeline_messages_depth", state="waiting") == 500
             store.found.clear()
-            await link.node.counts.far()
-            assert sum(store.found) == 500 and max(store.found) <= most and len(store.found) < 80
-            assert shown(link, "timeline_expected_messages", within="1h") == 10
-            assert shown(link, "timeline_expected_messages", within="24h") == 120
-            assert shown(link, "timeline_messages_depth", state="waiting") == 500
-        store.found.clear()
-        frame = encode(Forecast("t", 100 * HOUR_MS, 4 * HOUR_MS))
-        forecast = decode_as(await link.node.service.unary("Forecast", frame), Forecasted)
-        assert forecast.counts.tolist() == [20] * 25 and len(store.found) > 5 and max(store.found) <= 40
+            told = await forecast(link, 100 * HOUR_MS, 4 * HOUR_MS)
+            assert sum(told.counts.tolist()) == 500 and set(told.counts.tolist()) == {20}
+            assert len(store.found) > 5 and max(store.found) <= 40
+
+    in_virtual_time(scene)
 
 
+@pytest.mark.usefixtures("parts_of_20")
+def test_a_forecast_counts_what_is_overdue_in_parts() -> None:
+    async def scene() -> None:
+        store = Counting()
+        async with counting(store) as link:
+            await fill(link, (100.0 * at for at in range(500)))
+            await wait(3_600)
+            for _ in range(4):
+                await counted(link)
+            store.found.clear()
+            told = await forecast(link, HOUR_MS, HOUR_MS)
+            assert told.overdue == 500 and told.counts.tolist() == [0]
+            assert max(store.found) <= 40
+
+    in_virtual_time(scene)
+
+
+@pytest.mark.usefixtures("parts_of_20")
 @pytest.mark.parametrize("due_ms", [0, 5 * MINUTE_MS, 500 * HOUR_MS])
-async def test_many_of_one_minute_are_counted_at_once_only_until_they_are_known(
-    due_ms: int, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("timeline.broker.status.PART", 20)
-    store = Counting()
-    async with broker(store, limits=Limits(count_every_ms=3_600_000)) as link:
-        dues = due_ms + 100 * np.arange(500, dtype=np.int64)
-        await asyncio.gather(*(link.put([f"m{at}"], int(due)) for at, due in enumerate(dues)))
-        for _ in range(8):
+def test_many_of_one_minute_are_counted_at_once_only_until_they_are_known(due_ms: int) -> None:
+    async def scene() -> None:
+        store = Counting()
+        async with counting(store) as link:
+            await fill(link, (due_ms + 100 * at for at in range(500)))
+            for _ in range(8):
+                store.found.clear()
+                await counted(link)
+                depth = [shown(link, "timeline_messages_depth", state=state) for state in ("available", "waiting")]
+                assert sum(depth) == 500
+            assert max(store.found) <= 40 and len(store.found) < 60
+
+    in_virtual_time(scene)
+
+
+@pytest.mark.usefixtures("parts_of_20")
+def test_what_comes_near_is_counted_in_the_parts_that_are_known() -> None:
+    async def scene() -> None:
+        store = Counting()
+        async with counting(store) as link:
+            await fill(link, (HOUR_MS + 60 * at for at in range(1_000)))
+            for _ in range(8):
+                await counted(link)
+            await wait(2_900)
             store.found.clear()
             await counted(link)
-            depth = [shown(link, "timeline_messages_depth", state=state) for state in ("available", "waiting")]
-            assert sum(depth) == 500
-        assert max(store.found) <= 40 and len(store.found) < 60
+            assert sum(store.found) == 1_000 and max(store.found) <= 40
+
+    in_virtual_time(scene)
+
+
+@pytest.mark.usefixtures("parts_of_20")
+@pytest.mark.parametrize(
+    ("reach_s", "per_message_s"), [(0.0, 0.0), (0.1, 0.002)], ids=["a store with an index", "a store far away"]
+)
+def test_parts_grow_where_more_messages_cost_little(reach_s: float, per_message_s: float) -> None:
+    async def scene() -> None:
+        store = Counting(reach_s, per_message_s)
+        async with counting(store) as link:
+            await fill(link, (20 * HOUR_MS + 60_000 * at for at in range(1_000)))
+            for _ in range(6):
+                store.found.clear()
+                await counted(link)
+            assert sum(store.found) == 1_000 and len(store.found) <= 20
+            store.reach_s, store.per_message_s = 0.0, 0.002
+            for _ in range(12):
+                store.found.clear()
+                await counted(link)
+            assert max(store.found) <= 40
+
+    in_virtual_time(scene)
+
+
+@pytest.mark.usefixtures("parts_of_20")
+def test_a_topic_keeps_its_depth_while_it_is_counted_again() -> None:
+    async def scene() -> None:
+        store = Counting(reach_s=1.0)
+        async with counting(store) as link:
+            await fill(link, [HOUR_MS] * 3)
+            await counted(link)
+            uid = next(iter(link.node.counts.depths))
+            again = asyncio.ensure_future(link.node.counts.near())
+            while not again.done():
+                await link.put([f"{asyncio.get_running_loop().time()}"], HOUR_MS)
+                assert link.node.counts.depths[uid].waiting == 3 and not link.node.counts.rounds.is_empty(uid)
+                await wait(0.25)
+            await again
+            await counted(link)
+            assert link.node.counts.depths[uid].waiting > 3
+
+    in_virtual_time(scene)
 
 
 class Refusing(MemoryStore):

@@ -72,6 +72,7 @@ BODIES: tuple[tuple[Any, str, str], ...] = (
     (NEW, " \n", "the body is empty: send JSON"),
     (NEW, "{", "this is not JSON: Input data was truncated"),
     (NEW, '{"if_exists": "x"}', "if_exists must be one of move, replace, not 'x'"),
+    (list[NEW], '[{"in": 1}, {"if_exists": "x"}]', "[1].if_exists must be one of move, replace, not 'x'"),
 )  # fmt: skip
 QUERIES: tuple[tuple[str, str, str], ...] = (
     ("limit", "Expected `int`, got `str`", "limit must be a whole number"),

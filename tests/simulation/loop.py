@@ -13,7 +13,7 @@ import heapq
 import inspect
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from types import CoroutineType
 from typing import Any
 
@@ -220,3 +220,23 @@ class Timer:
 def _set(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+def in_virtual_time(work: Callable[[], Awaitable[None]]) -> None:
+    """Run `work` in a loop that never waits."""
+    loop = VirtualLoop(random.Random(1))
+
+    async def whole() -> None:
+        await work()
+
+    try:
+        loop.run_until_complete(whole())
+    finally:
+        loop.finish()
+
+
+async def wait(seconds: float) -> None:
+    """Return after `seconds` of virtual time."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    await Timer(loop).wait(seconds)

@@ -334,16 +334,24 @@ async def rest(took_ms: float, share: float = SHARE) -> None:
     await asyncio.sleep(took_ms / 1000.0 * (1.0 / share - 1.0))
 
 
-@asynccontextmanager
-async def rested(clock: Clock, share: float = SHARE) -> AsyncIterator[None]:
-    """Rest after the look inside, and also if it fails. Not if it is cancelled."""
-    started_ms = clock.monotonic_ms()
-    try:
-        yield
-    except Exception:
-        await rest(clock.monotonic_ms() - started_ms, share)
-        raise
-    await rest(clock.monotonic_ms() - started_ms, share)
+class SharedPace:
+    """The pace of one look at the store after the other: each rests first, so that the one before has had no more than
+    its share of the time, and also if that one failed."""
+
+    def __init__(self, clock: Clock, share: float = SHARE) -> None:
+        self._clock, self._share = clock, share
+        self._rested_ms = 0.0
+
+    @asynccontextmanager
+    async def turn(self, reach_ms: float = 0.0) -> AsyncIterator[None]:
+        """Rest, then look. `reach_ms`: the part of the look that only waits for a store far away."""
+        await asyncio.sleep(max(0.0, self._rested_ms - self._clock.monotonic_ms()) / 1000.0)
+        began_ms = self._clock.monotonic_ms()
+        try:
+            yield
+        finally:
+            now_ms = self._clock.monotonic_ms()
+            self._rested_ms = now_ms + max(0.0, now_ms - began_ms - reach_ms) * (1.0 / self._share - 1.0)
 
 
 class CooperativePace:

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from timeline.broker.catalog import Catalog, Readiness
 from timeline.broker.cluster import ClusterHints
 from timeline.broker.dispatch.dealer import Dealer, Dealers
 from timeline.broker.dispatch.roster import ConnectedConsumer, ConsumerHealth
-from timeline.broker.fairness import SHARE, CooperativePace, rested
+from timeline.broker.fairness import CooperativePace, SharedPace
 from timeline.broker.lanes import MeteredStore
 from timeline.broker.runtime import Runtime
 from timeline.clock import Clock
@@ -43,14 +42,15 @@ from timeline.wire import (
     TopicLoads,
 )
 
-T = TypeVar("T")
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 NEAR_MINUTES = 10
 PART = 10_000
-"""About so many messages are counted at once, which takes SQLite 1.4 ms. Ten million at once kept a core busy for 1.1
-s, and the p99 of deliveries beside it was 10 to 109 ms instead of 8 to 10."""
+"""The fewest messages of a part: SQLite counts them in 1.4 ms."""
+PART_MS = 1.0
+FIRST_STEP_MS = 1_000
 GROWTH = 8
-"""In a first count, the next part is at most so many times as long as the one before."""
+"""The next part is at most this many times as large as the one before, or as long where nothing is known."""
+REACHES = 8
 EMPTY_COUNTED = 50
 """Topics without messages that one round counts, in turn."""
 EMPTY_SWEPT = 10
@@ -157,6 +157,8 @@ class MessageCounts:
     ) -> None:
         self._clock, self._metrics = runtime.clock, runtime.metrics
         self._catalog, self._store, self._cluster, self._to_sweep = catalog, store, cluster, to_sweep
+        self.in_parts = CountsInParts(store, runtime.clock)
+        self._near_pace, self._far_pace = SharedPace(runtime.clock), SharedPace(runtime.clock)
         self.rounds = TopicRounds(EMPTY_COUNTED)
         self.depths: dict[int, Depth] = {}
         self._counted: dict[int, _Counted] = {}
@@ -171,7 +173,7 @@ class MessageCounts:
     def used(self, uid: int) -> None:
         """Note that messages of the topic may have changed."""
         self._to_sweep.used(uid)
-        if self.rounds.used(uid):
+        if self.rounds.used(uid) and not self.depths.get(uid, Depth()).next_due_ms:
             self.depths.pop(uid, None)  # nothing, as counted: that is not known any more
 
     def restart(self) -> None:
@@ -225,9 +227,9 @@ class MessageCounts:
         await self._turns([partial(self._far, uid) for uid in self._counted])
 
     def cuts(self, uid: int) -> list[int]:
-        """Return where a count of the topic is to be cut; nothing if that is not known yet."""
+        """Return where a count of the topic is to be cut, as far as that is known."""
         counted = self._counted.get(uid, _Counted())
-        return sorted(counted.near_cuts + counted.far_cuts) if counted.far_cuts else []
+        return sorted(counted.near_cuts + counted.far_cuts)
 
     async def _turns(self, counts: Sequence[Callable[[], Awaitable[None]]]) -> None:
         """Count one after the other, in spite of trouble. Raise the last trouble in the end."""
@@ -240,43 +242,37 @@ class MessageCounts:
         if trouble is not None:
             raise trouble
 
-    async def _ask(self, operation: str, call: Coroutine[Any, Any, T]) -> T:
-        """Return what the store answers, after a rest."""
-        async with rested(self._clock):
-            return await self._store.call(operation, call)
-
     async def _near(self, uid: int) -> None:
-        topic, now_ms = self._catalog.of(uid), self._clock.now_ms()
-        if topic is None:
-            return  # dropped meanwhile
-        self.rounds.empty(uid)
-        counted, found = self._counted.get(uid, _Counted()), True
-        try:
-            next_due = await self._ask("next_due", self._store.store.next_due(topic, None, -1))
-            found = next_due is not None
-            if next_due is not None:
-                edges = now_ms + 1 + MINUTE_MS * np.arange(-1, NEAR_MINUTES + 1, dtype=np.int64)
-                edges[0] = min(next_due, now_ms)
-                near = await count_in_parts(self._store, self._clock, topic, edges, counted.near_cuts)
-                counted.near, counted.near_cuts = near
-                if next_due <= now_ms:
-                    async with rested(self._clock):
-                        counted.near[0] += await count_lapsed(self._store, topic, now_ms)
-            else:
-                counted = _Counted()
-        finally:
-            if found:  # or it is not known
-                self._to_sweep.used(uid)
-                self.rounds.used(uid)
+        pace, found = self._near_pace, True
+        async with pace.turn():
+            if (topic := self._catalog.of(uid)) is None:
+                return  # dropped meanwhile
+            self.rounds.empty(uid)
+            try:
+                next_due = await self.in_parts.next_due(topic)
+                found = next_due is not None
+            finally:
+                if found:  # or it is not known
+                    self._to_sweep.used(uid)
+                    self.rounds.used(uid)
+        if next_due is None:
+            self._counted.pop(uid, None)
+            if self._catalog.of(uid) is not None and self.rounds.is_empty(uid):  # not dropped, nor used, meanwhile
+                self._tell(topic, _Counted(counted_ms=self._clock.now_ms()))
+            return
+        now_ms = self._clock.now_ms()
+        edges = now_ms + 1 + MINUTE_MS * np.arange(-1, NEAR_MINUTES + 1, dtype=np.int64)
+        edges[0] = min(next_due, now_ms)
+        near, cuts = await self.in_parts.count(topic, edges, self.cuts(uid), pace)
+        if next_due <= now_ms:
+            async with pace.turn():
+                near[0] += await count_lapsed(self._store, topic, now_ms)
         if (topic := self._catalog.of(uid)) is None:
             return  # its series are gone and stay so
-        counted.next_due_ms, counted.counted_ms = next_due or 0, now_ms
-        if found:
-            self._counted[uid] = counted
-        else:
-            self._counted.pop(uid, None)
-        if found or self.rounds.is_empty(uid):
-            self._tell(topic, counted)
+        counted = self._counted.setdefault(uid, _Counted())
+        counted.near, counted.near_cuts = near, cuts
+        counted.next_due_ms, counted.counted_ms = next_due, now_ms
+        self._tell(topic, counted)
 
     async def _far(self, uid: int) -> None:
         topic = self._catalog.of(uid)
@@ -284,8 +280,8 @@ class MessageCounts:
             return
         start_ms = self._clock.now_ms() + 1
         ends = [start_ms + NEAR_MINUTES * MINUTE_MS, start_ms + HOUR_MS, start_ms + DAY_MS, MAX_TIME_MS + 1]
-        edges, before = np.array(ends, dtype=np.int64), self._counted.get(uid, _Counted())
-        far, cuts = await count_in_parts(self._store, self._clock, topic, edges, before.far_cuts)
+        edges = np.array(ends, dtype=np.int64)
+        far, cuts = await self.in_parts.count(topic, edges, self.cuts(uid), self._far_pace)
         topic, counted = self._catalog.of(uid), self._counted.get(uid)
         if topic is not None and counted is not None:  # not dropped, nor emptied, meanwhile
             counted.far, counted.far_cuts = far, cuts
@@ -317,42 +313,73 @@ class MessageCounts:
         store = self._store.store
         room: DiskSpace | None = None
         if isinstance(store, TellsDiskSpace):
-            room = await self._ask("room", store.room())
+            async with self._near_pace.turn():
+                room = await self._store.call("room", store.room())
         if room is not None:
             self._metrics.gauge("timeline_store_free_bytes", room.free_bytes)
             self._metrics.gauge("timeline_store_size_bytes", room.size_bytes)
 
 
-async def count_in_parts(
-    store: MeteredStore, clock: Clock, topic: Topic, edges_ms: Int64, cuts: Sequence[int], share: float = SHARE
-) -> tuple[Int64, list[int]]:
-    """Return `Store.count_due`, and where to cut the next count. The store is asked for a `share` of its time.
+class CountsInParts:
+    """Counts many messages of a store a part at a time, so that others need not wait long.
 
-    It counts about PART messages at a time, so that others need not wait long. `cuts`: of the count before. A part with
-    many more is counted at once, and is cut next time. Without `cuts`, parts begin with an hour, and grow or shrink by
-    what they find."""
-    counts = np.zeros(len(edges_ms) - 1, dtype=np.int64)
-    low_ms, end_ms = int(edges_ms[0]), int(edges_ms[-1])
-    planned = [*(cut for cut in cuts if cut < end_ms), end_ms] if cuts else []
-    step_ms, found_before, next_cuts = HOUR_MS, PART, list[int]()
-    while low_ms < end_ms:
-        high_ms = planned[bisect_right(planned, low_ms)] if planned else min(low_ms + step_ms, end_ms)
-        first, last = np.searchsorted(edges_ms, low_ms, "right"), np.searchsorted(edges_ms, high_ms, "left")
-        edges = np.concatenate(([low_ms], edges_ms[first:last], [high_ms]))
-        async with rested(clock, share):
-            of_part = await store.call("count_due", store.store.count_due(topic, edges))
-        counts[first - 1 : last] += of_part
-        found = int(of_part.sum())
-        step_ms = max(1, int(step_ms * min(GROWTH, PART / max(1, found))))
-        if next_cuts and found_before + found <= PART:
-            next_cuts[-1] = high_ms
-            found_before += found
-        else:
-            pieces = min(max(1, found // PART), high_ms - low_ms)
-            next_cuts += [low_ms + (high_ms - low_ms) * piece // pieces for piece in range(1, pieces + 1)]
-            found_before = found // pieces
-        low_ms = high_ms
-    return counts, next_cuts
+    A part has at least `PART` messages. It has as many as the store counts in `PART_MS`, or in twice the time that it
+    takes to reach it, if these are more. So a store that is far away, or counts by an index alone, is not asked a
+    thousand times.
+    """
+
+    def __init__(self, store: MeteredStore, clock: Clock) -> None:
+        self._store, self._clock = store, clock
+        self._part = PART
+        self._reaches_ms: deque[float] = deque(maxlen=REACHES)
+
+    async def next_due(self, topic: Topic) -> int | None:
+        """Return `Store.next_due` of all buckets. That is cheap, so it shows how long it takes to reach the store."""
+        began_ms = self._clock.monotonic_ms()
+        next_due = await self._store.call("next_due", self._store.store.next_due(topic, None, -1))
+        self._reaches_ms.append(self._clock.monotonic_ms() - began_ms)
+        return next_due
+
+    async def count(
+        self, topic: Topic, edges_ms: Int64, cuts: Sequence[int], pace: SharedPace
+    ) -> tuple[Int64, list[int]]:
+        """Return `Store.count_due`, and where to cut the next count.
+
+        `cuts`: of counts before, in order. A part that has grown is counted at once, and is cut next time. Where there
+        are no cuts, steps grow or shrink by what they find."""
+        counts = np.zeros(len(edges_ms) - 1, dtype=np.int64)
+        low_ms, end_ms = int(edges_ms[0]), int(edges_ms[-1])
+        step_ms, found_before, next_cuts = FIRST_STEP_MS, self._part, list[int]()
+        reach_ms, worked_ms = min(self._reaches_ms, default=0.0), 0.0
+        while low_ms < end_ms:
+            after = bisect_right(cuts, low_ms)
+            high_ms = min(cuts[after] if after < len(cuts) else low_ms + step_ms, end_ms)
+            first, last = np.searchsorted(edges_ms, low_ms, "right"), np.searchsorted(edges_ms, high_ms, "left")
+            edges = np.concatenate(([low_ms], edges_ms[first:last], [high_ms]))
+            async with pace.turn(reach_ms):
+                began_ms = self._clock.monotonic_ms()
+                of_part = await self._store.call("count_due", self._store.store.count_due(topic, edges))
+                worked_ms += max(0.0, self._clock.monotonic_ms() - began_ms - reach_ms)
+            counts[first - 1 : last] += of_part
+            self._adapt(int(counts.sum()), worked_ms, max(PART_MS, 2 * reach_ms))
+            found = int(of_part.sum())
+            step_ms = max(1, int((high_ms - low_ms) * min(GROWTH, self._part / max(1, found))))
+            if next_cuts and found_before + found <= self._part:
+                next_cuts[-1] = high_ms
+                found_before += found
+            else:
+                pieces = max(GROWTH, found // self._part) if found >= 2 * self._part else 1
+                pieces = min(pieces, high_ms - low_ms)
+                next_cuts += [low_ms + (high_ms - low_ms) * piece // pieces for piece in range(1, pieces + 1)]
+                found_before = found
+            low_ms = high_ms
+        return counts, next_cuts
+
+    def _adapt(self, found: int, worked_ms: float, part_ms: float) -> None:
+        """Let a part have as many messages as take `part_ms`, where `found` took `worked_ms`."""
+        if found >= PART:
+            many = found * part_ms / worked_ms if worked_ms else float("inf")
+            self._part = max(PART, int(min(GROWTH * self._part, many)))
 
 
 async def count_lapsed(store: MeteredStore, topic: Topic, now_ms: int) -> int:

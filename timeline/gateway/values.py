@@ -59,7 +59,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 """By field: the words that it takes."""
 NO_CHOICE = "Invalid enum value"
-PLACE = re.compile(r" - at '\$[^']*?(\w+)'$")
+PLACE = re.compile(r" - at '(\$[^']*?(\w+))'$")
 MOST_SAID = 300
 """Characters of a decoder's sentence that are kept. It repeats the name of a field that is not known, whole."""
 AT = r"(?: - at '(\$[\w.\[\]]*)')?"
@@ -108,10 +108,10 @@ def in_words(said: str, field: str = "", kind: Any = None) -> str:
         return plain
     if said.startswith(NO_CHOICE):
         place = PLACE.search(said)
-        name = place[1] if place else field
+        path, name = (place[1], place[2]) if place else (None, field)
         if words := CHOICES.get(name):
             value = said.removeprefix(NO_CHOICE).partition(" - at ")[0].strip()
-            return f"{name} must be one of {', '.join(words)}, not {value}"
+            return f"{_subject(path, field, kind)} must be one of {', '.join(words)}, not {value}"
     return f"{field}: {said}" if field else said
 
 

@@ -12,10 +12,11 @@ from timeline.broker.api.access import Deed, Principal
 from timeline.broker.api.topics import TopicAccess, Walk, opened, permit, sealed
 from timeline.broker.catalog import Readiness
 from timeline.broker.dispatch.dealer import Dealers
+from timeline.broker.fairness import SharedPace
 from timeline.broker.lanes import MeteredStore
 from timeline.broker.late import LateRing, LateRows
 from timeline.broker.runtime import Runtime
-from timeline.broker.status import MessageCounts, count_in_parts, count_lapsed
+from timeline.broker.status import MessageCounts, count_lapsed
 from timeline.columns import Ragged
 from timeline.errors import Invalid
 from timeline.model import Rows, State, Topic, buckets_of, payload_sums
@@ -77,12 +78,12 @@ class ReadHandler:
         now_ms = self._clock.now_ms()
         edges = now_ms + np.arange(steps + 1, dtype=np.int64) * asked.step_ms
         edges[-1] = min(int(edges[-1]), now_ms + asked.window_ms)
-        until_now = np.array([0, now_ms], dtype=np.int64)
-        free = await store.call("count_due", store.store.count_due(topic, until_now))
-        overdue = int(free[0]) + await count_lapsed(store, topic, now_ms)
-        cuts = self._counts.cuts(topic.uid)
-        counted, _ = await count_in_parts(store, self._clock, topic, edges, cuts, FORECAST_SHARE)
-        return Forecasted(edges, counted, overdue, store.store.capabilities.exact_counts)
+        in_parts, pace = self._counts.in_parts, SharedPace(self._clock, FORECAST_SHARE)
+        next_due = await in_parts.next_due(topic)
+        first_ms = now_ms - 1 if next_due is None else min(next_due, now_ms - 1)
+        counted, _ = await in_parts.count(topic, np.append(first_ms, edges), self._counts.cuts(topic.uid), pace)
+        overdue = int(counted[0]) + await count_lapsed(store, topic, now_ms)
+        return Forecasted(edges, counted[1:], overdue, store.store.capabilities.exact_counts)
 
     async def late(self, asked: Late, caller: Principal) -> LateList:
         """Return the late deliveries that this broker remembers. A message by id is added if it is late now."""
