@@ -113,6 +113,32 @@ def test_what_is_kept_stays_and_the_new_times_follow() -> None:
     assert min(one.at_ms for one in after if one.payload.startswith(b"new")) > max(pending)
 
 
+@pytest.mark.parametrize("group", ["default", "others"])
+def test_what_was_kept_is_replaced_or_cancelled_by_the_edit_after(group: str) -> None:
+    here = world()
+    here.update(keep=True, cron="30 * * * * *", group=group)
+    here.run_until(here.now_ms + 100)
+    assert newest(here).kept
+    here.update(cron="*/2 * * * *", payload=b"new {sequence}")
+    edited_ms = here.now_ms
+    found = rest(here)
+    assert [at for _, at, _ in found] == [11, 13, 15]
+    assert [one.payload for one in here.delivered if one.when_ms > edited_ms] == [payload for _, _, payload in found]
+    assert all(payload.startswith(b"new") for _, _, payload in found)
+    assert not newest(here).kept
+    assert newest(here).produced == newest(here).sequence
+
+
+def test_what_was_kept_twice_goes_with_the_schedule() -> None:
+    here = world()
+    for cron in ("30 * * * * *", "45 * * * * *"):
+        here.update(keep=True, cron=cron)
+        here.run_until(here.now_ms + 100)
+    here.delete()
+    assert rest(here) == []
+    assert not here.topic
+
+
 def test_a_paused_schedule_produces_nothing_and_misses_nothing() -> None:
     here = world()
     here.update(paused=True)

@@ -13,8 +13,8 @@ from timeline.errors import Invalid
 from timeline.model import bucket_of
 from timeline.schedules.record import (
     BUCKETS,
-    CancelledOccurrence,
     DecidedOccurrence,
+    OccurrenceKey,
     QueuedSpan,
     RenamedSpan,
     ScheduleRecord,
@@ -37,7 +37,7 @@ RECORD = ScheduleRecord(
     position_ms=AT_MS,
     sequence=4,
     decided=(DecidedOccurrence(AT_MS, 4), DecidedOccurrence(AT_MS + 1, 5, True)),
-    cancelling=(CancelledOccurrence("monthly@2026-11-01T05:30:00Z", "billing"),),
+    cancelling=(OccurrenceKey("monthly@2026-11-01T05:30:00Z", "billing"),),
     queue=(QueuedSpan(1, 2, 3, 4),),
     renamed=(RenamedSpan(AT_MS, AT_MS + 1, 9),),
     standing_until_ms=5,

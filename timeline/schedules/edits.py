@@ -17,8 +17,8 @@ from timeline.recurrence.rules import MOST_COUNT
 from timeline.schedules.looks import AHEAD_MS, MOST_PUTS, YEAR_MS, ScheduledMessage, due_of, first_of, message_of
 from timeline.schedules.record import (
     TRIGGER,
-    CancelledOccurrence,
     DecidedOccurrence,
+    OccurrenceKey,
     QueuedSpan,
     RenamedSpan,
     ScheduleRecord,
@@ -157,9 +157,10 @@ def _next(record: ScheduleRecord, now_ms: int, **changes: Any) -> ScheduleRecord
 
 def _kept(record: ScheduleRecord, now_ms: int, new: Specification) -> Edit:
     """The next revision, which leaves what is put as it is, and what is decided."""
-    old = record.specification
+    old, renewal = record.specification, _Renewal(record, now_ms, new, False)
     goes_on = _same_rules(old, new) and not (old.paused or new.paused or record.ended)
     position_ms = record.position_ms if goes_on else max(record.position_ms, now_ms)
+    own = {at_ms: OccurrenceKey(record.occurrence_id(at_ms), old.group) for at_ms in renewal.put if at_ms > now_ms}
     made = _next(
         record,
         now_ms,
@@ -169,6 +170,7 @@ def _kept(record: ScheduleRecord, now_ms: int, new: Specification) -> Edit:
         queue=record.queue if _same_rules(old, new) else tuple(_singly(old, record.queue)),
         standing_until_ms=max(record.standing_until_ms, record.position_ms),
         missed=record.missed + (0 if goes_on else _left_out(record, now_ms)),
+        kept=tuple((record.kept_after(now_ms) | own).values()),
     )
     return Edit(made, now_ms)
 
@@ -178,7 +180,7 @@ def _renewed(record: ScheduleRecord, now_ms: int, new: Specification, ends: bool
     old, renewal = record.specification, _Renewal(record, now_ms, new, ends)
     again, cancelled = renewal.again(), renewal.cancelled()
     position_ms, sequence = renewal.reached()
-    dropped = (CancelledOccurrence(record.occurrence_id(at_ms), old.group) for at_ms in cancelled)
+    dropped = (key for at_ms in cancelled for key in renewal.keys(at_ms))
     cancelling = tuple(dict.fromkeys((*record.cancelling, *dropped)))
     if len(cancelling) > _MOST_CANCELLING:
         raise Throttled("edits of this schedule come faster than brokers carry them out", retry_after_ms=1_000)
@@ -193,6 +195,7 @@ def _renewed(record: ScheduleRecord, now_ms: int, new: Specification, ends: bool
         decided=(*(one for one in record.decided if one.at_ms not in renewal.pending), *again),
         queue=record.queue if _same_rules(old, new) and not renewal.gone else (),
         renamed=(*record.renamed, *spans)[-_MOST_RENAMED:],
+        kept=(),
         standing_until_ms=renewal.reach_ms,
         replacing=True,
         last_id="" if record.last_ms in renewal.pending else record.last_id,
@@ -205,8 +208,9 @@ class _Renewal:
     """An edit that decides again what lies ahead. It does so at once. The next look may come after an outage: it could
     not know what was delivered meanwhile, and would count that as missed.
 
-    `from_ms`: the time of the edit. `pending`: the occurrences that may be put and may lie ahead. `goes_on`: both
-    revisions have the same rules, so that whatever was not decided before stays to be decided.
+    `from_ms`: the time of the edit. `put`: the occurrences of the old revision that may be put and may lie ahead.
+    `pending`: these, and those of the revisions before it. `goes_on`: both revisions have the same rules, so that
+    whatever was not decided before stays to be decided.
     """
 
     def __init__(self, record: ScheduleRecord, now_ms: int, new: Specification, ends: bool) -> None:
@@ -218,13 +222,15 @@ class _Renewal:
         self.from_ms = from_ms = max(now_ms, record.last_ms + 1 - 2 * AHEAD_MS)
         self.reach_ms = max(record.position_ms, record.standing_until_ms)
         self._past = _jittered(record, from_ms, now_ms)
-        self._undone = _between(self._old, from_ms, record.position_ms)
+        self._undone = _between(self._old, max(from_ms, record.begun_ms), record.position_ms)
+        self._kept = {at_ms: key for at_ms, key in record.kept_after(now_ms).items() if at_ms >= from_ms}
         self._decided = {one.at_ms for one in record.decided}
         # The revision before this one may not have come to replace or to put again what it had cancelled.
         standing = _between(self._old, from_ms, self.reach_ms)
-        self.pending = {*self._past, *standing, *(at_ms for at_ms in self._decided if at_ms >= from_ms)}
-        begin_ms = min(from_ms, record.position_ms)
-        self._before = _sequence(self._old, new, begin_ms, max(0, record.sequence - len(self._undone)))
+        self.put = {*self._past, *self._undone, *(at_ms for at_ms in self._decided if at_ms >= from_ms)}
+        self.pending = {*self.put, *standing, *self._kept}
+        begin_ms, ahead = min(from_ms, record.position_ms), len({*self._undone, *self._kept})
+        self._before = _sequence(self._old, new, begin_ms, max(0, record.sequence - ahead))
         until_ms = record.position_ms if self.goes_on else self.reach_ms
         times = list(_times(new, from_ms, until_ms, self._before)) if from_ms < until_ms and not self.gone else []
         self._fit = {at_ms: self._before + place for place, at_ms in enumerate(times, 1)}
@@ -244,8 +250,14 @@ class _Renewal:
         """Return the pending occurrences that do not stay under their ids. What is due may be delivered: it stays."""
         same = (self._old.group, self._old.overlap) == (self._new.group, self._new.overlap)
         stays = {at_ms for at_ms in self.pending if at_ms in self._fit or self._stays_past(at_ms)} if same else set()
+        stays = {at_ms for at_ms in stays if len(self.keys(at_ms)) == 1}
         later = {at_ms for at_ms in self.pending if due_of(self._old, at_ms) > self._now_ms}
         return sorted(later - stays)
+
+    def keys(self, at_ms: int) -> tuple[OccurrenceKey, ...]:
+        """Return the messages that may be on the timeline for the pending occurrence of a time, each once."""
+        own = OccurrenceKey(self._record.occurrence_id(at_ms), self._old.group)
+        return tuple(dict.fromkeys((own, self._kept.get(at_ms, own))))
 
     def reached(self) -> tuple[int, int]:
         """Return the position of the new revision, and how many were decided before it."""
@@ -260,7 +272,7 @@ class _Renewal:
 
     def counts(self) -> dict[str, int]:
         """Return the counts without what is decided again, and with what nobody decides."""
-        record, undone = self._record, {*self._past, *self._undone} - self._decided
+        record, undone = self._record, {*self._past, *self._undone, *self._kept} - self._decided
         missed = record.missed + (0 if self.goes_on else _left_out(record, self.from_ms))
         if self._old.overlap is Overlap.ALLOW:
             return {"produced": max(0, record.produced - len(undone)), "missed": missed}

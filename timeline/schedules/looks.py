@@ -17,8 +17,8 @@ from timeline.model import MAX_TIME_MS, Status
 from timeline.recurrence import Occurrence
 from timeline.recurrence.recurrence import SLICE
 from timeline.schedules.record import (
-    CancelledOccurrence,
     DecidedOccurrence,
+    OccurrenceKey,
     QueuedSpan,
     ScheduleRecord,
     birth_of,
@@ -92,7 +92,7 @@ class Look:
     due_ms: int
     now_ms: int
     over: bool = False
-    cancel: tuple[CancelledOccurrence, ...] = ()
+    cancel: tuple[OccurrenceKey, ...] = ()
 
     def after(self, delivered: Collection[str]) -> Look:
         """Return the rest of the look. `delivered`: ids of `cancel` that consumers have or had. Their occurrences keep
@@ -158,11 +158,12 @@ def plan(record: ScheduleRecord, now_ms: int, unfinished: bool = False) -> Look:
 
 
 def _follow(record: ScheduleRecord, now_ms: int, **changes: Any) -> ScheduleRecord:
-    """Return the next record, without the names that nobody can ask for any more."""
+    """Return the next record, without the names that nobody can ask for any more, and what is no longer kept."""
     oldest_ms = now_ms - max(NAMED_MS, record.specification.window_ms + REMEMBER_MARGIN_MS)
     renamed = tuple(span for span in record.renamed if span.until_ms > oldest_ms)
     done: dict[str, Any] = {"decided": (), "cancelling": ()}
-    return dataclasses.replace(record, number=record.number + 1, renamed=renamed, **done | changes)
+    kept = tuple(record.kept_after(now_ms).values())
+    return dataclasses.replace(record, number=record.number + 1, renamed=renamed, kept=kept, **done | changes)
 
 
 class _Decision:

@@ -43,8 +43,8 @@ class DecidedOccurrence(NamedTuple):
     caught_up: bool = False
 
 
-class CancelledOccurrence(NamedTuple):
-    """A message that an edit cancelled, and the group that it belongs to."""
+class OccurrenceKey(NamedTuple):
+    """The id of an occurrence's message, and the group that it belongs to."""
 
     id: str
     group: str
@@ -79,7 +79,8 @@ class ScheduleRecord:
 
     `begun_ms`: since when these rules decide. `position_ms`: the first time at which an occurrence is not decided yet.
     `sequence`: how many were decided before it. `cancelling`, `decided`: what the next look cancels, and puts.
-    `queue`: what waits for its turn. `renamed`: whose ids have a number.
+    `queue`: what waits for its turn. `renamed`: whose ids have a number. `kept`: messages of earlier revisions that
+    edits left on the timeline, until their time.
 
     `standing_until_ms`: before it, occurrences of earlier revisions may stand. `replacing`: they are replaced.
 
@@ -97,9 +98,10 @@ class ScheduleRecord:
     position_ms: int = 0
     sequence: int = 0
     decided: tuple[DecidedOccurrence, ...] = ()
-    cancelling: tuple[CancelledOccurrence, ...] = ()
+    cancelling: tuple[OccurrenceKey, ...] = ()
     queue: tuple[QueuedSpan, ...] = ()
     renamed: tuple[RenamedSpan, ...] = ()
+    kept: tuple[OccurrenceKey, ...] = ()
     standing_until_ms: int = 0
     replacing: bool = False
     produced: int = 0
@@ -151,7 +153,8 @@ class ScheduleRecord:
             "specification": self.specification.to_json(),
             "number": self.number,
             "revision": self.revision,
-            "state": self.state(),
+            # Older brokers know no kept messages.
+            "state": {name: value for name, value in self.state().items() if value or name != "kept"},
         }
         return json.dumps(said, separators=(",", ":"), ensure_ascii=False).encode()
 
@@ -179,6 +182,11 @@ class ScheduleRecord:
                 number = max(number, span.number)
         return occurrence_id(self.specification.name, at_ms, str(number) if number else "")
 
+    def kept_after(self, now_ms: int) -> dict[int, OccurrenceKey]:
+        """Return the kept messages whose times are after now, by these times."""
+        times = ((schedule_of(key.id) or ("", 0), key) for key in self.kept)
+        return {at_ms: key for (_, at_ms), key in times if at_ms > now_ms}
+
     def keeping(self, at_ms: int, id: str) -> ScheduleRecord:
         """Return the record in which the occurrence at a time has this id, which it had before it was renamed."""
         suffix = id.rpartition("Z.")[2]
@@ -194,10 +202,11 @@ class ScheduleRecord:
 
 
 _ROWS: dict[str, Any] = {
-    "cancelling": CancelledOccurrence,
+    "cancelling": OccurrenceKey,
     "decided": DecidedOccurrence,
     "queue": QueuedSpan,
     "renamed": RenamedSpan,
+    "kept": OccurrenceKey,
 }
 _FLAGS = ("replacing", "ended", "deleted")
 _TEXTS = ("last_id",)
@@ -208,7 +217,7 @@ _NUMBERS = ("number", "revision", *(name for name in _STATE if name not in {*_RO
 
 
 def _row(name: str, kind: Any, said: object) -> Any:
-    wanted = str if kind is CancelledOccurrence else int
+    wanted = str if kind is OccurrenceKey else int
     if not isinstance(said, list) or not all(isinstance(one, wanted) for one in said):
         of = "texts" if wanted is str else "numbers"
         raise Invalid(f"{name} of a schedule's record must have lists of {of}, not {said!r:.80}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -57,6 +58,23 @@ def test_an_update_that_keeps_what_is_pending_decides_what_follows() -> None:
         assert set(found.values()) == {1}
         assert {at for at in found if at < 110} == set(steps(1, 110, 10))
         assert {at for at in found if at > 200} == set(steps(201, 366, 7))
+
+
+def test_an_update_after_one_that_kept_decides_from_now_on() -> None:
+    with town() as there:
+
+        async def story() -> None:
+            await begin(there)
+            await change(there, "update", pending="keep", every="7s")
+            await there.timer.wait(1)
+            await change(there, "update", every="15s")
+            await there.timer.wait(300)
+
+        there.run(story())
+        found = times(there)
+        later = [at for at in sorted(found) if at > 70]
+        assert set(found.values()) == {1} and len(later) >= 19
+        assert {after - before for before, after in itertools.pairwise(later)} == {15}
 
 
 @pytest.mark.parametrize("apart_s", [0.0, 0.01, 5.0])
