@@ -354,6 +354,17 @@ async def check_count_due(trial: Trial) -> None:
     expect_equal(held.tolist(), [0, 5, 0], "counts of held messages by the ends of their leases")
 
 
+@check(needs=lambda capabilities: capabilities.exact_counts)
+async def check_count_due_of_many_steps(trial: Trial) -> None:
+    """Nothing is counted twice, or not at all, however many steps and buckets there are."""
+    few = await trial.topic_with(named(100), [T0 + 10 * at for at in range(100)], buckets=130)
+    many = await trial.topic_with(named(1_000), [T0 + at for at in range(1_000)], buckets=1)
+    edges = np.linspace(T0, T0 + 1_000, 66).astype(np.int64)
+    for topic, dues in ((few, np.arange(T0, T0 + 1_000, 10)), (many, np.arange(T0, T0 + 1_000))):
+        counts = await trial.store.count_due(topic, edges)
+        expect_equal(counts.tolist(), np.diff(np.searchsorted(dues, edges)).tolist(), f"counts of {len(dues)} messages")
+
+
 @check(needs=lambda capabilities: not capabilities.exact_counts)
 async def check_count_due_estimates(trial: Trial) -> None:
     """A store whose counts are estimates still answers one count for each step, none negative."""

@@ -29,6 +29,8 @@ ORDER_KEPT_MS = 600_000
 """How long after a walk its order is maintained."""
 LOOKED_AT = 1_000
 """Leases that one script looks through for a holder's."""
+COUNTED_BUCKETS, COUNTED_STEPS = 64, 64
+"""What one script counts, in a few milliseconds."""
 
 
 async def _walk(
@@ -201,9 +203,13 @@ async def _next_with_leases(keys: BucketKeys, bucket: int, now_ms: int) -> int:
 async def count_due(keys: BucketKeys, edges_ms: Int64, held: bool) -> Int64:
     """`Store.count_due`."""
     counts = np.zeros(max(0, len(edges_ms) - 1), dtype=np.int64)
-    if len(counts):
-        for _, part in await keys.each(scripts.COUNT, None, b":h" if held else b":f", *edges_ms.tolist()):
-            counts += np.array(part, dtype=np.int64)
+    most = keys.topic.settings.buckets
+    for start in range(0, most, COUNTED_BUCKETS):
+        buckets = range(start, min(start + COUNTED_BUCKETS, most))
+        for step in range(0, len(counts), COUNTED_STEPS):
+            edges = edges_ms[step : step + COUNTED_STEPS + 1].tolist()
+            for _, part in await keys.each(scripts.COUNT, buckets, b":h" if held else b":f", *edges):
+                counts[step : step + COUNTED_STEPS] += np.array(part, dtype=np.int64)
     return counts
 
 

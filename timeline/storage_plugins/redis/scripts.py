@@ -550,11 +550,24 @@ return least
 
 COUNT = """
 -- ARGV: ':f' (free) or ':h' (held), then the edges. Answers how many are due between each edge and the next.
-local counts = {}
-for i = 2, #ARGV - 1 do
-  local sum = 0
-  for _, base in ipairs(KEYS) do sum = sum + redis.call('ZCOUNT', base .. ARGV[1], ARGV[i], '(' .. ARGV[i + 1]) end
-  counts[i - 1] = sum
+local counts, steps, last = {}, #ARGV - 2, '(' .. ARGV[#ARGV]
+for step = 1, steps do counts[step] = 0 end
+for _, base in ipairs(KEYS) do
+  local timeline = base .. ARGV[1]
+  local all = redis.call('ZCOUNT', timeline, ARGV[2], last)
+  if all > 0 and all < steps then  -- fewer messages than steps: look at each of them
+    local found, step = redis.call('ZRANGEBYSCORE', timeline, ARGV[2], last, 'WITHSCORES'), 1
+    for at = 2, #found, 2 do
+      while tonumber(found[at]) >= tonumber(ARGV[step + 2]) do step = step + 1 end
+      counts[step] = counts[step] + 1
+    end
+  elseif all > 0 and steps > 1 then
+    for step = 1, steps do
+      counts[step] = counts[step] + redis.call('ZCOUNT', timeline, ARGV[step + 1], '(' .. ARGV[step + 2])
+    end
+  else
+    counts[1] = counts[1] + all
+  end
 end
 return counts
 """
