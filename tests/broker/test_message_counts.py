@@ -16,12 +16,13 @@ from tests.simulation.loop import in_virtual_time, wait
 from timeline.broker.fairness import SHARE
 from timeline.broker.limits import Limits
 from timeline.clock import Clock
-from timeline.model import Operation, Status, Topic
-from timeline.storage_plugins.contract import StoreError, StoreUnavailable, Swept
+from timeline.columns import Ragged
+from timeline.model import Operation, Status, Topic, TopicSettings
+from timeline.storage_plugins.contract import Puts, StoreError, StoreUnavailable, Swept
 from timeline.storage_plugins.memory import MemoryStore
 from timeline.wire import Deliver, Forecast, Forecasted, SettleFlag, TopicAction, decode_as, encode
 
-MINUTE_MS, HOUR_MS = 60_000, 3_600_000
+MINUTE_MS, HOUR_MS, FAR_MS = 60_000, 3_600_000, 4_000_000_000_000
 
 
 def shown(link: Link, name: str, **labels: str) -> float | None:
@@ -46,6 +47,24 @@ async def test_what_is_expected_is_told_by_when_it_comes():
         assert shown(link, "timeline_messages_depth", state="available") == 1
         assert shown(link, "timeline_messages_depth", state="waiting") == 7
         assert shown(link, "timeline_buckets") == 64 and shown(link, "timeline_topic_rate_limit") == 0
+
+
+async def test_what_waits_is_not_told_before_it_is_counted():
+    store = MemoryStore("memory://")
+    await store.open()
+    topic = await store.create_topic(Topic("t", 7, TopicSettings()))
+    puts = Puts.filled(
+        1, ids=Ragged.of([b"a"]), birth=np.ones(1, dtype=np.uint64), due_ms=np.array([FAR_MS]), groups=Ragged.of([b""])
+    )
+    await store.put(topic, 1, puts)
+    async with broker(store, limits=Limits(count_every_ms=3_600_000)) as link:
+        counts = link.node.counts
+        await counts.near()
+        assert shown(link, "timeline_messages_depth", state="available") == 0
+        assert shown(link, "timeline_messages_depth", state="waiting") is None
+        assert shown(link, "timeline_expected_messages", within="24h") is None and 7 not in counts.depths
+        await counts.far()
+        assert shown(link, "timeline_messages_depth", state="waiting") == 1 and counts.depths[7].waiting == 1
 
 
 async def test_what_is_overdue_is_told_but_not_while_the_topic_is_paused():

@@ -130,10 +130,10 @@ class Depth:
 @dataclass(slots=True)
 class _Counted:
     """Counts of one topic. `near`: what is due, then each of the next minutes. `far`: the rest of the hour, then of the
-    day, then later. `near_cuts` and `far_cuts`: where the next counts of these are to be cut."""
+    day, then later; None: not counted yet. `near_cuts` and `far_cuts`: where the next counts of these are to be cut."""
 
     near: Int64 = field(default_factory=lambda: np.zeros(1 + NEAR_MINUTES, dtype=np.int64))
-    far: Int64 = field(default_factory=lambda: np.zeros(3, dtype=np.int64))
+    far: Int64 | None = None
     next_due_ms: int = 0
     counted_ms: int = 0
     near_cuts: list[int] = field(default_factory=list)
@@ -168,7 +168,7 @@ class MessageCounts:
         """Add a topic. `empty`: it was made just now."""
         self.rounds.add(topic.uid, empty)
         if empty:
-            self._tell(topic, _Counted(counted_ms=self._clock.now_ms()))
+            self._tell_empty(topic, self._clock.now_ms())
 
     def used(self, uid: int) -> None:
         """Note that messages of the topic may have changed."""
@@ -214,7 +214,7 @@ class MessageCounts:
             for uid in some:
                 topic = self._catalog.of(uid)
                 if topic is not None and self.rounds.is_empty(uid):  # not dropped, nor used, meanwhile
-                    self._tell(topic, _Counted(counted_ms=now_ms))
+                    self._tell_empty(topic, now_ms)
             await pace.did(len(some))
 
     async def near(self) -> None:
@@ -258,7 +258,7 @@ class MessageCounts:
         if next_due is None:
             self._counted.pop(uid, None)
             if self._catalog.of(uid) is not None and self.rounds.is_empty(uid):  # not dropped, nor used, meanwhile
-                self._tell(topic, _Counted(counted_ms=self._clock.now_ms()))
+                self._tell_empty(topic, self._clock.now_ms())
             return
         now_ms = self._clock.now_ms()
         edges = now_ms + 1 + MINUTE_MS * np.arange(-1, NEAR_MINUTES + 1, dtype=np.int64)
@@ -287,22 +287,25 @@ class MessageCounts:
             counted.far, counted.far_cuts = far, cuts
             self._tell(topic, counted)
 
+    def _tell_empty(self, topic: Topic, now_ms: int) -> None:
+        self._tell(topic, _Counted(far=np.zeros(3, dtype=np.int64), counted_ms=now_ms))
+
     def _tell(self, topic: Topic, counted: _Counted) -> None:
+        """Set the gauges, and the topic's depth. Those of what comes later stay as they are until that is counted."""
         metrics = self._metrics
         available, minutes = int(counted.near[0]), counted.near[1:]
-        ten_minutes, far = int(minutes.sum()), counted.far.tolist()
-        self.depths[topic.uid] = Depth(available, ten_minutes + sum(far), counted.next_due_ms, counted.counted_ms)
-        expected = {
-            "1m": int(minutes[0]),
-            "10m": ten_minutes,
-            "1h": ten_minutes + far[0],
-            "24h": ten_minutes + far[0] + far[1],
-        }
+        ten_minutes = int(minutes.sum())
+        expected = {"1m": int(minutes[0]), "10m": ten_minutes}
+        if counted.far is not None:
+            hour, day, later = counted.far.tolist()
+            waiting = ten_minutes + hour + day + later
+            self.depths[topic.uid] = Depth(available, waiting, counted.next_due_ms, counted.counted_ms)
+            metrics.topic_gauge("timeline_messages_depth", topic.name, waiting, "waiting")
+            expected |= {"1h": ten_minutes + hour, "24h": ten_minutes + hour + day}
         for within, count in expected.items():
             metrics.topic_gauge("timeline_expected_messages", topic.name, count, within)
         metrics.topic_gauge("timeline_expected_peak_messages", topic.name, int(minutes.max()))
         metrics.topic_gauge("timeline_messages_depth", topic.name, available, "available")
-        metrics.topic_gauge("timeline_messages_depth", topic.name, ten_minutes + sum(far), "waiting")
         metrics.topic_gauge("timeline_next_due_timestamp_seconds", topic.name, counted.next_due_ms / 1000.0)
         metrics.topic_gauge("timeline_overdue_seconds", topic.name, _overdue_ms(topic, counted) / 1000.0)
         metrics.topic_gauge("timeline_topic_rate_limit", topic.name, topic.settings.max_rate_per_s)
