@@ -42,7 +42,8 @@ def test_an_error_says_what_it_means(kind: type[TimelineError]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_error_names_its_message_and_its_reason(kind: type[TimelineError]) -> None:
     error = kind("not so", id="UA1545", retry_after_ms=250)
-    assert str(error) == f"{kind.code} 'UA1545': not so"
+    # The reason of TOO_LARGE is a number alone: the sentence says what to do, as HTTP and the command line do.
+    assert str(error) == (errors.explain(error) if kind is errors.TooLarge else f"{kind.code} 'UA1545': not so")
     assert (error.id, error.reason, error.retry_after_ms) == ("UA1545", "not so", 250)
 
 
@@ -55,6 +56,15 @@ def test_an_error_crosses_processes_whole(kind: type[TimelineError], way: object
     assert type(again) is kind
     assert (again.id, again.reason, again.retry_after_ms) == (error.id, error.reason, error.retry_after_ms)
     assert str(again) == str(error)
+
+
+def test_too_large_says_in_python_what_http_and_the_command_line_say() -> None:
+    error = errors.TooLarge("a payload of this topic may take 5 bytes, not 6", id="a")
+    sentence = f"a payload of this topic may take 5 bytes, not 6; {errors.TooLarge.advice}"
+    assert errors.sentence_of(error) == sentence and "max_payload_bytes" in sentence
+    assert str(error) == errors.explain(error) == f"TOO_LARGE 'a': {sentence}"
+    fixed = errors.TooLarge("headers take 9 bytes", advice=errors.FIXED_LIMIT)
+    assert str(fixed) == f"TOO_LARGE: headers take 9 bytes; {errors.FIXED_LIMIT}"
 
 
 def test_invalid_is_a_value_error_too() -> None:

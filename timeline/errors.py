@@ -115,6 +115,10 @@ class TooLarge(TimelineError):
     code = "TOO_LARGE"
     advice = "make the payload or the headers smaller, or raise the topic's max_payload_bytes"
 
+    def __str__(self) -> str:
+        """Return the error in words, with what to do about it, as HTTP and the command line say it."""
+        return explain(self)
+
 
 class Throttled(TimelineError):
     """The broker is at a bound; nothing happened. `retry_after_ms` says how long to wait."""

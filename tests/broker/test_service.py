@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+import timeline
 from tests.simulation.loop import Timer, VirtualLoop
 from timeline.broker.node import Node
 from timeline.broker.server import service
@@ -37,11 +38,13 @@ from timeline.storage_plugins.memory import MemoryStore
 from timeline.sync.view import LocalMembership
 from timeline.wire import (
     SERVICE,
+    BrokerStatus,
     Fault,
     Hello,
     Leaving,
     Ping,
     Pong,
+    StatusRequest,
     TopicAction,
     Topics,
     TransportError,
@@ -135,6 +138,50 @@ async def test_a_store_that_does_not_answer_is_told_ever_more_rarely(
     assert all(text.startswith("not ready yet: the store cannot be used: ") for text in told)
     assert all(("--store" in text) is shared for text in told)  # a file has no host and port to look at
     assert (store.tries, store.announced) == (130, 1)
+    assert node.not_ready == "the broker waits for its store: nobody there, try 130"
+
+
+async def test_a_broker_that_waits_for_its_store_says_why(tmp_path: Path) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        where = f"127.0.0.1:{nobody.getsockname()[1]}"
+        why = f"the broker waits for its store: no connection to Redis at {where}"
+        async with serving(tmp_path, "--store", f"redis://{where}/0") as broker:
+            status, text = await broker.probe("/readyz")
+            assert status == 503 and text.startswith(why)
+            transport = GrpcTransport(broker.listen)
+            listed = transport.unary("Topics", encode(Topics(TopicAction.LIST, "")), 20)
+            for call in (listed, transport.stream("Produce", 20), transport.stream("Consume", 20)):
+                with pytest.raises(TransportError) as refused:
+                    await call
+                assert refused.value.fault is Fault.NOT_READY and refused.value.reason.startswith(why)
+            told = decode_as(await transport.unary("Stand", encode(StatusRequest("", 1)), 20), BrokerStatus)
+            assert told.trouble.startswith(why)
+            await transport.close()
+            async with timeline.connect(broker.listen, timeout="500ms") as tl:
+                with pytest.raises(timeline.Unavailable, match=f"no broker took the call: .*{re.escape(why)}"):
+                    await tl.producer("t").produce(b"", in_=0)
+
+
+async def test_a_broker_is_up_since_its_first_try_to_open_the_store() -> None:
+    class Away(MemoryStore):
+        async def open(self) -> Opened:
+            raise StoreUnavailable("nobody there")
+
+    clock = Clock()
+    node = Node(
+        store=Away(), clock=clock, membership=LocalMembership(), random_bits=secrets.randbits, name="b", address="b:1",
+        version="0",
+    )  # fmt: skip
+    began_ms = set()
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            await node.open()
+        began_ms.add(node.readiness.started_ms)
+        while clock.now_ms() == node.readiness.started_ms:
+            await asyncio.sleep(0)
+    assert len(began_ms) == 1 and began_ms != {0}
+    await node.stop()
 
 
 async def test_it_serves_health_probes_and_metrics_and_ends_on_sigterm(tmp_path: Path):

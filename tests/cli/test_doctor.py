@@ -13,10 +13,12 @@ import pytest
 
 import timeline
 from tests.cli.conftest import Call, start
+from tests.driver.broker import Broker
 from tests.servers.redis import RedisServer
 from tests.services import require_service
+from timeline.broker.limits import Limits
 from timeline.cli.look.doctor import Finding, Severity, of_broker, of_store, of_topics
-from timeline.config import ServeConfig, split_address
+from timeline.config import HTTP, ServeConfig, split_address
 from timeline.driver.brokers import BrokerStanding, ConsumerStatus, Standings, TopicLoad
 from timeline.driver.late import ADVICE, HAPPENED, KEEPS, Cause
 from timeline.driver.queries import PingAnswer
@@ -167,6 +169,31 @@ def test_doctor_tries_ports_beside_a_broker_that_answers(
             held.enter_context(socket.create_server(split_address(default)))
         code, found = ports(metrics=default)
     assert (code, found[-1][0]) == (0, "warning") and found[-1][1].startswith(f"{default} for --metrics cannot be had")
+
+
+@pytest.mark.processes
+def test_doctor_tries_the_default_port_of_http_beside_the_default_port(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def port() -> list[tuple[str, str]]:
+        rows = call("doctor", "--address", NOBODY, "--timeout", "50ms", "--json").json
+        found = [row for row in rows if row["about"] == "port" and f"{HTTP} for --http cannot be had: " in row["found"]]
+        return [(row["verdict"], row["advice"]) for row in found]
+
+    monkeypatch.setenv("TIMELINE_METRICS", "off")
+    monkeypatch.setenv("TIMELINE_STORE", "memory://")
+    advice = "choose another: --http HOST:PORT"
+    with ExitStack() as held:
+        with suppress(OSError):  # another program has it: as well
+            held.enter_context(socket.create_server(split_address(HTTP)))
+        assert port() == [("warning", advice)]  # serve starts without HTTP
+        monkeypatch.setenv("TIMELINE_HTTP", HTTP)
+        assert port() == [("bad", advice)]
+        monkeypatch.setenv("TIMELINE_HTTP", "off")
+        assert port() == []
+        monkeypatch.delenv("TIMELINE_HTTP")
+        monkeypatch.setenv("TIMELINE_LISTEN", "127.0.0.1:0")
+        assert port() == []  # no gateway is beside another port
 
 
 def line_of(process: subprocess.Popen[bytes]) -> bytes:
@@ -383,6 +410,29 @@ def test_findings_of_a_topic(load: dict[str, int], settings: dict[str, bool], sa
     found = of_topics(Standings((standing,), {}), {"t": TopicSettings(**settings)})  # type: ignore[arg-type]
     assert [one.found for one in found[1:]] == said
     assert all(one.severity is Severity.WARNING and one.advice for one in found[1:])
+
+
+async def test_a_topic_whose_takes_have_ended_names_the_take() -> None:
+    async with Broker(limits=Limits(count_every_ms=5)) as broker, timeline.connect(broker.address) as tl:
+        settings = (await tl.create_topic("t")).settings
+        await tl.producer("t").produce_many(timeline.Batch([b""] * 2, in_=0))
+        assert len(await tl.take("t", max=1)) == 1
+        while (standings := await tl.standing()).brokers[0].topics[0].available != 1:
+            pass  # it is counted again and again
+        (said,) = [one for one in of_topics(standings, {"t": settings}) if one.about == "consumers"]
+        assert said.found == (
+            "no take of t waits now, and it has no other consumer, with 1 due; a take that has ended still counts as a "
+            "consumer for about a minute"
+        )
+        assert said.severity is Severity.WARNING and said.advice.startswith("call take again sooner")
+        async with tl.consumer("t", id="full", credit=1) as c:
+            (held,) = await c.take(max=1)
+            await tl.producer("t").produce(b"", in_=0)
+            while not (standings := await tl.standing()).brokers[0].topics[0].available:
+                pass
+            (said,) = [one for one in of_topics(standings, {"t": settings}) if one.about == "consumers"]
+            assert said.found == "all consumers of t are full or ask for nothing, with 1 due"
+            await held.release()
 
 
 @pytest.mark.parametrize("health", list(Health))

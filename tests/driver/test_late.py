@@ -46,6 +46,17 @@ async def test_why_says_what_keeps_a_message_then_how_late_it_was(tl: timeline.T
         assert repr(report) == "LateReport(1 late, PRODUCED_LATE 1)"
 
 
+async def test_why_names_the_take_where_no_take_waits(tl: timeline.Timeline) -> None:
+    p = tl.producer("t")
+    await p.produce(b"", in_=0)
+    assert len(await tl.take("t", max=1)) == 1
+    await p.produce(b"", in_=0, id="b")
+    while (why := await tl.why("t", "b")).cause is not Cause.NO_CREDIT:
+        pass  # the dealer may be about to see that
+    assert "no consumer has it: no take waits, and every consumer is full" in str(why)
+    assert "→ where take is used, call again sooner" in str(why)
+
+
 async def test_why_of_what_is_not_late_tells_how_it_stands(tl: timeline.Timeline) -> None:
     async with tl.producer("t") as p, tl.consumer("t", id="w1") as c:
         await p.produce(b"", in_="2h", id="later")

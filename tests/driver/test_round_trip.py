@@ -144,6 +144,15 @@ async def test_a_batch_never_fails_because_one_message_does(tl: timeline.Timelin
         receipts.raise_failed()
 
 
+async def test_a_payload_that_is_too_large_is_refused_with_what_to_do(tl: timeline.Timeline) -> None:
+    await tl.update_topic("t", max_payload_bytes=5)
+    async with tl.producer("t") as p:
+        with pytest.raises(timeline.TooLarge) as refused:
+            await p.produce(b"123456", in_="1h", id="a")
+    said = "TOO_LARGE 'a': a payload of this topic may take 5 bytes, not 6; "
+    assert str(refused.value).startswith(said) and "raise the topic's max_payload_bytes" in str(refused.value)
+
+
 @pytest.mark.slow
 async def test_a_stream_of_messages_yields_receipts_in_order(tl: timeline.Timeline) -> None:
     async with tl.producer("t") as p:

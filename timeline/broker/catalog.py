@@ -331,6 +331,7 @@ def _known(given: Mapping[str, int | str | bool]) -> dict[str, Any]:
 
 STARTING = "the broker is starting"
 JOINING = "the broker waits to join its cluster"
+AWAITING_STORE = "the broker waits for its store"
 
 
 class Readiness:
@@ -356,6 +357,8 @@ class Readiness:
 
     @property
     def _keeps_off(self) -> str:
+        if self.state == STARTING and self._store.down:
+            return f"{AWAITING_STORE}: {self._store.down}"
         if self.state == JOINING and self._membership.state.reason:
             return f"{JOINING}: {self._membership.state.reason}"
         return self.state or self.quarantined or self._store.refused

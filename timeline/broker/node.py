@@ -97,6 +97,8 @@ class Node:
         self.late, self._traces = LateRing(self.limits.late_kept), Traces(name)
         self._random_bits = random_bits
         self._store_down_since_ms: float | None = None
+        self._opening_ms = 0
+        """When the store was opened. Until then this broker was down, whenever its process began."""
         self.puts = PutHandler(runtime, self.catalog, self.readiness, self.intake, self._traces)
         self._records = ScheduleStore(runtime, self.catalog, self.store, self.cluster, self.intake, random_bits)
         self.schedules = ScheduleRunner(runtime, self._records, self.readiness, self.dealers, random_bits, name)
@@ -143,7 +145,8 @@ class Node:
 
     async def open(self) -> Opened:
         """Open the store and read the topics. Raise StoreRefused or StoreUnavailable."""
-        self.readiness.started_ms = self.clock.now_ms()
+        self._opening_ms = self.clock.now_ms()
+        self.readiness.started_ms = self.readiness.started_ms or self._opening_ms
         opened = await self.store.open()
         await self.catalog.refresh()
         return opened
@@ -247,7 +250,7 @@ class Node:
         self.schedules.topic_changed(after)
 
     def _dealer_of(self, topic: Topic) -> Dealer:
-        since_ms = min(self.clock.now_ms(), max(self.readiness.started_ms, topic.created_ms))
+        since_ms = min(self.clock.now_ms(), max(self._opening_ms, topic.created_ms))
         causes = LatenessCauses(since_ms, self.store.slow)
         dealer = Dealer(
             topic,

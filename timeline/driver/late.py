@@ -54,8 +54,9 @@ HAPPENED: dict[Cause, str] = {
 ADVICE: dict[Cause, str] = {
     Cause.UNEXPLAINED: "if many are so, look at the broker's processor time and its log",
     Cause.NO_CONSUMER: "keep a consumer connected: 'timeline top' shows who is",
-    Cause.NO_CREDIT: "start more consumers, give them more credit, or let their handlers take less time; where take is "
-    "used, wait longer in each call, or call again sooner; if it has webhooks, see that their receiver answers",
+    Cause.NO_CREDIT: "where take is used, call again sooner, wait longer in each call, or keep a consumer: a take that "
+    "has ended still counts as a consumer for about a minute; else start more consumers, give them more credit, or let "
+    "their handlers take less time; if it has webhooks, see that their receiver answers",
     Cause.STORE_SLOW: "look at timeline_store_call_seconds in /metrics, and at the disk or database behind the store; "
     "'timeline topic update TOPIC --lease-ahead 1s' leases before short stalls",
     Cause.NO_BROKER: "a bucket was between two brokers: it settles by itself within seconds",
@@ -74,7 +75,7 @@ LEARNT: dict[Cause, str] = ADVICE | {Cause.PAUSED: "it was delivered once the to
 KEEPS: dict[Cause, str] = HAPPENED | {
     Cause.UNEXPLAINED: "nothing that the broker knows of keeps it; it should go at once",
     Cause.NO_CONSUMER: "no consumer is connected",
-    Cause.NO_CREDIT: "every consumer is full, or asks for nothing",
+    Cause.NO_CREDIT: "no take waits, and every consumer is full or asks for nothing",
     Cause.STORE_SLOW: "the store is slow",
     Cause.NO_BROKER: "no broker has its bucket",
     Cause.PAUSED: "the topic is paused",

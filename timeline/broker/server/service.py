@@ -348,15 +348,14 @@ async def _open(node: Node, stopping: asyncio.Event, announce: Callable[[bool], 
             opened = await node.open()
         except StoreUnavailable as trouble:
             tries += 1
+            why = node.store.down = trouble.reason or trouble.advice
             if tries >= next_word:  # the 1st, 2nd, 4th, 8th …: it is tried each second, and said ever more rarely
                 next_word = tries + min(tries, QUIET_TRIES)
-                why = trouble.reason or trouble.advice
                 hint = f"; {LOOK_AT_URL}" if node.store.store.capabilities.shared else ""
                 log.warning("not ready yet: the store cannot be used: %s. It is tried again%s", why, hint)
             if not said:
                 said = True
                 announce(False)
-            node.store.down = trouble.reason
             try:
                 await asyncio.wait_for(stopping.wait(), RETRY_OPEN_S)
             except TimeoutError:

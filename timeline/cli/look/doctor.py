@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import ssl
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from click.core import ParameterSource
 
 import timeline
 from timeline import __version__, config
+from timeline.broker.server.gateway_process import missing_package
 from timeline.broker.server.process import check_free
 from timeline.cli.app import DONE, SOME_FAILED
 from timeline.cli.options import (
@@ -38,7 +40,7 @@ from timeline.driver.brokers import BrokerStanding, Standings
 from timeline.driver.queries import PingAnswer
 from timeline.driver.transport.channel import named_trouble
 from timeline.errors import STAYS, Forbidden, Invalid, TimelineError
-from timeline.model import TopicSettings
+from timeline.model import PULL_PREFIX, TopicSettings
 from timeline.storage_plugins import make_store, shown
 from timeline.storage_plugins.contract import StoreError
 from timeline.watcher import added_up
@@ -302,10 +304,13 @@ def _store_at_work(one: BrokerStanding) -> Finding:
 
 async def of_ports(settings: config.ServeConfig, answered: bool) -> list[Finding]:
     """Check whether the ports that serve would use here are free, or which broker has them. `answered`: a broker has
-    answered, so that one here is no surprise, and a default port need not be meant."""
+    answered, so that one here is no surprise, and a default port need not be meant. Without the default port of HTTP,
+    serve starts all the same."""
     found, who = [], ""
+    http_by_default = not settings.http and settings.listen == config.ServeConfig().listen and not missing_package()
     for option in ("listen", "metrics", "http"):
-        address = getattr(settings, option)
+        unasked = option == "http" and http_by_default
+        address = config.HTTP if unasked else getattr(settings, option)
         if address in ("", "off"):
             continue
         about, another = f"{address} for --{option}", f"choose another: --{option} HOST:PORT"
@@ -322,7 +327,7 @@ async def of_ports(settings: config.ServeConfig, answered: bool) -> list[Finding
                 continue
             default = address == getattr(config.ServeConfig(), option)
             why = (taken.strerror or str(taken)).lower()
-            verdict = WARNING if answered and default else BAD
+            verdict = WARNING if unasked or (answered and default) else BAD
             found.append(Finding("port", verdict, f"{about} cannot be had: {why}", another))
         else:
             found.append(Finding("port", GOOD, f"{about} is free"))
@@ -393,6 +398,8 @@ def of_topics(standings: Standings, settings: Mapping[str, TopicSettings]) -> li
     """Check what stops deliveries, topic by topic, and which consumers are not healthy."""
     found: list[Finding] = []
     loads = added_up(standings)
+    connected = [consumer for one in standings.brokers for consumer in one.consumers]
+    takes = Counter(consumer.topic for consumer in connected if consumer.id.startswith(PULL_PREFIX))
     for name, load in sorted(loads.items()):
         waiting = load.available
         if name in settings and settings[name].paused:
@@ -401,11 +408,18 @@ def of_topics(standings: Standings, settings: Mapping[str, TopicSettings]) -> li
         elif waiting and not load.consumers:
             advice = f"start one: 'timeline consume {name}' takes and prints them"
             found.append(Finding("consumers", WARNING, f"nobody consumes {name}, with {waiting:,} due", advice))
+        elif waiting and not load.credit and takes[name] == load.consumers:
+            advice = (
+                "call take again sooner, wait longer in each call, or keep a consumer; see that webhooks are answered"
+            )
+            gone = f"no take of {name} waits now, and it has no other consumer, with {waiting:,} due"
+            still = "a take that has ended still counts as a consumer for about a minute"
+            found.append(Finding("consumers", WARNING, f"{gone}; {still}", advice))
         elif waiting and not load.credit:
             advice = "start more, give them more credit, or let handlers take less time; see that webhooks are answered"
             full = f"all consumers of {name} are full or ask for nothing, with {waiting:,} due"
             found.append(Finding("consumers", WARNING, full, advice))
-    for consumer in (consumer for one in standings.brokers for consumer in one.consumers):
+    for consumer in connected:
         if consumer.health is not Health.HEALTHY:
             what, advice = UNWELL[consumer.health]
             found.append(Finding("consumers", WARNING, f"{consumer.id} of {consumer.topic} {what}", advice))

@@ -194,7 +194,7 @@ class GrpcStream:
         if not self._call.done():
             return TransportError(Fault.BROKEN, str(over or "") or "the stream ended")
         code, text = await self._call.code(), await self._call.details()
-        return self._met.ended(code, text or str(over or code))
+        return self._met.ended(code, text or str(over or code), await self._call.trailing_metadata() or ())
 
     async def close(self) -> None:
         """Say that no more frames come from here."""
