@@ -3,9 +3,12 @@ command. People type `remember` and 30d; the program counts `remember_ms`."""
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import textwrap
+from functools import cache, lru_cache
+from zoneinfo import available_timezones
 
 DISTRIBUTION = "timeline-scheduler"
 """The name of the package to install. The import and the command are `timeline`."""
@@ -95,6 +98,35 @@ def above(setting: str, value: int, bound: str, most: int) -> str:
     """Return the message for a setting that is above another one, which bounds it."""
     name, limit = typed_name(setting), typed_name(bound)
     return f"{name} {typed_value(setting, value)} is above {limit} {typed_value(bound, most)}: raise {limit}, too"
+
+
+def unknown_zone(name: object) -> str:
+    """Return the message for a time zone that this machine does not know."""
+    hint = "use a name like 'America/New_York' (if none is known, install the package tzdata)"
+    return f"no time zone {name!r:.80} is known here: {nearest_zones(str(name)[:80]) or hint}"
+
+
+@lru_cache(maxsize=1_024)
+def nearest_zones(name: str) -> str:
+    """Return `did you mean …?` for the time zones whose name, or the last part of it, is nearest to `name`; or nothing.
+    Cached, as a broker may read many schedules with one such zone."""
+    said = name.lower().replace(" ", "_")
+    for word in (said, said.rpartition("/")[2]):
+        if near := difflib.get_close_matches(word, _zones(), n=1, cutoff=0.8):
+            return f"did you mean {' or '.join(map(repr, _zones()[near[0]][:3]))}?"
+    return ""
+
+
+@cache
+def _zones() -> dict[str, list[str]]:
+    """Return the time zones by their name, and by the last part of it, in small letters. Those of Etc are left out:
+    Etc/GMT+1 is an hour behind UTC, which nobody means."""
+    found: dict[str, list[str]] = {}
+    for zone in sorted(available_timezones()):
+        if zone == "UTC" or ("/" in zone and not zone.startswith("Etc/")):
+            for key in {zone.lower(), zone.lower().rpartition("/")[2]}:
+                found.setdefault(key, []).append(zone)
+    return found
 
 
 def no_such_topic(name: str) -> str:

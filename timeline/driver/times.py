@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo
 
 from timeline.errors import Invalid
 from timeline.model import MAX_DURATION_MS, MAX_TIME_MS
+from timeline.wording import unknown_zone
 
 When: TypeAlias = datetime | int
 """A point in time: an aware datetime, or int milliseconds since 1970 UTC."""
@@ -320,10 +321,7 @@ def _zone(zone: str | ZoneInfo) -> ZoneInfo:
     try:
         return ZoneInfo(zone)
     except (KeyError, ValueError, OSError):
-        raise Invalid(
-            f"no time zone {zone!r:.80} is known here: use a name like 'America/New_York' "
-            "(if none is known, install the package tzdata)"
-        ) from None
+        raise Invalid(unknown_zone(zone)) from None
 
 
 def _day(day: date | str) -> date:

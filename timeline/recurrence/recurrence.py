@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 
 from timeline.errors import Invalid
 from timeline.recurrence.rules import MOST_COUNT, CronRule, RecurrenceRule, require_packages
-from timeline.wording import shown_duration
+from timeline.wording import shown_duration, unknown_zone
 
 LEAST_PERIOD_MS = 1_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -343,10 +343,7 @@ def _zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError, TypeError):
-        raise Invalid(
-            f"no time zone {name!r:.80} is known here: use a name like 'America/New_York' "
-            "(if none is known, install the package tzdata)"
-        ) from None
+        raise Invalid(unknown_zone(name)) from None
 
 
 def _wall(at_ms: int, zone: ZoneInfo) -> datetime:

@@ -26,7 +26,7 @@ from timeline.gateway.requests import ApiRequest
 from timeline.gateway.service import HttpGateway, gateway_of
 from timeline.gateway.values import due_of
 from timeline.model import Status, Topic
-from timeline.wording import no_such_topic
+from timeline.wording import nearest_zones, no_such_topic
 
 TOKEN, OPERATOR, CSRF, NOTICE = "timeline_token", "timeline_operator", "timeline_csrf", "timeline_notice"
 FORM = "application/x-www-form-urlencoded"
@@ -129,7 +129,8 @@ class Fields:
         try:
             return ZoneInfo(name)
         except (ZoneInfoNotFoundError, ValueError, OSError):
-            raise Invalid(f"there is no time zone {name!r:.80}: write one such as Europe/Berlin, or UTC") from None
+            hint = nearest_zones(name[:80]) or "write one such as Europe/Berlin, or UTC"
+            raise Invalid(f"there is no time zone {name!r:.80}: {hint}") from None
 
     def due(self) -> dict[str, Any]:
         """Return `at=` or `in_=` for the driver. Raise Invalid unless exactly one is given."""
