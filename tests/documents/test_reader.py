@@ -75,17 +75,11 @@ def test_the_example_of_the_readme_runs_and_its_commands_answer(tmp_path: Path) 
     look, over_http = [block for block in told if block.language == "sh" and block.runs]
     with serving(tmp_path) as served:
         hello = _written(served, "hello.py", example)
-        process = subprocess.Popen(
-            [sys.executable, "-u", str(hello)], env=served.environment, stdout=subprocess.PIPE, text=True
-        )
-        with process:
-            try:
-                assert _heard(process).startswith("drink some water late by 0:00:")
-            finally:
-                process.kill()
+        with _running(served, hello) as process:
+            assert _heard(process).startswith("drink some water late by 0:00:")
         said = _typed(served, look)
         assert "lonely produced" in said and "lonely cancelled" in said
-        put, moved, leased = _typed(served, over_http).replace("}{", "}\n{").splitlines()
+        put, moved, leased = _typed(served, over_http).splitlines()
         assert all('"id":"bread"' in answer for answer in (put, moved, leased)) and '"receipt":' in leased
 
 
