@@ -59,9 +59,9 @@ async def run(
     set_up_logs(settings.log_level, settings.log_format)
     gateway = HttpGateway(settings, version, parts)
     most, note = most_connections(), gateway.metrics.refused
-    protocol: Any = partial(BoundedHttp, Connections(most, note))
+    protocol: Any = partial(BoundedHttp, Connections(most, gateway.answers, note))
     if settings.tls_cert:
-        connections = Connections(min(most, MOST_CONNECTIONS), note)
+        connections = Connections(min(most, MOST_CONNECTIONS), gateway.answers, note)
         protocol = partial(TlsConnection, connections, TlsFiles(settings.tls_cert, settings.tls_key))
     port = listening(settings.listen, BACKLOG)
     port.setblocking(False)

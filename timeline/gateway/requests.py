@@ -15,7 +15,8 @@ from litestar.types import Receive, Send
 from litestar.typing import FieldDefinition
 
 from timeline.credentials import AUTHORIZATION
-from timeline.errors import FIXED_LIMIT, Forbidden, Invalid, Throttled, TooLarge
+from timeline.errors import FIXED_LIMIT, Forbidden, Invalid, Throttled, TooLarge, Unavailable
+from timeline.gateway.answers import AnswerRoom
 from timeline.gateway.clients import UNAUTHENTICATED, Caller
 from timeline.gateway.problems import ClientGone
 from timeline.gateway.values import decoded
@@ -44,6 +45,8 @@ BROKEN = "timeline.broken_body"
 """Among the extensions of a request's scope: its body broke off in a way that is no HTTP."""
 ROOM = "timeline.body_room"
 """In a request's scope: the room of its body."""
+ANSWER = "timeline.answer_room"
+"""In a request's scope: the room of its answer."""
 STREAMED = "timeline.streamed"
 """In a request's scope: its answer is sent part by part."""
 BEARER = "bearer "
@@ -141,6 +144,13 @@ def release_body(scope: Any) -> None:
         room.give_back()
 
 
+def release_answer(scope: Any) -> None:
+    """Give back the room of a request's answer, if it took any."""
+    room: AnswerRoom | None = scope.get(ANSWER)
+    if room is not None:
+        room.give_back()
+
+
 class ApiRequest(Request[Any, Any, Any]):
     """A request whose body is bounded in size, in time, and together with all others."""
 
@@ -163,6 +173,25 @@ class ApiRequest(Request[Any, Any, Any]):
             scope[ROOM] = BodyRoom(self.app.state.gateway.bodies)
         room: BodyRoom = scope[ROOM]
         return room
+
+    @property
+    def answer_room(self) -> AnswerRoom:
+        """The room of the answer. It is given back once the answer is written: see `release_answer`."""
+        scope: Any = self.scope
+        if ANSWER not in scope:
+            scope[ANSWER] = AnswerRoom(self.app.state.gateway.answers)
+        room: AnswerRoom = scope[ANSWER]
+        return room
+
+    async def reserve_answer(self, told_bytes: int) -> None:
+        """Take room for an answer that tells so many bytes at most, in place of what it had. Wait a short while for it.
+        Raise Throttled, Unavailable as the gateway ends, or ClientGone. The body must have been read before."""
+        room = self.answer_room
+        room.give_back()
+        if not room.take(told_bytes):
+            ending = self.app.state.gateway.ending
+            if await while_connected(self, room.wait(told_bytes), ending) is None:
+                raise Unavailable("the gateway is about to end")
 
     async def body(self, most_bytes: int = MAX_CALL_BYTES, weight: int = CALL_WEIGHT) -> bytes:
         """Return the whole body. Raise TooLarge, Throttled, Invalid for a caller that stops sending, or ClientGone.

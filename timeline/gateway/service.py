@@ -16,6 +16,7 @@ from timeline.credentials import PLAIN, Credentials
 from timeline.driver.tasks import all_of, end, keep
 from timeline.driver.transport.addresses import DEFAULT_ADDRESS
 from timeline.errors import Forbidden, Invalid, TimelineError, Unavailable, explain
+from timeline.gateway.answers import AnswerBudget
 from timeline.gateway.clients import Caller, CallerClient, Clients
 from timeline.gateway.metrics import GatewayMetrics
 from timeline.gateway.requests import ApiRequest, BodyBudget
@@ -106,6 +107,7 @@ class HttpGateway:
         self.clock = Clock()
         self.clients = Clients(settings.brokers, settings.credentials)
         self.bodies = BodyBudget()
+        self.answers = AnswerBudget()
         self.walks = RuleWalks()
         self.metrics = GatewayMetrics()
         self.stopping = asyncio.Event()

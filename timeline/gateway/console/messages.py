@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from datetime import UTC
 from typing import Any
@@ -19,6 +18,7 @@ from timeline.gateway.console.rendering import link
 from timeline.gateway.console.visit import Fields, Visit, sentence, visiting
 from timeline.gateway.problems import problem_of
 from timeline.gateway.requests import ApiRequest
+from timeline.gateway.routes.messages import read_whole
 from timeline.gateway.values import is_json
 from timeline.model import DEFAULT_GROUP
 
@@ -29,7 +29,6 @@ PER_LINE = 16
 DEEPEST = 50
 """Levels of JSON that are shown with indents."""
 BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]')
-_LOADING = asyncio.Semaphore(4)
 PATH = ("waiting", "available", "leased")
 """The states of a message in the order in which it passes them."""
 
@@ -44,35 +43,33 @@ async def message(request: ApiRequest) -> Response[bytes]:
 async def _page(
     visit: Visit, topic: str, id: str, given: Fields | None = None, wrong: TimelineError | None = None
 ) -> Response[bytes]:
-    """Return a message's page. `given`: a form that was sent and refused, `wrong`: why. Few payloads are in memory at
-    once: each may be large."""
-    async with _LOADING:
-        stored, hidden = await _stored(visit, topic, id)
-        told, absent = await _why(visit, topic, id)
-        problem = None if wrong is None else problem_of(wrong)
-        return visit.page(
-            "message.html",
-            status=200 if problem is None else problem.status,
-            problem=problem,
-            trouble="" if wrong is None else sentence(wrong),
-            given=given or Fields({}),
-            topic=topic,
-            id=id,
-            message=stored,
-            hidden=hidden,
-            why=told,
-            absent=absent,
-            origin=None if told is None else told.schedule,
-            said=[] if told is None or told.schedule is None else told.schedule.lines(told.message, UTC),
-            course=PATH,
-            payload=None if stored is None or stored.payload is None else _payload(stored),
-        )
+    """Return a message's page. `given`: a form that was sent and refused, `wrong`: why."""
+    stored, hidden = await _stored(visit, topic, id)
+    told, absent = await _why(visit, topic, id)
+    problem = None if wrong is None else problem_of(wrong)
+    return visit.page(
+        "message.html",
+        status=200 if problem is None else problem.status,
+        problem=problem,
+        trouble="" if wrong is None else sentence(wrong),
+        given=given or Fields({}),
+        topic=topic,
+        id=id,
+        message=stored,
+        hidden=hidden,
+        why=told,
+        absent=absent,
+        origin=None if told is None else told.schedule,
+        said=[] if told is None or told.schedule is None else told.schedule.lines(told.message, UTC),
+        course=PATH,
+        payload=None if stored is None or stored.payload is None else _payload(stored),
+    )
 
 
 async def _stored(visit: Visit, topic: str, id: str) -> tuple[StoredMessage | None, str]:
-    """Return a message, with its payload if the token may read it, and else why it may not."""
+    """Return a message, with its payload if the token may read it, and else why it may not. It has room then."""
     try:
-        return await visit.timeline.get(topic, id), ""
+        return await read_whole(visit.request, visit.timeline, topic, id), ""
     except Forbidden as denied:
         return await visit.timeline.get(topic, id, payload=False), sentence(denied)
 
@@ -131,10 +128,11 @@ def _hex(held: bytes) -> str:
 @get("/message/payload", include_in_schema=False)
 async def payload(request: ApiRequest) -> Response[bytes]:
     """Return the payload as a file to keep: browsers show none of it."""
-    async with visiting(request) as visit, _LOADING:
-        stored = await visit.timeline.get(visit.query.exact("topic"), visit.query.exact("id"))
+    async with visiting(request) as visit:
+        topic, id = visit.query.exact("topic"), visit.query.exact("id")
+        stored = await read_whole(request, visit.timeline, topic, id)
         if stored is None:
-            raise NotFound(id=visit.query.exact("id"))
+            raise NotFound(id=id)
         headers = {
             "Content-Disposition": 'attachment; filename="payload.bin"',
             "Content-Security-Policy": "default-src 'none'; sandbox",

@@ -9,6 +9,7 @@ from litestar import Response, get, post
 from timeline.driver.consume.pull import PulledDelivery
 from timeline.driver.receipts import Receipt
 from timeline.driver.times import duration_ms
+from timeline.gateway.answers import full
 from timeline.gateway.clients import CallerClient
 from timeline.gateway.keys import RepeatKey
 from timeline.gateway.problems import documented
@@ -25,7 +26,7 @@ from timeline.gateway.shapes import (
     SettleAnswers,
     SettledMessage,
 )
-from timeline.gateway.streams import EVENT_STREAM, events
+from timeline.gateway.streams import EVENT_STREAM, events, told_bytes
 from timeline.gateway.values import due_of, leased_message, length, text_of
 from timeline.model import Status
 
@@ -52,6 +53,9 @@ async def lease(request: ApiRequest, client: CallerClient, topic: str, data: Lea
         await client.timeline.settle([one.receipt for one in taken], "return")
 
     taken = await while_connected(request, taking, gateway.ending, give_back)
+    if taken and not request.answer_room.take(told_bytes(taken), first=True):
+        await give_back(taken)
+        raise full()
     return Leases([leased_message(one) for one in taken or ()])
 
 

@@ -42,6 +42,7 @@ from timeline.gateway.shapes import (
 )
 from timeline.gateway.values import instant, text_of
 from timeline.model import Status, check_topic_name
+from timeline.schedules.specification import MOST_TEMPLATE_BYTES
 from timeline.wording import no_such_topic
 
 T = TypeVar("T")
@@ -55,6 +56,8 @@ PendingNow = Annotated[
 TRIES = 5
 AT_ONCE = 50
 """Schedules that are read at a time. Reading rules takes a while, and other calls go on in between."""
+LISTED_BYTES = 4 * 1024 * 1024 + MOST_TEMPLATE_BYTES
+"""What brokers return of schedules at a time, with their payloads, at most."""
 SEE_ALL = "GET /v1/topics/{topic}/schedules lists those that there are"
 WithPayload = Annotated[bool, Parameter(description="With payloads.")]
 
@@ -81,12 +84,13 @@ async def _created(client: CallerClient, topic: str, name: str, fields: dict[str
 
 @get(ALL, operation_id="listSchedules", summary="List the schedules of a topic", responses=documented(Status.NOT_FOUND))
 async def list_(
-    client: CallerClient, topic: str, payload: WithPayload = False, limit: Limit = 100, cursor: Cursor = None
-) -> StoredSchedules:
+    request: ApiRequest, client: CallerClient, topic: str, payload: WithPayload = False, limit: Limit = 100,
+    cursor: Cursor = None,
+) -> StoredSchedules:  # fmt: skip
     """Return a page of schedules, in no order. With large payloads, a page has fewer than `limit`. Only a null cursor
     is the end."""
     name = check_topic_name(text_of(topic))
-    page = await _page(client, name, payload, limit, cursor)
+    page = await _page(request, client, name, payload, limit, cursor)
     if not page.schedules and name not in {each.name for each in await client.timeline.topics()}:
         raise NotFound(no_such_topic(name))
     return page
@@ -94,18 +98,19 @@ async def list_(
 
 @get("/schedules", operation_id="listAllSchedules", summary="List all schedules", responses=documented())
 async def list_all(
-    client: CallerClient, payload: WithPayload = False, limit: Limit = 100, cursor: Cursor = None
+    request: ApiRequest, client: CallerClient, payload: WithPayload = False, limit: Limit = 100, cursor: Cursor = None
 ) -> StoredSchedules:
     """Return a page of the schedules of all topics that the token may see, in no order. Only a null cursor is the
     end."""
-    return await _page(client, None, payload, limit, cursor)
+    return await _page(request, client, None, payload, limit, cursor)
 
 
 async def _page(
-    client: CallerClient, topic: str | None, payload: bool, limit: int, cursor: str | None
+    request: ApiRequest, client: CallerClient, topic: str | None, payload: bool, limit: int, cursor: str | None
 ) -> StoredSchedules:
     found: list[StoredSchedule] = []
     after, left_bytes = read_cursor(cursor), PAGE_BYTES
+    await request.reserve_answer(LISTED_BYTES + (PAGE_BYTES if payload else 0))
     while True:
         count = min(AT_ONCE, limit - len(found))
         some, after = await schedule_page(client.timeline._context, topic, count, after)
@@ -116,8 +121,9 @@ async def _page(
 
 
 @get(ONE, operation_id="showSchedule", summary="Show a schedule", responses=documented(Status.NOT_FOUND))
-async def show(client: CallerClient, topic: str, name: str) -> StoredSchedule:
+async def show(request: ApiRequest, client: CallerClient, topic: str, name: str) -> StoredSchedule:
     """Return a schedule with its state."""
+    await request.reserve_answer(MOST_TEMPLATE_BYTES)
     return stored_schedule(await _standing(client, topic, name))
 
 
