@@ -25,9 +25,8 @@ from tests.services import VARIABLE, required
 from timeline.clock import Clock
 from timeline.driver.consume.pull import PulledDelivery
 from timeline.errors import Throttled
-from timeline.gateway import answers, requests, streams
-from timeline.gateway.answers import ANSWERS_BYTES, AnswerBudget
-from timeline.gateway.protocol import Connections
+from timeline.gateway import protocol, requests, streams
+from timeline.gateway.protocol import UNREAD_BYTES, Connections
 from timeline.gateway.requests import (
     BODIES_BYTES,
     CALL_WEIGHT,
@@ -35,6 +34,7 @@ from timeline.gateway.requests import (
     SMALL_ROOM_BYTES,
     BodyBudget,
     BodyRoom,
+    LargeAnswers,
 )
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -400,13 +400,10 @@ class _Counted:
     def has_read(self) -> bool:
         return self.reads
 
-    def has_begun(self) -> bool:
-        return self.reads
-
 
 def test_each_connection_too_many_closes_another_one_that_is_idle() -> None:
     """The end of a connection comes later than its abort. Meanwhile it is not taken for the longest idle again."""
-    connections, each = Connections(3, AnswerBudget()), [_Counted() for _ in range(8)]
+    connections, each = Connections(3, LargeAnswers()), [_Counted() for _ in range(8)]
     for number, one in enumerate(each):
         connections.opened(one)  # type: ignore[arg-type]
         if number == 0:
@@ -415,7 +412,7 @@ def test_each_connection_too_many_closes_another_one_that_is_idle() -> None:
 
 
 def test_a_handshake_too_many_closes_an_idle_connection_and_many_end_one_another() -> None:
-    connections, idle = Connections(4, AnswerBudget()), [_Counted() for _ in range(4)]
+    connections, idle = Connections(4, LargeAnswers()), [_Counted() for _ in range(4)]
     for one in idle:
         connections.opened(one)  # type: ignore[arg-type]
     greeted = [_Counted() for _ in range(4)]
@@ -431,7 +428,7 @@ def test_a_handshake_too_many_closes_an_idle_connection_and_many_end_one_another
 
 def test_a_body_that_never_ends_gives_way_to_a_new_connection() -> None:
     """Strangers may send bodies before anybody asks for a token."""
-    connections, each = Connections(3, AnswerBudget()), [_Counted() for _ in range(3)]
+    connections, each = Connections(3, LargeAnswers()), [_Counted() for _ in range(3)]
     for one in each:
         connections.opened(one)  # type: ignore[arg-type]
         connections.busy(one)  # type: ignore[arg-type]
@@ -467,21 +464,32 @@ async def test_a_slow_body_is_slow_whatever_its_contents_may_take(monkeypatch: p
 
 
 def test_answers_that_nobody_reads_give_way_to_those_that_somebody_does() -> None:
-    budget, each = AnswerBudget(), [_Counted() for _ in range(4)]
+    connections, each = Connections(100, LargeAnswers()), [_Counted() for _ in range(4)]
     each[1].reads = True
     for one in each:
-        one.unread_bytes = ANSWERS_BYTES // 2
-        budget.unread(one)
+        one.unread_bytes = UNREAD_BYTES // 2
+        connections.unread(one)  # type: ignore[arg-type]
     assert [one.aborted for one in each] == [True, False, True, False]
 
 
+async def test_large_answers_wait_while_too_much_is_unread() -> None:
+    answers, one = LargeAnswers(), _Counted()
+    connections = Connections(100, answers)
+    one.unread_bytes = UNREAD_BYTES + 1
+    connections.unread(one)  # type: ignore[arg-type]
+    assert answers.crowded and not one.aborted
+    one.unread_bytes = 0
+    connections.read(one)  # type: ignore[arg-type]
+    assert not answers.crowded
+
+
 async def test_those_that_read_slowly_are_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "LOOK_S", 0.0)
-    budget, each = AnswerBudget(), [_Counted() for _ in range(2)]
+    monkeypatch.setattr(protocol, "LOOK_S", 0.0)
+    connections, each = Connections(100, LargeAnswers()), [_Counted() for _ in range(2)]
     for one in each:
-        one.unread_bytes, one.reads = ANSWERS_BYTES, True
-        budget.unread(one)
-    assert [one.aborted for one in each] == [False, False]
+        one.unread_bytes, one.reads = UNREAD_BYTES, True
+        connections.unread(one)  # type: ignore[arg-type]
+    assert not any(one.aborted for one in each)
     each[0].reads = False
     while not each[0].aborted:
         await asyncio.sleep(0)

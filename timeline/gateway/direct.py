@@ -21,7 +21,7 @@ from litestar.types import Receive, Send
 
 from timeline.errors import Forbidden, TimelineError, Unavailable
 from timeline.gateway.problems import HANDLERS
-from timeline.gateway.requests import STREAMED, ApiRequest, Streamed, release_answer, release_body
+from timeline.gateway.requests import STREAMED, ApiRequest, Streamed, end_large, release_body
 from timeline.gateway.service import GatewaySettings, serving
 
 PREFIX = "/v1"
@@ -95,7 +95,7 @@ class DirectCalls:
     """An ASGI application: POST to `handlers`, and all else to the application `inside`, which has them, too.
 
     A request under another host than `names` permit is refused, unless `is_open` says that callers need a token, and
-    other machines reach the gateway. At the end of each request, its body and its answer have no room left.
+    other machines reach the gateway. At the end of each request, its body has no room left.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class DirectCalls:
             await self._serve(scope, receive, send)
         finally:
             release_body(scope)
-            release_answer(scope)
+            end_large(scope)
 
     async def _serve(self, scope: Any, receive: Receive, send: Send) -> None:
         refused = await self._refusal(scope) if scope["type"] == "http" else None

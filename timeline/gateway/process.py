@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -25,6 +26,8 @@ BACKLOG = 2048
 ACCEPTED_AT_ONCE = 64
 IDLE_S = 75
 """How long a connection may stay open between two requests."""
+LARGE_BLOCK_BYTES = 1024 * 1024
+"""More than a read of a socket allocates, 256 KiB, so that frequent calls keep their blocks."""
 
 
 class _Server(uvicorn.Server):
@@ -57,6 +60,7 @@ async def run(
     `until_input_ends`: also end when standard input does, because then the process that started us is gone.
     """
     set_up_logs(settings.log_level, settings.log_format)
+    _return_large_blocks()
     gateway = HttpGateway(settings, version, parts)
     most, note = most_connections(), gateway.metrics.refused
     protocol: Any = partial(BoundedHttp, Connections(most, gateway.answers, note))
@@ -107,3 +111,12 @@ def _at_end_of_input(stop: Callable[[], None]) -> None:
             stop()
 
     loop.add_reader(source, read)
+
+
+def _return_large_blocks() -> None:
+    """Let the C library give each large block back to the system once it is free. It would keep more and more of them,
+    and a gateway stay as large as it was with many large answers."""
+    if sys.platform == "linux":
+        mallopt, of_blocks = getattr(ctypes.CDLL(None), "mallopt", None), -3  # M_MMAP_THRESHOLD of glibc
+        if mallopt is not None:
+            mallopt(of_blocks, LARGE_BLOCK_BYTES)

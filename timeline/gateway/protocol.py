@@ -16,9 +16,8 @@ import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from timeline.gateway.answers import LOOK_S, AnswerBudget
 from timeline.gateway.problems import PROBLEM, plain
-from timeline.gateway.requests import BROKEN, SILENT_S, SLOW_BYTES_PER_S
+from timeline.gateway.requests import BROKEN, DRAINED, SILENT_S, SLOW_BYTES_PER_S, LargeAnswers
 from timeline.model import Status
 
 HEAD_S = 20.0
@@ -31,6 +30,11 @@ MAX_WAITING = 16
 """Requests of one connection that may wait for the answer of the one before."""
 HEADS_BYTES = 32 * 1024 * 1024
 """All heads together that have no end yet."""
+UNREAD_BYTES = 128 * 1024 * 1024
+"""All answers together that wait for their readers. Beyond it, those who read less than `SLOW_BYTES_PER_S` are
+disconnected."""
+LOOK_S = 1.0
+"""How long a reader is watched before it counts as slow."""
 MOST_FILES = 65_536
 FILES_OF_OURS = 2_048
 """Descriptors that connections never get: for brokers, receivers of webhooks and the log. If there are few, half."""
@@ -45,17 +49,19 @@ class Abortable(Protocol):
 class Connections:
     """All connections of a process. `most`: how many there may be. One more closes the one that is idle longest. If
     none is idle, it closes the one whose body has been coming for longest. Where half of all are handshakes of TLS, or
-    none sends a body, it closes the handshake that lasts longest. `answers`: learns what callers have not read.
+    none sends a body, it closes the handshake that lasts longest. `answers`: waits while too much is unread.
     `refused`: called with the status and the peer of what is no request."""
 
     def __init__(
-        self, most: int, answers: AnswerBudget, refused: Callable[[int, str], None] = lambda status, peer: None
+        self, most: int, answers: LargeAnswers, refused: Callable[[int, str], None] = lambda status, peer: None
     ) -> None:
         self._most, self._open, self._heads_bytes = most, 0, 0
-        self.answers, self.refused = answers, refused
+        self._answers, self.refused = answers, refused
         self._idle: dict[BoundedHttp, None] = {}
         self._sending: dict[BoundedHttp, None] = {}
+        self._unread: dict[BoundedHttp, None] = {}
         self._handshakes: dict[Abortable, None] = {}
+        self._next_look: asyncio.TimerHandle | None = None
 
     def greeted(self, one: Abortable) -> None:
         """Count a connection that has only begun its handshake."""
@@ -95,7 +101,7 @@ class Connections:
         self._open -= 1
         for those in (self._idle, self._sending):
             those.pop(one, None)
-        self.answers.read(one)
+        self.read(one)
 
     def idle(self, one: BoundedHttp) -> None:
         """Note that a connection has no request."""
@@ -117,6 +123,32 @@ class Connections:
         """Count bytes of heads without an end; a negative count frees them. Return whether there is room."""
         self._heads_bytes += count
         return self._heads_bytes <= HEADS_BYTES
+
+    def read(self, one: BoundedHttp) -> None:
+        """Note that the answers of a connection were read, or that it is closed."""
+        self._unread.pop(one, None)
+        if self._answers.crowded:
+            self._look()
+
+    def unread(self, one: BoundedHttp) -> None:
+        """Note that a connection has an answer that is not read yet. If all are too large, those that read slowly
+        since the last look are disconnected, the oldest first."""
+        self._unread[one] = None
+        self._look(one)
+
+    def _look(self, newest: BoundedHttp | None = None) -> None:
+        left = sum(each.unread_bytes for each in self._unread)
+        for each in list(self._unread) if left > UNREAD_BYTES else ():
+            if each is not newest and left > UNREAD_BYTES and not each.has_read():
+                left -= each.unread_bytes
+                each.abort()
+        self._answers.set_crowded(left > UNREAD_BYTES)
+        if left > UNREAD_BYTES and self._next_look is None:
+            self._next_look = asyncio.get_running_loop().call_later(LOOK_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self._next_look = None
+        self._look()
 
 
 class _Parser:
@@ -310,6 +342,8 @@ class BoundedHttp(HttpToolsProtocol):
             self._refusal = 501, "of transfer codings, only chunked is read"
             raise ValueError("another coding")
         self._check_parsed()
+        extensions: Any = {DRAINED: self.flow.drain}
+        self.scope["extensions"] = extensions
         super().on_headers_complete()
         if not self.pipeline:
             self._served = self.cycle
@@ -367,7 +401,7 @@ class BoundedHttp(HttpToolsProtocol):
             return
         self.cycle.keep_alive = False
         if self._in_body:
-            self.scope.setdefault("extensions", {})[BROKEN] = {}
+            self.scope["extensions"][BROKEN] = {}
             self.cycle.more_body = False
             self.cycle.message_event.set()
 
@@ -377,39 +411,34 @@ class BoundedHttp(HttpToolsProtocol):
         return int(self.transport.get_write_buffer_size())
 
     def has_read(self) -> bool:
-        """Return whether the reader has taken as much as a caller must send, since the last look. One that was looked
-        at just now has."""
+        """Return whether the reader is not slow, or was looked at just now."""
         now_s = self.loop.time()
-        if now_s < self._looked_s + LOOK_S:
+        watched_s, before = now_s - self._looked_s, self._unread_bytes
+        if watched_s < LOOK_S:
             return True
-        least = SLOW_BYTES_PER_S * (now_s - self._looked_s)
-        before, self._unread_bytes, self._looked_s = self._unread_bytes, self.unread_bytes, now_s
-        return before - self._unread_bytes >= least
-
-    def has_begun(self) -> bool:
-        """Return whether the reader has taken anything since the last look."""
-        return self.unread_bytes < self._unread_bytes
+        self._unread_bytes, self._looked_s = self.unread_bytes, now_s
+        return before - self._unread_bytes >= SLOW_BYTES_PER_S * watched_s
 
     def pause_writing(self) -> None:
         """Wait for a reader that is slow."""
         super().pause_writing()
         self._unread_bytes, self._looked_s = self.unread_bytes, self.loop.time()
-        self._all.answers.unread(self)
-        self._stall()
+        self._all.unread(self)
+        self._await_reader()
 
     def resume_writing(self) -> None:
         """Go on."""
         super().resume_writing()
-        self._all.answers.read(self)
+        self._all.read(self)
         if self._stalled is not None:
             self._stalled.cancel()
 
-    def _stall(self) -> None:
+    def _await_reader(self) -> None:
         self._stalled = self.loop.call_later(SILENT_S, self._still_reading, self.unread_bytes)
 
     def _still_reading(self, before: int) -> None:
         if self.unread_bytes < before:
-            self._stall()
+            self._await_reader()
         else:
             self.abort()
 

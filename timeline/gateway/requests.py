@@ -15,8 +15,7 @@ from litestar.types import Receive, Send
 from litestar.typing import FieldDefinition
 
 from timeline.credentials import AUTHORIZATION
-from timeline.errors import FIXED_LIMIT, Forbidden, Invalid, Throttled, TooLarge, Unavailable
-from timeline.gateway.answers import AnswerRoom
+from timeline.errors import FIXED_LIMIT, Forbidden, Invalid, Throttled, TooLarge
 from timeline.gateway.clients import UNAUTHENTICATED, Caller
 from timeline.gateway.problems import ClientGone
 from timeline.gateway.values import decoded
@@ -43,10 +42,15 @@ ENDING_WAIT_S = 0.25
 """How long a take may go on once the gateway ends: its answer may be on its way."""
 BROKEN = "timeline.broken_body"
 """Among the extensions of a request's scope: its body broke off in a way that is no HTTP."""
+DRAINED = "timeline.drained"
+"""Among the extensions of a request's scope: waits until the caller has read the answers before."""
 ROOM = "timeline.body_room"
 """In a request's scope: the room of its body."""
-ANSWER = "timeline.answer_room"
-"""In a request's scope: the room of its answer."""
+TURN = "timeline.large_answer"
+"""In a request's scope: the `LargeAnswers` of which it has a turn."""
+LARGE_AT_ONCE = 4
+LARGE_WAIT_S = 5.0
+"""How long a call waits for its turn."""
 STREAMED = "timeline.streamed"
 """In a request's scope: its answer is sent part by part."""
 BEARER = "bearer "
@@ -137,6 +141,52 @@ class BodyRoom:
             self.timer.reschedule(asyncio.get_running_loop().time())
 
 
+class LargeAnswers:
+    """Bounds the answers that may be large: `LARGE_AT_ONCE` are made at a time, in order, and none while callers leave
+    too much unread."""
+
+    def __init__(self) -> None:
+        self._turns, self._uncrowded = asyncio.Semaphore(LARGE_AT_ONCE), asyncio.Event()
+        self.set_crowded(False)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether callers leave too much unread."""
+        return not self._uncrowded.is_set()
+
+    def set_crowded(self, crowded: bool) -> None:
+        """Note whether they do."""
+        if crowded:
+            self._uncrowded.clear()
+        else:
+            self._uncrowded.set()
+
+    async def begin(self, drained: Callable[[], Awaitable[None]]) -> None:
+        """Wait for a turn. Raise Throttled after `LARGE_WAIT_S`. `drained`: the caller has read what it asked for
+        before."""
+        try:
+            async with asyncio.timeout(LARGE_WAIT_S):
+                await drained()
+                await self._turns.acquire()
+                try:
+                    await self._uncrowded.wait()
+                except BaseException:
+                    self._turns.release()
+                    raise
+        except TimeoutError:
+            raise too_crowded() from None
+
+    def end(self) -> None:
+        """End a turn."""
+        self._turns.release()
+
+
+def too_crowded() -> Throttled:
+    """Return the refusal of an answer while callers leave too much unread."""
+    advice = "read answers as they come, ask for fewer at once or with a smaller limit, and wait"
+    return Throttled("the gateway holds as many large answers as it may", retry_after_ms=1_000, advice=advice)
+
+
 def release_body(scope: Any) -> None:
     """Give back the room of a request's body, if it took any."""
     room: BodyRoom | None = scope.get(ROOM)
@@ -144,11 +194,11 @@ def release_body(scope: Any) -> None:
         room.give_back()
 
 
-def release_answer(scope: Any) -> None:
-    """Give back the room of a request's answer, if it took any."""
-    room: AnswerRoom | None = scope.get(ANSWER)
-    if room is not None:
-        room.give_back()
+def end_large(scope: Any) -> None:
+    """End a request's turn for a large answer, if it has one."""
+    answers: LargeAnswers | None = scope.pop(TURN, None)
+    if answers is not None:
+        answers.end()
 
 
 class ApiRequest(Request[Any, Any, Any]):
@@ -174,24 +224,14 @@ class ApiRequest(Request[Any, Any, Any]):
         room: BodyRoom = scope[ROOM]
         return room
 
-    @property
-    def answer_room(self) -> AnswerRoom:
-        """The room of the answer. It is given back once the answer is written: see `release_answer`."""
+    async def begin_large(self) -> None:
+        """Wait for the turn of an answer that may be large, before anything of it is read. `end_large` ends it. Raise
+        Throttled."""
         scope: Any = self.scope
-        if ANSWER not in scope:
-            scope[ANSWER] = AnswerRoom(self.app.state.gateway.answers)
-        room: AnswerRoom = scope[ANSWER]
-        return room
-
-    async def reserve_answer(self, told_bytes: int) -> None:
-        """Take room for an answer that tells so many bytes at most, in place of what it had. Wait a short while for it.
-        Raise Throttled, Unavailable as the gateway ends, or ClientGone. The body must have been read before."""
-        room = self.answer_room
-        room.give_back()
-        if not room.take(told_bytes):
-            ending = self.app.state.gateway.ending
-            if await while_connected(self, room.wait(told_bytes), ending) is None:
-                raise Unavailable("the gateway is about to end")
+        if TURN not in scope:
+            answers: LargeAnswers = self.app.state.gateway.answers
+            await answers.begin(scope["extensions"][DRAINED])
+            scope[TURN] = answers
 
     async def body(self, most_bytes: int = MAX_CALL_BYTES, weight: int = CALL_WEIGHT) -> bytes:
         """Return the whole body. Raise TooLarge, Throttled, Invalid for a caller that stops sending, or ClientGone.

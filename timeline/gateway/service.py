@@ -16,10 +16,9 @@ from timeline.credentials import PLAIN, Credentials
 from timeline.driver.tasks import all_of, end, keep
 from timeline.driver.transport.addresses import DEFAULT_ADDRESS
 from timeline.errors import Forbidden, Invalid, TimelineError, Unavailable, explain
-from timeline.gateway.answers import AnswerBudget
 from timeline.gateway.clients import Caller, CallerClient, Clients
 from timeline.gateway.metrics import GatewayMetrics
-from timeline.gateway.requests import ApiRequest, BodyBudget
+from timeline.gateway.requests import ApiRequest, BodyBudget, LargeAnswers
 from timeline.gateway.routes.recurring import RuleWalks
 
 log = logging.getLogger("timeline.gateway")
@@ -106,8 +105,7 @@ class HttpGateway:
         self.settings, self.version, self.parts = settings, version, parts
         self.clock = Clock()
         self.clients = Clients(settings.brokers, settings.credentials)
-        self.bodies = BodyBudget()
-        self.answers = AnswerBudget()
+        self.bodies, self.answers = BodyBudget(), LargeAnswers()
         self.walks = RuleWalks()
         self.metrics = GatewayMetrics()
         self.stopping = asyncio.Event()

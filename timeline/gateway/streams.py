@@ -15,17 +15,16 @@ from timeline.driver.client import Timeline
 from timeline.driver.consume.pull import PulledDelivery
 from timeline.driver.times import Duration
 from timeline.errors import Invalid, TimelineError
-from timeline.gateway.answers import ROW_BYTES, full
 from timeline.gateway.problems import ClientGone, problem_of
-from timeline.gateway.requests import ApiRequest, while_connected
+from timeline.gateway.requests import ApiRequest, too_crowded, while_connected
 from timeline.gateway.service import HttpGateway, serving
 from timeline.gateway.values import leased_message
 from timeline.model import check_topic_name
 
 ALIVE_S = 15.0
 """How long a stream is silent at most. A comment then shows that it lives."""
-FULL_S = 1.0
-"""How long a stream rests when the gateway has no room for its next events."""
+CROWDED_S = 1.0
+"""How long a stream rests while callers leave too much unread."""
 MAX_CREDIT = 1_000
 EVENT_STREAM = "text/event-stream"
 
@@ -80,7 +79,7 @@ async def events(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of one stream until its reader leaves, or the gateway ends. Raise the error of the first call;
     a later one is the last event."""
-    stream, room = EventStream(credit), request.answer_room
+    stream = EventStream(credit)
     begun = False
     async with serving(request) as client:
         gateway.streams.add(stream)
@@ -94,18 +93,17 @@ async def events(
             # What is due already, after a comment, so that the reader learns at once that the stream is open.
             first = client.timeline.take(check_topic_name(topic), credit, 0, lease=lease)
             taken = await while_connected(request, first, gateway.ending, give_back)
-            if taken and not room.take(told_bytes(taken), first=True):
+            if taken and gateway.answers.crowded:
                 await give_back(taken)
-                raise full()
+                raise too_crowded()
             yield b": open\n\n" + _encoded(taken or [], stream)
             begun = True
             while not gateway.stopping.is_set():
-                room.give_back()  # the part before is written
                 work = _next(client.timeline, topic, stream, lease)
                 taken = await while_connected(request, work, gateway.ending, give_back)
-                if taken and not room.take(told_bytes(taken), first=True):
+                if taken and gateway.answers.crowded:
                     await give_back(taken)
-                    taken = await while_connected(request, asyncio.sleep(FULL_S, []), gateway.ending)
+                    taken = await while_connected(request, asyncio.sleep(CROWDED_S, []), gateway.ending)
                 yield _encoded(taken or [], stream) or b": alive\n\n"
         except ClientGone:
             return
@@ -122,11 +120,6 @@ async def _next(timeline: Timeline, topic: str, stream: EventStream, lease: Dura
     """Return what comes due within `ALIVE_S`. Nothing: nothing came, or there is no credit."""
     room = await stream.room()
     return await timeline.take(topic, room, ALIVE_S, lease=lease) if room else []
-
-
-def told_bytes(taken: list[PulledDelivery]) -> int:
-    """Return how many bytes an answer with these deliveries tells."""
-    return sum(len(one.payload_view) for one in taken) + len(taken) * ROW_BYTES
 
 
 def _encoded(taken: list[PulledDelivery], stream: EventStream) -> bytes:

@@ -18,7 +18,6 @@ from timeline.gateway.console.rendering import link
 from timeline.gateway.console.visit import Fields, Visit, sentence, visiting
 from timeline.gateway.problems import problem_of
 from timeline.gateway.requests import ApiRequest
-from timeline.gateway.routes.messages import read_whole
 from timeline.gateway.values import is_json
 from timeline.model import DEFAULT_GROUP
 
@@ -44,6 +43,7 @@ async def _page(
     visit: Visit, topic: str, id: str, given: Fields | None = None, wrong: TimelineError | None = None
 ) -> Response[bytes]:
     """Return a message's page. `given`: a form that was sent and refused, `wrong`: why."""
+    await visit.request.begin_large()
     stored, hidden = await _stored(visit, topic, id)
     told, absent = await _why(visit, topic, id)
     problem = None if wrong is None else problem_of(wrong)
@@ -67,9 +67,9 @@ async def _page(
 
 
 async def _stored(visit: Visit, topic: str, id: str) -> tuple[StoredMessage | None, str]:
-    """Return a message, with its payload if the token may read it, and else why it may not. It has room then."""
+    """Return a message, with its payload if the token may read it, and else why it may not."""
     try:
-        return await read_whole(visit.request, visit.timeline, topic, id), ""
+        return await visit.timeline.get(topic, id), ""
     except Forbidden as denied:
         return await visit.timeline.get(topic, id, payload=False), sentence(denied)
 
@@ -129,10 +129,10 @@ def _hex(held: bytes) -> str:
 async def payload(request: ApiRequest) -> Response[bytes]:
     """Return the payload as a file to keep: browsers show none of it."""
     async with visiting(request) as visit:
-        topic, id = visit.query.exact("topic"), visit.query.exact("id")
-        stored = await read_whole(request, visit.timeline, topic, id)
+        await request.begin_large()
+        stored = await visit.timeline.get(visit.query.exact("topic"), visit.query.exact("id"))
         if stored is None:
-            raise NotFound(id=id)
+            raise NotFound(id=visit.query.exact("id"))
         headers = {
             "Content-Disposition": 'attachment; filename="payload.bin"',
             "Content-Security-Policy": "default-src 'none'; sandbox",

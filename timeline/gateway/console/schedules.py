@@ -19,10 +19,8 @@ from timeline.gateway.problems import problem_of
 from timeline.gateway.requests import ApiRequest
 from timeline.gateway.routes.reading import read_cursor, shown_cursor
 from timeline.gateway.routes.recurring import previewed
-from timeline.gateway.routes.schedules import LISTED_BYTES
 from timeline.gateway.shapes import PreviewRules
 from timeline.gateway.values import CONTENT_TYPE, JSON, length
-from timeline.schedules.specification import MOST_TEMPLATE_BYTES
 
 ROWS = 50
 LOOKED_AT = 200
@@ -65,7 +63,7 @@ async def _named(visit: Visit, topic: str, wanted: str, cursor: str) -> tuple[li
 
 
 async def _page(visit: Visit, topic: str, limit: int, cursor: str) -> tuple[list[Schedule], bytes]:
-    await visit.request.reserve_answer(LISTED_BYTES)
+    await visit.request.begin_large()
     return await schedule_page(visit.timeline._context, topic or None, limit, read_cursor(cursor))
 
 
@@ -113,7 +111,6 @@ def _cell(cell: Counter[tuple[str, str]], most: int) -> dict[str, Any]:
 async def schedule(request: ApiRequest) -> Response[bytes]:
     """Show a schedule, its next times and how far it has come."""
     async with visiting(request) as visit:
-        await request.reserve_answer(MOST_TEMPLATE_BYTES)
         one = await _standing(visit, visit.query)
         coming = await visit.gateway.walks.run(lambda: list(islice(one.occurrences(), NEXT_SHOWN)))
         payload = one.specification.payload[:SHOWN_BYTES].decode(errors="replace")
@@ -122,6 +119,7 @@ async def schedule(request: ApiRequest) -> Response[bytes]:
 
 async def _standing(visit: Visit, fields: Fields) -> Schedule:
     topic, name = fields.exact("topic"), fields.exact("name")
+    await visit.request.begin_large()
     found = await visit.timeline.get_schedule(topic, name)
     if found is None:
         raise NotFound(f"there is no schedule {name!r:.120} on topic {topic!r:.120}")

@@ -9,12 +9,11 @@ from litestar import Response, get, post
 from timeline.driver.consume.pull import PulledDelivery
 from timeline.driver.receipts import Receipt
 from timeline.driver.times import duration_ms
-from timeline.gateway.answers import full
 from timeline.gateway.clients import CallerClient
 from timeline.gateway.keys import RepeatKey
 from timeline.gateway.problems import documented
 from timeline.gateway.putting import why_failed
-from timeline.gateway.requests import ApiRequest, Streamed, while_connected
+from timeline.gateway.requests import ApiRequest, Streamed, too_crowded, while_connected
 from timeline.gateway.service import gateway_of
 from timeline.gateway.shapes import (
     AckLeases,
@@ -26,7 +25,7 @@ from timeline.gateway.shapes import (
     SettleAnswers,
     SettledMessage,
 )
-from timeline.gateway.streams import EVENT_STREAM, events, told_bytes
+from timeline.gateway.streams import EVENT_STREAM, events
 from timeline.gateway.values import due_of, leased_message, length, text_of
 from timeline.model import Status
 
@@ -53,9 +52,9 @@ async def lease(request: ApiRequest, client: CallerClient, topic: str, data: Lea
         await client.timeline.settle([one.receipt for one in taken], "return")
 
     taken = await while_connected(request, taking, gateway.ending, give_back)
-    if taken and not request.answer_room.take(told_bytes(taken), first=True):
+    if taken and gateway.answers.crowded:
         await give_back(taken)
-        raise full()
+        raise too_crowded()
     return Leases([leased_message(one) for one in taken or ()])
 
 

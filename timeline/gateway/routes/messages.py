@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 from litestar import Response, delete, get, patch, post
 
-from timeline.driver.client import Timeline
 from timeline.driver.message import StoredMessage
 from timeline.driver.times import iso_or_none
 from timeline.errors import Forbidden, Invalid, NotFound
@@ -29,7 +28,7 @@ from timeline.gateway.values import (
     payload_fields,
     text_of,
 )
-from timeline.model import DEFAULT_GROUP, MAX_HEADERS_BYTES, Status
+from timeline.model import DEFAULT_GROUP, Status
 
 ENCODER = msgspec.json.Encoder()
 JSON_LINES = "application/x-ndjson"
@@ -131,24 +130,15 @@ def _answered(answer: PutAnswer, created: bool) -> Response[Any]:
 async def show(request: ApiRequest, client: CallerClient, topic: str, id: str) -> Stored:
     """Return a message with its state, its headers and its payload."""
     name, named = text_of(topic), text_of(id)
+    await request.begin_large()
     try:
-        entry = await read_whole(request, client.timeline, name, named)
+        entry = await client.timeline.get(name, named)
     except Forbidden as denied:
         denied.reason += ". GET …/messages/{id}/why shows it without its payload"
         raise
     if entry is None:
         raise NotFound(id=named)
     return stored(entry)
-
-
-async def read_whole(request: ApiRequest, timeline: Timeline, topic: str, id: str) -> StoredMessage | None:
-    """Return a message with its payload, for which the answer takes room before. None: there is none."""
-    if not request.answer_room.take_largest():
-        found = await timeline.get(topic, id, payload=False)
-        await request.reserve_answer(MAX_HEADERS_BYTES + (0 if found is None else found.payload_bytes))
-    entry = await timeline.get(topic, id)
-    request.answer_room.keep(MAX_HEADERS_BYTES + (0 if entry is None else entry.payload_bytes))
-    return entry
 
 
 def stored(entry: StoredMessage) -> Stored:

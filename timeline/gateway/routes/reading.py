@@ -5,10 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 from contextlib import aclosing
-from functools import partial
 from typing import Annotated, Any
 
-import numpy as np
 from litestar import Response, get
 from litestar.params import Parameter, QueryParameter
 
@@ -16,7 +14,6 @@ from timeline.driver.late import LateDelivery, causes_of, late_rows, newest
 from timeline.driver.queries import messages_of
 from timeline.driver.times import When, iso
 from timeline.errors import Invalid
-from timeline.gateway.answers import ROW_BYTES
 from timeline.gateway.clients import CallerClient
 from timeline.gateway.problems import documented
 from timeline.gateway.requests import ApiRequest
@@ -31,7 +28,7 @@ from timeline.gateway.shapes import (
     WhyAnswer,
 )
 from timeline.gateway.values import instant, length, text_of
-from timeline.model import MAX_BATCH, MAX_HEADERS_BYTES, Status
+from timeline.model import MAX_BATCH, Status
 
 MAX_LIMIT = 1_000
 PAGE_BYTES = 4 * 1024 * 1024
@@ -59,41 +56,21 @@ def shown_cursor(cursor: bytes | None) -> str | None:
 
 
 async def _page(
-    request: ApiRequest, client: CallerClient, topic: str, limit: int, cursor: str | None, payload: bool, **asked: Any
+    request: ApiRequest, client: CallerClient, topic: str, limit: int, cursor: str | None, **asked: Any
 ) -> StoredMessages:
-    """Return a page. It takes room before it is read: payloads may be large, and many callers may ask for them."""
-    scan: Any = partial(client.timeline.scan_pages, text_of(topic), cursor=read_cursor(cursor), **asked)
-    if not payload or not request.answer_room.take_largest():
-        await request.reserve_answer(limit * ROW_BYTES)
-        if payload:
-            limit, told_bytes = await _fitting(scan, limit)
-            await request.reserve_answer(told_bytes)
+    after = read_cursor(cursor)
+    await request.begin_large()
     found, seen_bytes = StoredMessages([], None), 0
-    async with aclosing(scan(limit=limit, payload=payload)) as pages:
+    pages: Any = client.timeline.scan_pages(text_of(topic), limit=limit, cursor=after, **asked)
+    async with aclosing(pages):
         async for page in pages:
-            found.messages += [stored(entry) for entry in messages_of(page)]
+            for entry in messages_of(page):
+                found.messages.append(stored(entry))
+                seen_bytes += len(entry.payload or b"")
             found.cursor = shown_cursor(page.cursor)
-            if payload:
-                seen_bytes += int(page.rows.payloads.sizes.sum()) + int(page.rows.headers.sizes.sum())
             if seen_bytes >= PAGE_BYTES:
                 break
-    request.answer_room.keep(seen_bytes + len(found.messages) * ROW_BYTES)
     return found
-
-
-async def _fitting(scan: Any, limit: int) -> tuple[int, int]:
-    """Return how many messages a page with payloads has at most, and how many bytes it may tell."""
-    count = payload_bytes = 0
-    async with aclosing(scan(limit=limit)) as pages:
-        async for page in pages:
-            sums = np.cumsum(page.rows.payload_bytes, dtype=np.int64) + payload_bytes
-            fitting = int(np.searchsorted(sums, PAGE_BYTES)) + 1
-            if fitting <= len(sums):
-                count, limit = count + fitting, count + fitting
-                payload_bytes = int(sums[fitting - 1])
-                break
-            count, payload_bytes = count + len(sums), int(sums[-1]) if len(sums) else payload_bytes
-    return limit, payload_bytes + min(count * MAX_HEADERS_BYTES, PAGE_BYTES) + count * ROW_BYTES
 
 
 @get(
@@ -113,7 +90,7 @@ async def list_(
     if due_from is not None or due_to is not None:
         low = None if due_from is None else instant(due_from, "due_from")
         due = low, None if due_to is None else instant(due_to, "due_to")
-    return await _page(request, client, topic, limit, cursor, payload, state=states, tag=tag, due=due)
+    return await _page(request, client, topic, limit, cursor, state=states, tag=tag, due=due, payload=payload)
 
 
 @get(
@@ -127,7 +104,7 @@ async def dead(
     limit: Limit = 100, cursor: Cursor = None,
 ) -> StoredMessages:  # fmt: skip
     """Return a page of dead letters, each with its reason, in no order."""
-    return await _page(request, client, topic, limit, cursor, payload, state="dead", tag=tag)
+    return await _page(request, client, topic, limit, cursor, state="dead", tag=tag, payload=payload)
 
 
 @get(

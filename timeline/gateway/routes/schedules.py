@@ -42,7 +42,6 @@ from timeline.gateway.shapes import (
 )
 from timeline.gateway.values import instant, text_of
 from timeline.model import Status, check_topic_name
-from timeline.schedules.specification import MOST_TEMPLATE_BYTES
 from timeline.wording import no_such_topic
 
 T = TypeVar("T")
@@ -56,8 +55,6 @@ PendingNow = Annotated[
 TRIES = 5
 AT_ONCE = 50
 """Schedules that are read at a time. Reading rules takes a while, and other calls go on in between."""
-LISTED_BYTES = 4 * 1024 * 1024 + MOST_TEMPLATE_BYTES
-"""What brokers return of schedules at a time, with their payloads, at most."""
 SEE_ALL = "GET /v1/topics/{topic}/schedules lists those that there are"
 WithPayload = Annotated[bool, Parameter(description="With payloads.")]
 
@@ -110,7 +107,7 @@ async def _page(
 ) -> StoredSchedules:
     found: list[StoredSchedule] = []
     after, left_bytes = read_cursor(cursor), PAGE_BYTES
-    await request.reserve_answer(LISTED_BYTES + (PAGE_BYTES if payload else 0))
+    await request.begin_large()
     while True:
         count = min(AT_ONCE, limit - len(found))
         some, after = await schedule_page(client.timeline._context, topic, count, after)
@@ -123,7 +120,7 @@ async def _page(
 @get(ONE, operation_id="showSchedule", summary="Show a schedule", responses=documented(Status.NOT_FOUND))
 async def show(request: ApiRequest, client: CallerClient, topic: str, name: str) -> StoredSchedule:
     """Return a schedule with its state."""
-    await request.reserve_answer(MOST_TEMPLATE_BYTES)
+    await request.begin_large()
     return stored_schedule(await _standing(client, topic, name))
 
 
