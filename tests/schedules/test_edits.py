@@ -139,6 +139,30 @@ def test_what_was_kept_twice_goes_with_the_schedule() -> None:
     assert not here.topic
 
 
+def test_what_was_kept_and_waits_for_its_jitter_goes_with_the_schedule() -> None:
+    here = world(jitter_ms=10 * MINUTE)
+    assert any(one.message.at_ms < here.now_ms for one in here.topic.values())
+    here.update(keep=True, cron="30 * * * * *")
+    here.run_until(here.now_ms + 100)
+    here.delete()
+    assert rest(here, 15) == []
+    assert not here.topic
+
+
+@pytest.mark.parametrize("apart_ms", [100, 30_000])
+def test_a_count_goes_on_after_what_was_kept(apart_ms: int) -> None:
+    here = world()
+    here.update(keep=True, cron="*/10 * * * * *", start_ms=minute(8), count=60, payload=b"new {sequence}")
+    here.run_until(here.now_ms + apart_ms)
+    here.update(payload=b"newest {sequence}")
+    rest(here, 20)
+    found = [one for one in here.delivered if one.payload.startswith(b"new")]
+    assert [one.payload.split()[1] for one in found] == [
+        b"%d" % ((one.at_ms - minute(8)) // 10_000 + 1) for one in found
+    ]
+    assert found[-1].at_ms == minute(8) + 590_000
+
+
 def test_a_paused_schedule_produces_nothing_and_misses_nothing() -> None:
     here = world()
     here.update(paused=True)

@@ -18,6 +18,7 @@ from timeline.schedules.looks import AHEAD_MS, MOST_PUTS, YEAR_MS, ScheduledMess
 from timeline.schedules.record import (
     TRIGGER,
     DecidedOccurrence,
+    KeptOccurrence,
     OccurrenceKey,
     QueuedSpan,
     RenamedSpan,
@@ -160,7 +161,11 @@ def _kept(record: ScheduleRecord, now_ms: int, new: Specification) -> Edit:
     old, renewal = record.specification, _Renewal(record, now_ms, new, False)
     goes_on = _same_rules(old, new) and not (old.paused or new.paused or record.ended)
     position_ms = record.position_ms if goes_on else max(record.position_ms, now_ms)
-    own = {at_ms: OccurrenceKey(record.occurrence_id(at_ms), old.group) for at_ms in renewal.put if at_ms > now_ms}
+    own = {
+        at_ms: KeptOccurrence(record.occurrence_id(at_ms), old.group, due_ms)
+        for at_ms in renewal.put
+        if (due_ms := due_of(old, at_ms)) > now_ms
+    }
     made = _next(
         record,
         now_ms,
@@ -171,6 +176,7 @@ def _kept(record: ScheduleRecord, now_ms: int, new: Specification) -> Edit:
         standing_until_ms=max(record.standing_until_ms, record.position_ms),
         missed=record.missed + (0 if goes_on else _left_out(record, now_ms)),
         kept=tuple((record.kept_after(now_ms) | own).values()),
+        recounted=record.recounted if goes_on else _counts_anew(old, new),
     )
     return Edit(made, now_ms)
 
@@ -188,7 +194,7 @@ def _renewed(record: ScheduleRecord, now_ms: int, new: Specification, ends: bool
     made = _next(
         record,
         now_ms,
-        begun_ms=record.begun_ms if renewal.goes_on else renewal.from_ms,
+        begun_ms=min(record.begun_ms, renewal.from_ms) if renewal.goes_on else renewal.from_ms,
         position_ms=position_ms,
         sequence=sequence,
         cancelling=cancelling,
@@ -196,6 +202,7 @@ def _renewed(record: ScheduleRecord, now_ms: int, new: Specification, ends: bool
         queue=record.queue if _same_rules(old, new) and not renewal.gone else (),
         renamed=(*record.renamed, *spans)[-_MOST_RENAMED:],
         kept=(),
+        recounted=False,
         standing_until_ms=renewal.reach_ms,
         replacing=True,
         last_id="" if record.last_ms in renewal.pending else record.last_id,
@@ -223,14 +230,16 @@ class _Renewal:
         self.reach_ms = max(record.position_ms, record.standing_until_ms)
         self._past = _jittered(record, from_ms, now_ms)
         self._undone = _between(self._old, max(from_ms, record.begun_ms), record.position_ms)
-        self._kept = {at_ms: key for at_ms, key in record.kept_after(now_ms).items() if at_ms >= from_ms}
+        self._kept = record.kept_after(now_ms)
         self._decided = {one.at_ms for one in record.decided}
         # The revision before this one may not have come to replace or to put again what it had cancelled.
         standing = _between(self._old, from_ms, self.reach_ms)
         self.put = {*self._past, *self._undone, *(at_ms for at_ms in self._decided if at_ms >= from_ms)}
         self.pending = {*self.put, *standing, *self._kept}
-        begin_ms, ahead = min(from_ms, record.position_ms), len({*self._undone, *self._kept})
-        self._before = _sequence(self._old, new, begin_ms, max(0, record.sequence - ahead))
+        kept = {at_ms for at_ms in self._kept if at_ms >= from_ms}
+        ahead = _between(self._old, from_ms, record.position_ms) if record.recounted else self._undone | kept
+        begin_ms = min(from_ms, record.position_ms)
+        self._before = _sequence(self._old, new, begin_ms, max(0, record.sequence - len(ahead)))
         until_ms = record.position_ms if self.goes_on else self.reach_ms
         times = list(_times(new, from_ms, until_ms, self._before)) if from_ms < until_ms and not self.gone else []
         self._fit = {at_ms: self._before + place for place, at_ms in enumerate(times, 1)}
@@ -251,13 +260,13 @@ class _Renewal:
         same = (self._old.group, self._old.overlap) == (self._new.group, self._new.overlap)
         stays = {at_ms for at_ms in self.pending if at_ms in self._fit or self._stays_past(at_ms)} if same else set()
         stays = {at_ms for at_ms in stays if len(self.keys(at_ms)) == 1}
-        later = {at_ms for at_ms in self.pending if due_of(self._old, at_ms) > self._now_ms}
+        later = {at_ms for at_ms in self.pending if at_ms in self._kept or due_of(self._old, at_ms) > self._now_ms}
         return sorted(later - stays)
 
     def keys(self, at_ms: int) -> tuple[OccurrenceKey, ...]:
         """Return the messages that may be on the timeline for the pending occurrence of a time, each once."""
-        own = OccurrenceKey(self._record.occurrence_id(at_ms), self._old.group)
-        return tuple(dict.fromkeys((own, self._kept.get(at_ms, own))))
+        own, kept = OccurrenceKey(self._record.occurrence_id(at_ms), self._old.group), self._kept.get(at_ms)
+        return tuple(dict.fromkeys((own, OccurrenceKey(kept.id, kept.group) if kept else own)))
 
     def reached(self) -> tuple[int, int]:
         """Return the position of the new revision, and how many were decided before it."""
@@ -322,9 +331,11 @@ def _jittered(record: ScheduleRecord, before_ms: int, now_ms: int) -> dict[int, 
 def _sequence(old: Specification, new: Specification, position_ms: int, sequence: int) -> int:
     """Return how many occurrences of the next revision lie before its position: as many as were decided, unless they
     are counted from another start, or for the first time."""
-    if new.start_ms == old.start_ms and not (new.count and not old.count):
-        return sequence
-    return _counted(new, position_ms)
+    return _counted(new, position_ms) if _counts_anew(old, new) else sequence
+
+
+def _counts_anew(old: Specification, new: Specification) -> bool:
+    return new.start_ms != old.start_ms or bool(new.count and not old.count)
 
 
 def _spans(pending: list[int], stays: set[int], number: int, whole_from_ms: int) -> Iterator[RenamedSpan]:

@@ -50,6 +50,14 @@ class OccurrenceKey(NamedTuple):
     group: str
 
 
+class KeptOccurrence(NamedTuple):
+    """A message of an earlier revision that an edit left on the timeline."""
+
+    id: str
+    group: str
+    due_ms: int
+
+
 class QueuedSpan(NamedTuple):
     """Occurrences from `from_ms` to before `until_ms`, `length` in all, of which each waits for the one before it to be
     finished. `before`: how many were decided before the first."""
@@ -80,7 +88,8 @@ class ScheduleRecord:
     `begun_ms`: since when these rules decide. `position_ms`: the first time at which an occurrence is not decided yet.
     `sequence`: how many were decided before it. `cancelling`, `decided`: what the next look cancels, and puts.
     `queue`: what waits for its turn. `renamed`: whose ids have a number. `kept`: messages of earlier revisions that
-    edits left on the timeline, until their time.
+    edits left on the timeline, until they are due. `recounted`: `sequence` counts by these rules before `begun_ms`,
+    too, and not what was kept.
 
     `standing_until_ms`: before it, occurrences of earlier revisions may stand. `replacing`: they are replaced.
 
@@ -101,7 +110,8 @@ class ScheduleRecord:
     cancelling: tuple[OccurrenceKey, ...] = ()
     queue: tuple[QueuedSpan, ...] = ()
     renamed: tuple[RenamedSpan, ...] = ()
-    kept: tuple[OccurrenceKey, ...] = ()
+    kept: tuple[KeptOccurrence, ...] = ()
+    recounted: bool = False
     standing_until_ms: int = 0
     replacing: bool = False
     produced: int = 0
@@ -153,8 +163,8 @@ class ScheduleRecord:
             "specification": self.specification.to_json(),
             "number": self.number,
             "revision": self.revision,
-            # Older brokers know no kept messages.
-            "state": {name: value for name, value in self.state().items() if value or name != "kept"},
+            # Older brokers do not know these.
+            "state": {name: value for name, value in self.state().items() if value or name not in _NEW},
         }
         return json.dumps(said, separators=(",", ":"), ensure_ascii=False).encode()
 
@@ -182,10 +192,10 @@ class ScheduleRecord:
                 number = max(number, span.number)
         return occurrence_id(self.specification.name, at_ms, str(number) if number else "")
 
-    def kept_after(self, now_ms: int) -> dict[int, OccurrenceKey]:
-        """Return the kept messages whose times are after now, by these times."""
-        times = ((schedule_of(key.id) or ("", 0), key) for key in self.kept)
-        return {at_ms: key for (_, at_ms), key in times if at_ms > now_ms}
+    def kept_after(self, now_ms: int) -> dict[int, KeptOccurrence]:
+        """Return the kept messages that are due after now, by the times of their occurrences."""
+        later = ((schedule_of(one.id), one) for one in self.kept if one.due_ms > now_ms)
+        return {found[1]: one for found, one in later if found is not None}
 
     def keeping(self, at_ms: int, id: str) -> ScheduleRecord:
         """Return the record in which the occurrence at a time has this id, which it had before it was renamed."""
@@ -206,9 +216,10 @@ _ROWS: dict[str, Any] = {
     "decided": DecidedOccurrence,
     "queue": QueuedSpan,
     "renamed": RenamedSpan,
-    "kept": OccurrenceKey,
+    "kept": KeptOccurrence,
 }
-_FLAGS = ("replacing", "ended", "deleted")
+_FLAGS = ("replacing", "recounted", "ended", "deleted")
+_NEW = ("kept", "recounted")
 _TEXTS = ("last_id",)
 _STATE = tuple(
     one.name for one in dataclasses.fields(ScheduleRecord) if one.name not in ("specification", "number", "revision")
@@ -217,14 +228,13 @@ _NUMBERS = ("number", "revision", *(name for name in _STATE if name not in {*_RO
 
 
 def _row(name: str, kind: Any, said: object) -> Any:
-    wanted = str if kind is OccurrenceKey else int
-    if not isinstance(said, list) or not all(isinstance(one, wanted) for one in said):
-        of = "texts" if wanted is str else "numbers"
-        raise Invalid(f"{name} of a schedule's record must have lists of {of}, not {said!r:.80}")
+    wanted = [str if field in ("id", "group") else int for field in kind._fields]
     try:
-        return kind(*said)
-    except TypeError:
-        raise Invalid(f"{name} of a schedule's record must be {', '.join(kind._fields)}, not {said!r:.80}") from None
+        if isinstance(said, list) and all(isinstance(one, of) for one, of in zip(said, wanted, strict=False)):
+            return kind(*said)
+    except TypeError:  # too few, or too many
+        pass
+    raise Invalid(f"{name} of a schedule's record must have lists of {', '.join(kind._fields)}, not {said!r:.80}")
 
 
 STATUSES = ("active", "waiting", "paused", "ended")
