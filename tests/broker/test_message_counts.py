@@ -133,23 +133,23 @@ async def test_a_lease_that_ran_out_is_counted_when_the_message_is_leased_again(
 
 
 class Counting(MemoryStore):
-    """Takes `per_message_s` for each message that a count finds, and `reach_s` for each call, in virtual time. Notes
-    how many each count found, and when it began and ended."""
+    """Takes `per_message_s` for each message that a count finds, and `round_trip_s` for each call, in virtual time.
+    Says how many each count found, and when it began and ended."""
 
-    def __init__(self, reach_s: float = 0.0, per_message_s: float = 0.002) -> None:
+    def __init__(self, round_trip_s: float = 0.0, per_message_s: float = 0.002) -> None:
         super().__init__("memory://")
-        self.reach_s, self.per_message_s = reach_s, per_message_s
+        self.round_trip_s, self.per_message_s = round_trip_s, per_message_s
         self.found: list[int] = []
         self.spans: list[tuple[float, float]] = []
 
     async def next_due(self, topic: Topic, buckets: Sequence[int] | None, after_ms: int) -> int | None:
-        await wait(self.reach_s)
+        await wait(self.round_trip_s)
         return await super().next_due(topic, buckets, after_ms)
 
     async def count_due(self, topic: Topic, edges_ms: np.ndarray, held: bool = False) -> np.ndarray:
         counts, loop = await super().count_due(topic, edges_ms, held), asyncio.get_running_loop()
         found, began_s = int(counts.sum()), loop.time()
-        await wait(self.reach_s + self.per_message_s * found)
+        await wait(self.round_trip_s + self.per_message_s * found)
         self.found.append(found)
         self.spans.append((began_s, loop.time()))
         return counts
@@ -267,18 +267,18 @@ def test_what_comes_near_is_counted_in_the_parts_that_are_known() -> None:
 
 @pytest.mark.usefixtures("parts_of_20")
 @pytest.mark.parametrize(
-    ("reach_s", "per_message_s"), [(0.0, 0.0), (0.1, 0.002)], ids=["a store with an index", "a store far away"]
+    ("round_trip_s", "per_message_s"), [(0.0, 0.0), (0.1, 0.002)], ids=["a store with an index", "a store far away"]
 )
-def test_parts_grow_where_more_messages_cost_little(reach_s: float, per_message_s: float) -> None:
+def test_parts_grow_where_more_messages_cost_little(round_trip_s: float, per_message_s: float) -> None:
     async def scene() -> None:
-        store = Counting(reach_s, per_message_s)
+        store = Counting(round_trip_s, per_message_s)
         async with counting(store) as link:
             await fill(link, (20 * HOUR_MS + 60_000 * at for at in range(1_000)))
             for _ in range(6):
                 store.found.clear()
                 await counted(link)
             assert sum(store.found) == 1_000 and len(store.found) <= 20
-            store.reach_s, store.per_message_s = 0.0, 0.002
+            store.round_trip_s, store.per_message_s = 0.0, 0.002
             for _ in range(12):
                 store.found.clear()
                 await counted(link)
@@ -290,7 +290,7 @@ def test_parts_grow_where_more_messages_cost_little(reach_s: float, per_message_
 @pytest.mark.usefixtures("parts_of_20")
 def test_a_topic_keeps_its_depth_while_it_is_counted_again() -> None:
     async def scene() -> None:
-        store = Counting(reach_s=1.0)
+        store = Counting(round_trip_s=1.0)
         async with counting(store) as link:
             await fill(link, [HOUR_MS] * 3)
             await counted(link)

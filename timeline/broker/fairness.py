@@ -335,23 +335,23 @@ async def rest(took_ms: float, share: float = SHARE) -> None:
 
 
 class SharedPace:
-    """The pace of one look at the store after the other: each rests first, so that the one before has had no more than
-    its share of the time, and also if that one failed."""
+    """The pace of looks at the store, one after the other. Each rests first, until the one before has had no more than
+    its share of the time. So it does after a look that failed."""
 
     def __init__(self, clock: Clock, share: float = SHARE) -> None:
         self._clock, self._share = clock, share
         self._rested_ms = 0.0
 
     @asynccontextmanager
-    async def turn(self, reach_ms: float = 0.0) -> AsyncIterator[None]:
-        """Rest, then look. `reach_ms`: the part of the look that only waits for a store far away."""
+    async def turn(self, round_trip_ms: float = 0.0) -> AsyncIterator[None]:
+        """Rest, then look. `round_trip_ms`: the part of the look that only waits for the network."""
         await asyncio.sleep(max(0.0, self._rested_ms - self._clock.monotonic_ms()) / 1000.0)
         began_ms = self._clock.monotonic_ms()
         try:
             yield
         finally:
             now_ms = self._clock.monotonic_ms()
-            self._rested_ms = now_ms + max(0.0, now_ms - began_ms - reach_ms) * (1.0 / self._share - 1.0)
+            self._rested_ms = now_ms + max(0.0, now_ms - began_ms - round_trip_ms) * (1.0 / self._share - 1.0)
 
 
 class CooperativePace:

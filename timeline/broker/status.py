@@ -45,12 +45,16 @@ from timeline.wire import (
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 NEAR_MINUTES = 10
 PART = 10_000
-"""The fewest messages of a part: SQLite counts them in 1.4 ms."""
+"""A part has about so many messages at first, and never aims at fewer: SQLite counts them in 1.4 ms."""
+MOST_PART = 100 * PART
 PART_MS = 1.0
+"""A part may grow until it takes so long."""
 FIRST_STEP_MS = 1_000
+"""How long the first part is, where nothing is known."""
 GROWTH = 8
 """The next part is at most this many times as large as the one before, or as long where nothing is known."""
-REACHES = 8
+ROUND_TRIPS = 8
+"""The shortest one of so many counts."""
 EMPTY_COUNTED = 50
 """Topics without messages that one round counts, in turn."""
 EMPTY_SWEPT = 10
@@ -326,21 +330,20 @@ class MessageCounts:
 class CountsInParts:
     """Counts many messages of a store a part at a time, so that others need not wait long.
 
-    A part has at least `PART` messages. It has as many as the store counts in `PART_MS`, or in twice the time that it
-    takes to reach it, if these are more. So a store that is far away, or counts by an index alone, is not asked a
-    thousand times.
+    A part aims at `PART` messages, or at as many as the store counts in `PART_MS` or in two round trips, if these are
+    more. So a store that is far away, or counts by an index alone, is not asked a thousand times.
     """
 
     def __init__(self, store: MeteredStore, clock: Clock) -> None:
         self._store, self._clock = store, clock
         self._part = PART
-        self._reaches_ms: deque[float] = deque(maxlen=REACHES)
+        self._round_trips_ms: deque[float] = deque(maxlen=ROUND_TRIPS)
 
     async def next_due(self, topic: Topic) -> int | None:
-        """Return `Store.next_due` of all buckets. That is cheap, so it shows how long it takes to reach the store."""
+        """Return `Store.next_due` of all buckets. That is cheap, so it shows how long a round trip takes."""
         began_ms = self._clock.monotonic_ms()
         next_due = await self._store.call("next_due", self._store.store.next_due(topic, None, -1))
-        self._reaches_ms.append(self._clock.monotonic_ms() - began_ms)
+        self._round_trips_ms.append(self._clock.monotonic_ms() - began_ms)
         return next_due
 
     async def count(
@@ -353,18 +356,18 @@ class CountsInParts:
         counts = np.zeros(len(edges_ms) - 1, dtype=np.int64)
         low_ms, end_ms = int(edges_ms[0]), int(edges_ms[-1])
         step_ms, found_before, next_cuts = FIRST_STEP_MS, self._part, list[int]()
-        reach_ms, worked_ms = min(self._reaches_ms, default=0.0), 0.0
+        round_trip_ms, worked_ms = min(self._round_trips_ms, default=0.0), 0.0
         while low_ms < end_ms:
             after = bisect_right(cuts, low_ms)
             high_ms = min(cuts[after] if after < len(cuts) else low_ms + step_ms, end_ms)
             first, last = np.searchsorted(edges_ms, low_ms, "right"), np.searchsorted(edges_ms, high_ms, "left")
             edges = np.concatenate(([low_ms], edges_ms[first:last], [high_ms]))
-            async with pace.turn(reach_ms):
+            async with pace.turn(round_trip_ms):
                 began_ms = self._clock.monotonic_ms()
                 of_part = await self._store.call("count_due", self._store.store.count_due(topic, edges))
-                worked_ms += max(0.0, self._clock.monotonic_ms() - began_ms - reach_ms)
+                worked_ms += max(0.0, self._clock.monotonic_ms() - began_ms - round_trip_ms)
             counts[first - 1 : last] += of_part
-            self._adapt(int(counts.sum()), worked_ms, max(PART_MS, 2 * reach_ms))
+            self._adapt(int(counts.sum()), worked_ms, max(PART_MS, 2 * round_trip_ms))
             found = int(of_part.sum())
             step_ms = max(1, int((high_ms - low_ms) * min(GROWTH, self._part / max(1, found))))
             if next_cuts and found_before + found <= self._part:
@@ -382,7 +385,7 @@ class CountsInParts:
         """Let a part have as many messages as take `part_ms`, where `found` took `worked_ms`."""
         if found >= PART:
             many = found * part_ms / worked_ms if worked_ms else float("inf")
-            self._part = max(PART, int(min(GROWTH * self._part, many)))
+            self._part = max(PART, int(min(GROWTH * self._part, many, MOST_PART)))
 
 
 async def count_lapsed(store: MeteredStore, topic: Topic, now_ms: int) -> int:
