@@ -26,11 +26,12 @@ from timeline.clock import Clock
 from timeline.driver.consume.pull import PulledDelivery
 from timeline.errors import Throttled
 from timeline.gateway import protocol, requests, streams
-from timeline.gateway.protocol import UNREAD_BYTES, Connections
+from timeline.gateway.protocol import LOOK_S, UNREAD_BYTES, BoundedHttp, Connections
 from timeline.gateway.requests import (
     BODIES_BYTES,
     CALL_WEIGHT,
     MAX_BODY_BYTES,
+    SLOW_BYTES_PER_S,
     SMALL_ROOM_BYTES,
     BodyBudget,
     BodyRoom,
@@ -477,10 +478,24 @@ async def test_large_answers_wait_while_too_much_is_unread() -> None:
     connections = Connections(100, answers)
     one.unread_bytes = UNREAD_BYTES + 1
     connections.unread(one)  # type: ignore[arg-type]
-    assert answers.crowded and not one.aborted
+    assert answers.crowded() and not one.aborted
     one.unread_bytes = 0
     connections.read(one)  # type: ignore[arg-type]
-    assert not answers.crowded
+    assert not answers.crowded()
+
+
+def test_a_reader_is_slow_if_it_takes_less_than_so_much_a_second() -> None:
+    now_s, left = 100.0, 10 * MIB
+    one = BoundedHttp.__new__(BoundedHttp)
+    one.loop = cast(Any, SimpleNamespace(time=lambda: now_s))
+    one.transport = cast(Any, SimpleNamespace(get_write_buffer_size=lambda: left))
+    one._unread_bytes, one._looked_s = left, now_s
+    now_s += LOOK_S / 2
+    assert one.has_read(), "it was looked at just now"
+    for taken, reads in ((1, True), (-1, False)):
+        now_s += 10 * LOOK_S
+        left -= int(SLOW_BYTES_PER_S * (now_s - one._looked_s)) + taken
+        assert one.has_read() is reads
 
 
 async def test_those_that_read_slowly_are_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:

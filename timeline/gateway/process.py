@@ -26,6 +26,8 @@ BACKLOG = 2048
 ACCEPTED_AT_ONCE = 64
 IDLE_S = 75
 """How long a connection may stay open between two requests."""
+M_MMAP_THRESHOLD = -3
+"""Of glibc's malloc.h."""
 LARGE_BLOCK_BYTES = 1024 * 1024
 """More than a read of a socket allocates, 256 KiB, so that frequent calls keep their blocks."""
 
@@ -117,6 +119,6 @@ def _return_large_blocks() -> None:
     """Let the C library give each large block back to the system once it is free. It would keep more and more of them,
     and a gateway stay as large as it was with many large answers."""
     if sys.platform == "linux":
-        mallopt, of_blocks = getattr(ctypes.CDLL(None), "mallopt", None), -3  # M_MMAP_THRESHOLD of glibc
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:
-            mallopt(of_blocks, LARGE_BLOCK_BYTES)
+            mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import httptools
 import msgspec
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from timeline.gateway.problems import PROBLEM, plain
@@ -33,6 +34,8 @@ HEADS_BYTES = 32 * 1024 * 1024
 UNREAD_BYTES = 128 * 1024 * 1024
 """All answers together that wait for their readers. Beyond it, those who read less than `SLOW_BYTES_PER_S` are
 disconnected."""
+LEFT_BYTES = 16 * 1024
+"""What may be left of the answers before, when the next one is made."""
 LOOK_S = 1.0
 """How long a reader is watched before it counts as slow."""
 MOST_FILES = 65_536
@@ -127,7 +130,7 @@ class Connections:
     def read(self, one: BoundedHttp) -> None:
         """Note that the answers of a connection were read, or that it is closed."""
         self._unread.pop(one, None)
-        if self._answers.crowded:
+        if self._answers.crowded():
             self._look()
 
     def unread(self, one: BoundedHttp) -> None:
@@ -342,7 +345,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._refusal = 501, "of transfer codings, only chunked is read"
             raise ValueError("another coding")
         self._check_parsed()
-        extensions: Any = {DRAINED: self.flow.drain}
+        extensions: Any = {DRAINED: self._drained}
         self.scope["extensions"] = extensions
         super().on_headers_complete()
         if not self.pipeline:
@@ -419,8 +422,20 @@ class BoundedHttp(HttpToolsProtocol):
         self._unread_bytes, self._looked_s = self.unread_bytes, now_s
         return before - self._unread_bytes >= SLOW_BYTES_PER_S * watched_s
 
+    async def _drained(self) -> bool:
+        """Return whether the caller is still there, once it has read the answers before. `LEFT_BYTES` may be left of
+        them: the head of an answer is written by itself, and would wait for its reader above the usual mark."""
+        self.transport.set_write_buffer_limits(LEFT_BYTES)
+        try:
+            await self.flow.drain()
+        finally:
+            self.transport.set_write_buffer_limits(HIGH_WATER_LIMIT)
+        return not self.transport.is_closing()
+
     def pause_writing(self) -> None:
         """Wait for a reader that is slow."""
+        if self._stalled is not None:  # it waits already
+            return
         super().pause_writing()
         self._unread_bytes, self._looked_s = self.unread_bytes, self.loop.time()
         self._all.unread(self)
@@ -432,6 +447,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._all.read(self)
         if self._stalled is not None:
             self._stalled.cancel()
+            self._stalled = None
 
     def _await_reader(self) -> None:
         self._stalled = self.loop.call_later(SILENT_S, self._still_reading, self.unread_bytes)

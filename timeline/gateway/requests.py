@@ -43,12 +43,14 @@ ENDING_WAIT_S = 0.25
 BROKEN = "timeline.broken_body"
 """Among the extensions of a request's scope: its body broke off in a way that is no HTTP."""
 DRAINED = "timeline.drained"
-"""Among the extensions of a request's scope: waits until the caller has read the answers before."""
+"""Among the extensions of a request's scope: waits until the caller has read the answers before, or is gone. Returns
+whether it is still there."""
 ROOM = "timeline.body_room"
 """In a request's scope: the room of its body."""
 TURN = "timeline.large_answer"
 """In a request's scope: the `LargeAnswers` of which it has a turn."""
 LARGE_AT_ONCE = 4
+"""Answers that may be large are made so many at a time."""
 LARGE_WAIT_S = 5.0
 """How long a call waits for its turn."""
 STREAMED = "timeline.streamed"
@@ -149,32 +151,32 @@ class LargeAnswers:
         self._turns, self._uncrowded = asyncio.Semaphore(LARGE_AT_ONCE), asyncio.Event()
         self.set_crowded(False)
 
-    @property
     def crowded(self) -> bool:
         """Whether callers leave too much unread."""
         return not self._uncrowded.is_set()
 
     def set_crowded(self, crowded: bool) -> None:
-        """Note whether they do."""
+        """Note whether callers leave too much unread."""
         if crowded:
             self._uncrowded.clear()
         else:
             self._uncrowded.set()
 
-    async def begin(self, drained: Callable[[], Awaitable[None]]) -> None:
-        """Wait for a turn. Raise Throttled after `LARGE_WAIT_S`. `drained`: the caller has read what it asked for
-        before."""
+    async def begin(self, drained: Callable[[], Awaitable[bool]]) -> None:
+        """Wait for a turn. Raise Throttled after `LARGE_WAIT_S`, or ClientGone. `drained`: see `DRAINED`."""
         try:
             async with asyncio.timeout(LARGE_WAIT_S):
                 await drained()
                 await self._turns.acquire()
                 try:
                     await self._uncrowded.wait()
+                    if not await drained():
+                        raise ClientGone
                 except BaseException:
                     self._turns.release()
                     raise
         except TimeoutError:
-            raise too_crowded() from None
+            raise (too_crowded() if self.crowded() else _too_many()) from None
 
     def end(self) -> None:
         """End a turn."""
@@ -183,8 +185,13 @@ class LargeAnswers:
 
 def too_crowded() -> Throttled:
     """Return the refusal of an answer while callers leave too much unread."""
-    advice = "read answers as they come, ask for fewer at once or with a smaller limit, and wait"
-    return Throttled("the gateway holds as many large answers as it may", retry_after_ms=1_000, advice=advice)
+    advice = "read answers as they come, ask with a smaller limit, and wait"
+    return Throttled("callers of the gateway leave too much unread", retry_after_ms=1_000, advice=advice)
+
+
+def _too_many() -> Throttled:
+    advice = "ask for fewer at once, or with a smaller limit, and wait"
+    return Throttled("the gateway has many large answers to make", retry_after_ms=1_000, advice=advice)
 
 
 def release_body(scope: Any) -> None:
@@ -226,12 +233,17 @@ class ApiRequest(Request[Any, Any, Any]):
 
     async def begin_large(self) -> None:
         """Wait for the turn of an answer that may be large, before anything of it is read. `end_large` ends it. Raise
-        Throttled."""
+        Throttled, or ClientGone."""
         scope: Any = self.scope
         if TURN not in scope:
             answers: LargeAnswers = self.app.state.gateway.answers
             await answers.begin(scope["extensions"][DRAINED])
             scope[TURN] = answers
+
+    async def drained(self) -> None:
+        """Wait until the caller has read the answers before, or is gone."""
+        scope: Any = self.scope
+        await scope["extensions"][DRAINED]()
 
     async def body(self, most_bytes: int = MAX_CALL_BYTES, weight: int = CALL_WEIGHT) -> bytes:
         """Return the whole body. Raise TooLarge, Throttled, Invalid for a caller that stops sending, or ClientGone.
@@ -423,6 +435,7 @@ class Streamed(Response[None]):
             async for part in self._parts:
                 await self._begin(send)
                 await send({"type": "http.response.body", "body": part, "more_body": True})
+                del part  # or it stays in memory until the next one comes
             await self._begin(send)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:

@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Set
 import msgspec
 
 from timeline.clock import Clock
-from timeline.driver.client import Timeline
 from timeline.driver.consume.pull import PulledDelivery
 from timeline.driver.times import Duration
 from timeline.errors import Invalid, TimelineError
@@ -89,22 +88,30 @@ async def events(
             if taken:
                 await client.timeline.settle([one.receipt for one in taken], "return")
 
+        async def come(wait_s: float) -> list[PulledDelivery]:
+            room = await stream.room()
+            await request.drained()
+            if gateway.answers.crowded():
+                await asyncio.sleep(CROWDED_S)
+                return []
+            return await client.timeline.take(topic, room, wait_s, lease=lease) if room else []
+
+        async def part(wait_s: float) -> bytes:
+            taken = await while_connected(request, come(wait_s), gateway.ending, give_back) or []
+            if taken and gateway.answers.crowded():  # meanwhile
+                await give_back(taken)
+                return b""
+            return _encoded(taken, stream)
+
         try:
             # What is due already, after a comment, so that the reader learns at once that the stream is open.
-            first = client.timeline.take(check_topic_name(topic), credit, 0, lease=lease)
-            taken = await while_connected(request, first, gateway.ending, give_back)
-            if taken and gateway.answers.crowded:
-                await give_back(taken)
+            check_topic_name(topic)
+            if gateway.answers.crowded():
                 raise too_crowded()
-            yield b": open\n\n" + _encoded(taken or [], stream)
+            yield b": open\n\n" + await part(0)
             begun = True
             while not gateway.stopping.is_set():
-                work = _next(client.timeline, topic, stream, lease)
-                taken = await while_connected(request, work, gateway.ending, give_back)
-                if taken and gateway.answers.crowded:
-                    await give_back(taken)
-                    taken = await while_connected(request, asyncio.sleep(CROWDED_S, []), gateway.ending)
-                yield _encoded(taken or [], stream) or b": alive\n\n"
+                yield await part(ALIVE_S) or b": alive\n\n"
         except ClientGone:
             return
         except TimelineError as error:
@@ -114,12 +121,6 @@ async def events(
         finally:
             gateway.streams.discard(stream)
             gateway.metrics.streams.dec()
-
-
-async def _next(timeline: Timeline, topic: str, stream: EventStream, lease: Duration | None) -> list[PulledDelivery]:
-    """Return what comes due within `ALIVE_S`. Nothing: nothing came, or there is no credit."""
-    room = await stream.room()
-    return await timeline.take(topic, room, ALIVE_S, lease=lease) if room else []
 
 
 def _encoded(taken: list[PulledDelivery], stream: EventStream) -> bytes:

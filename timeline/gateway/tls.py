@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections import deque
 from typing import Any
 
 from timeline.clock import Clock
@@ -17,6 +18,8 @@ log = logging.getLogger("timeline.gateway")
 HANDSHAKE_S = 10.0
 MOST_CONNECTIONS = 1_000
 """Each keeps 256 KiB for what it reads."""
+PART_BYTES = 64 * 1024
+"""What TLS encrypts at a time."""
 
 
 class TlsFiles:
@@ -68,7 +71,9 @@ class TlsConnection(asyncio.Protocol):
             self._all.secured(self)
         if secured is None or secured.is_closing():
             return
-        self._http.connection_made(secured)
+        paced = _PacedTls(self._transport, secured, self._http)
+        self._transport.set_protocol(paced)
+        self._http.connection_made(paced)
         secured.set_protocol(self._http)
         if self._early:
             self._http.data_received(self._early)
@@ -84,3 +89,98 @@ class TlsConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing."""
         self._all.secured(self)
+
+
+class _PacedTls(asyncio.BufferedProtocol):
+    """Stands below TLS as its connection's protocol, and above it as the transport of `http`. It hands answers to TLS
+    part by part, as they are read. TLS alone encrypts a whole answer at once, however large. It tells nobody that this
+    waits for its reader, and keeps as large a buffer until the connection closes."""
+
+    def __init__(self, below: Any, tls: Any, http: BoundedHttp) -> None:
+        self._below, self._tls, self._http = below, tls, http
+        self._protocol = below.get_protocol()
+        self._waiting: deque[memoryview] = deque()
+        self._full = self._closes = False
+
+    def get_buffer(self, sizehint: int) -> Any:
+        """Return where to put what comes."""
+        return self._protocol.get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take what came."""
+        self._protocol.buffer_updated(nbytes)
+
+    def eof_received(self) -> Any:
+        """Take the end of what comes."""
+        return self._protocol.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End all."""
+        self._waiting.clear()
+        self._protocol.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Wait for a reader that is slow."""
+        self._full = True
+        self._protocol.pause_writing()
+        self._http.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Go on, as far as the reader has read."""
+        self._full = False
+        self._protocol.resume_writing()
+        self._hand_over()
+        if not self._full:
+            self._http.resume_writing()
+
+    def write(self, data: bytes) -> None:
+        """Send it once what was written before is read."""
+        self._waiting.append(memoryview(data))
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        while self._waiting and not self._full:
+            data = self._waiting.popleft()
+            if len(data) > PART_BYTES:
+                self._waiting.appendleft(data[PART_BYTES:])
+            self._tls.write(data[:PART_BYTES])
+        if self._closes and not self._waiting:
+            self._tls.close()
+
+    def get_write_buffer_size(self) -> int:
+        """Return how many bytes wait for their reader."""
+        waiting = sum(map(len, self._waiting))
+        return int(waiting + self._tls.get_write_buffer_size() + self._below.get_write_buffer_size())
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        """Set how many bytes may wait before `http` waits, too."""
+        self._below.set_write_buffer_limits(high)
+
+    def close(self) -> None:
+        """Close once all is sent."""
+        self._closes = True
+        self._hand_over()
+
+    def is_closing(self) -> bool:
+        """Return whether it closes, or is closed."""
+        return bool(self._closes or self._tls.is_closing())
+
+    def abort(self) -> None:
+        """Disconnect at once."""
+        self._tls.abort()
+
+    def can_write_eof(self) -> bool:
+        """Return False: TLS has no half-closed connections."""
+        return False
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Return what is known of the connection."""
+        return self._tls.get_extra_info(name, default)
+
+    def pause_reading(self) -> None:
+        """Take nothing more."""
+        self._tls.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Take more."""
+        self._tls.resume_reading()

@@ -46,13 +46,18 @@ async def lease(request: ApiRequest, client: CallerClient, topic: str, data: Lea
     asked: dict[str, Any] = {} if data.max_bytes is None else {"max_bytes": data.max_bytes}
     if data.lease is not None:
         asked["lease"] = length(data.lease, "lease", least_ms=1)
-    taking = client.timeline.take(name, data.max, wait, **asked)
+
+    async def take() -> list[PulledDelivery]:
+        await request.drained()
+        if gateway.answers.crowded():
+            raise too_crowded()
+        return await client.timeline.take(name, data.max, wait, **asked)
 
     async def give_back(taken: list[PulledDelivery]) -> None:
         await client.timeline.settle([one.receipt for one in taken], "return")
 
-    taken = await while_connected(request, taking, gateway.ending, give_back)
-    if taken and gateway.answers.crowded:
+    taken = await while_connected(request, take(), gateway.ending, give_back)
+    if taken and gateway.answers.crowded():  # meanwhile
         await give_back(taken)
         raise too_crowded()
     return Leases([leased_message(one) for one in taken or ()])

@@ -59,7 +59,8 @@ async def _page(
     request: ApiRequest, client: CallerClient, topic: str, limit: int, cursor: str | None, **asked: Any
 ) -> StoredMessages:
     after = read_cursor(cursor)
-    await request.begin_large()
+    if asked["payload"]:
+        await request.begin_large()
     found, seen_bytes = StoredMessages([], None), 0
     pages: Any = client.timeline.scan_pages(text_of(topic), limit=limit, cursor=after, **asked)
     async with aclosing(pages):

@@ -66,9 +66,10 @@ WithPayload = Annotated[bool, Parameter(description="With payloads.")]
     status_code=201,
     responses=documented(Status.NOT_FOUND, Status.EXISTS, Status.TOO_LARGE),
 )
-async def create(client: CallerClient, topic: str, data: NewSchedule) -> Response[StoredSchedule]:
+async def create(request: ApiRequest, client: CallerClient, topic: str, data: NewSchedule) -> Response[StoredSchedule]:
     """Create a schedule: 201. One that is the same and is there already answers 200, another one of that name 409.
     So it needs no `Idempotency-Key`."""
+    await request.begin_large()
     return await _created(client, text_of(topic), data.name, schedule_fields(data))
 
 
@@ -140,12 +141,13 @@ async def _standing(client: CallerClient, topic: str, name: str) -> Schedule:
     responses=documented(Status.NOT_FOUND, Status.EXISTS, Status.FENCED, Status.TOO_LARGE),
 )
 async def replace(
-    client: CallerClient, topic: str, name: str, data: ReplaceSchedule, pending: PendingNow = "cancel",
-    if_revision: IfRevision = ANY,
+    request: ApiRequest, client: CallerClient, topic: str, name: str, data: ReplaceSchedule,
+    pending: PendingNow = "cancel", if_revision: IfRevision = ANY,
 ) -> Response[StoredSchedule]:  # fmt: skip
     """Make the schedule what the body says: 201 if it was created. Fields that are left out have their defaults. It
     needs no `Idempotency-Key`: a repeat changes nothing, and gets the same schedule."""
     fields = schedule_fields(data)
+    await request.begin_large()
     if not if_revision and await client.timeline.get_schedule(text_of(topic), text_of(name)) is None:
         return await _created(client, text_of(topic), text_of(name), fields)
     standing = await _standing(client, topic, name)
@@ -159,12 +161,13 @@ async def replace(
     responses=documented(Status.NOT_FOUND, Status.FENCED, Status.TOO_LARGE),
 )
 async def update(
-    client: CallerClient, topic: str, name: str, data: ChangeSchedule, pending: PendingNow = "cancel",
-    if_revision: IfRevision = ANY,
+    request: ApiRequest, client: CallerClient, topic: str, name: str, data: ChangeSchedule,
+    pending: PendingNow = "cancel", if_revision: IfRevision = ANY,
 ) -> StoredSchedule:  # fmt: skip
     """Change the fields that the body has. Null sets a field to its default. It needs no `Idempotency-Key`: a repeat
     changes nothing, and gets the same schedule."""
     fields = schedule_fields(data)
+    await request.begin_large()
     for left in reversed(range(TRIES)):
         standing = await _standing(client, topic, name)
         if "payload" not in fields and "headers" not in fields:
@@ -210,8 +213,11 @@ async def drop(client: CallerClient, topic: str, name: str, pending: PendingNow 
     status_code=200,
     responses=documented(Status.NOT_FOUND),
 )
-async def pause(client: CallerClient, topic: str, name: str, pending: PendingNow = "cancel") -> StoredSchedule:
+async def pause(
+    request: ApiRequest, client: CallerClient, topic: str, name: str, pending: PendingNow = "cancel"
+) -> StoredSchedule:
     """Produce nothing until it is resumed. It needs no `Idempotency-Key`: a repeat changes nothing."""
+    await request.begin_large()
     return stored_schedule(await (await _standing(client, topic, name)).pause(pending=pending))
 
 
@@ -222,9 +228,10 @@ async def pause(client: CallerClient, topic: str, name: str, pending: PendingNow
     status_code=200,
     responses=documented(Status.NOT_FOUND),
 )
-async def resume(client: CallerClient, topic: str, name: str) -> StoredSchedule:
+async def resume(request: ApiRequest, client: CallerClient, topic: str, name: str) -> StoredSchedule:
     """Go on from now. Times that lay in the pause are not caught up. It needs no `Idempotency-Key`: a repeat changes
     nothing."""
+    await request.begin_large()
     return stored_schedule(await (await _standing(client, topic, name)).resume())
 
 
